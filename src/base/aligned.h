@@ -27,7 +27,13 @@ class AlignedBuffer {
   template <class T>
   T* ensure(int64_t n) {
     const int64_t needed = n * int64_t(sizeof(T));
-    if (needed > bytes_) *this = AlignedBuffer(needed + needed / 2);
+    if (needed > bytes_) *this = AlignedBuffer(grown(needed));
+    return as<T>();
+  }
+  /// Bytes that ensure() allocates where `needed` are more than there are.
+  static int64_t grown(int64_t needed) { return needed + needed / 2; }
+  template <class T>
+  T* as() {
     return reinterpret_cast<T*>(data_);
   }
 

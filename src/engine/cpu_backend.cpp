@@ -6,8 +6,7 @@
 #include <utility>
 
 #include "base/limits.h"
-#include "engine/backend.h"
-#include "model/slice.h"
+#include "engine/cpu_room.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"
@@ -18,6 +17,8 @@
 #include "rank/ranks.h"
 
 namespace ridge {
+
+using B = CpuBuffer;
 namespace {
 
 class CpuOutputs final : public Outputs {
@@ -99,9 +100,12 @@ class CpuBackend final : public Backend {
     View2<float> q, attn, k, v, gate, up;
   };
   Rows rows_of(int64_t n);
-  View2<float> matrix(AlignedBuffer& buffer, int64_t rows, int64_t cols) {
-    return {buffer.ensure<float>(rows * cols), rows, cols};
+  View2<float> matrix(CpuBuffer of, int64_t rows, int64_t cols) {
+    RIDGE_CHECK(4 * rows * cols <= room_[of].bytes(), "[{}, {}] in buffer {} of {} bytes", rows, cols, int(of),
+                room_[of].bytes());
+    return {room_[of].as<float>(), rows, cols};
   }
+  void make_room(int64_t n, int64_t n_logits);
   void embed(std::span<const int32_t> tokens, View2<float> x);
   void join(View2<const float> hidden, View2<float> x);
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
@@ -127,15 +131,11 @@ class CpuBackend final : public Backend {
   CpuContext& context_;
   const ModelPlan& plan_;
   const Weights& weights_;
-  Ranks* const ranks_;                                  // null: this process has the whole model
-  const ModelSlice* const slice_;                       // of ranks_
-  std::unique_ptr<Ranks> own_stage_;                    // where there are several stages
-  Ranks* stage_ = nullptr;                              // those of ranks_ that have the same layers
-  AlignedBuffer x_, h_, q_, attn_, k_, v_, gate_, up_;  // grow with the largest step
-  AlignedBuffer latent_q_, latent_v_, joined_, normed_;
-  AlignedBuffer q_gate_, delta_qkv_, delta_z_, delta_a_, delta_b_, delta_out_;
-  AlignedBuffer scores_, expert_x_, expert_y_, expert_sum_;
-  AlignedBuffer whole_, columns_;  // of all ranks; of this one
+  Ranks* const ranks_;                // null: this process has the whole model
+  const ModelSlice* const slice_;     // of ranks_
+  std::unique_ptr<Ranks> own_stage_;  // where there are several stages
+  Ranks* stage_ = nullptr;            // those of ranks_ that have the same layers
+  CpuRoom<AlignedBuffer> room_;       // grows with the largest step
   std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<RopeAngles> angles_;
@@ -146,15 +146,20 @@ class CpuBackend final : public Backend {
   OnBlock on_block_;
 };
 
+void CpuBackend::make_room(int64_t n, int64_t n_logits) {
+  const CpuRoom<int64_t> floats = cpu_room_floats({plan_, weights_, slice_}, n, n_logits);
+  for (size_t i = 0; i < room_.size(); ++i) room_.at(i).ensure<float>(floats.at(i));
+}
+
 CpuBackend::Rows CpuBackend::rows_of(int64_t n) {
-  return {.x = matrix(x_, n, plan_.d_model),
-          .h = matrix(h_, n, plan_.d_model),
-          .q = matrix(q_, n, plan_.q_dim()),
-          .attn = matrix(attn_, n, plan_.q_dim()),
-          .k = matrix(k_, n, plan_.kv_dim()),
-          .v = matrix(v_, n, plan_.kv_dim()),
-          .gate = matrix(gate_, n, plan_.d_ff()),
-          .up = matrix(up_, n, plan_.d_ff())};
+  return {.x = matrix(B::x, n, plan_.d_model),
+          .h = matrix(B::h, n, plan_.d_model),
+          .q = matrix(B::q, n, plan_.q_dim()),
+          .attn = matrix(B::attn, n, plan_.q_dim()),
+          .k = matrix(B::k, n, plan_.kv_dim()),
+          .v = matrix(B::v, n, plan_.kv_dim()),
+          .gate = matrix(B::gate, n, plan_.d_ff()),
+          .up = matrix(B::up, n, plan_.d_ff())};
 }
 
 /// x[t] = row tokens[t] of the embedding, scaled.
@@ -177,7 +182,7 @@ void CpuBackend::join(View2<const float> hidden, View2<float> x) {
   const int64_t n = x.rows, d = x.cols;
   RIDGE_CHECK(hidden.rows == n && hidden.cols == d, "hidden states [{}, {}] for {} tokens", hidden.rows, hidden.cols,
               n);
-  const View2<float> both = matrix(joined_, n, 2 * d), states = matrix(normed_, n, d);
+  const View2<float> both = matrix(B::joined, n, 2 * d), states = matrix(B::normed, n, d);
   rms_norm(context_, hidden, weights_.join_hidden_norm.data(), plan_.norm_eps, states);
   rms_norm(context_, x, weights_.join_embedding_norm.data(), plan_.norm_eps, x);
   for (int64_t t = 0; t < n; ++t) {
@@ -236,7 +241,7 @@ void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight, bo
   if (!ranks_) return norm_heads(x, weight);
   const std::vector<int64_t>& borders = is_k ? slice_->kv : slice_->q;
   const int64_t n = x.rows, n_copies = is_k ? slice_->kv_copies : 1, n_parts = slice_->size / n_copies;
-  const View2<float> whole = gather_columns(*stage_, x, borders, matrix(whole_, n, borders.back()));
+  const View2<float> whole = gather_columns(*stage_, x, borders, matrix(B::whole, n, borders.back()));
   for (int64_t t = 0; t < n; ++t)
     for (int64_t part = 1; part < n_parts; ++part)
       std::copy_n(&whole(t, part * n_copies * x.cols), x.cols, &whole(t, part * x.cols));
@@ -248,9 +253,9 @@ void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight, bo
 void CpuBackend::project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm,
                          View2<float> x, const std::vector<int64_t>* borders, View2<float> h) {
   const bool gathers = ranks_ && slice_->gathers;
-  if (gathers) x = gather_columns(*stage_, x, *borders, matrix(whole_, x.rows, borders->back()));
+  if (gathers) x = gather_columns(*stage_, x, *borders, matrix(B::whole, x.rows, borders->back()));
   if (norm) rms_norm(context_, x, norm->data(), plan_.norm_eps, x);
-  const View2<float> own = gathers ? matrix(columns_, x.rows, w.n_out) : h;
+  const View2<float> own = gathers ? matrix(B::columns, x.rows, w.n_out) : h;
   linear(context_, w, x, own);
   if (!bias.empty()) add_bias(context_, own, bias.data());
   if (gathers) gather_columns(*stage_, own, slice_->model, h);
@@ -305,7 +310,7 @@ void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, 
 void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
   const LayerWeights& w = weights_.layers[size_t(layer)];
-  const View2<float> q_gate = a.gate ? matrix(q_gate_, rows.h.rows, 2 * a.q_dim()) : View2<float>();
+  const View2<float> q_gate = a.gate ? matrix(B::q_gate, rows.h.rows, 2 * a.q_dim()) : View2<float>();
   linear(context_, rows.h, {{&w.q, a.gate ? q_gate : rows.q}, {&w.k, rows.k}, {&w.v, rows.v}});
   if (a.qkv_bias) {
     add_bias(context_, a.gate ? q_gate : rows.q, w.q_bias.data());
@@ -340,12 +345,12 @@ void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory
   const LatentPlan& l = plan_.layers[size_t(layer)].latent;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const int64_t n = rows.h.rows, width = a.head_dim;
-  const View2<float> q = matrix(latent_q_, n, a.n_heads * int64_t(l.query_dim()));
+  const View2<float> q = matrix(B::latent_q, n, a.n_heads * int64_t(l.query_dim()));
   const auto columns = [](View2<float> x, int64_t first, int64_t count) {
     return View2<float>(x.data + first, x.rows, count, x.stride);
   };
   if (l.q_rank > 0) {
-    const View2<float> low = matrix(latent_v_, n, l.q_rank);
+    const View2<float> low = matrix(B::latent_v, n, l.q_rank);
     linear(context_, w.q_a, rows.h, low);
     rms_norm(context_, low, w.q_a_norm.data(), plan_.norm_eps, low);
     linear(context_, w.q_b, low, q);
@@ -364,7 +369,7 @@ void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory
   apply_rope(context_, angles, int(width), columns(rows.q, l.rank, rows.q.cols - l.rank));
   apply_rope(context_, angles, int(width), columns(rows.k, l.rank, l.rope_dim));
   attend_rows(layer, rows, memory, rows.k);
-  const View2<float> values = matrix(latent_v_, n, a.n_heads * int64_t(l.value_dim));
+  const View2<float> values = matrix(B::latent_v, n, a.n_heads * int64_t(l.value_dim));
   for (int64_t h = 0; h < a.n_heads; ++h)
     linear(context_, w.v_b[size_t(h)], columns(rows.attn, h * width, l.rank),
            columns(values, h * l.value_dim, l.value_dim));
@@ -376,9 +381,9 @@ void CpuBackend::mix_delta(int layer, const Rows& rows, HostKvMemory& memory) {
   const DeltaPlan& d = plan_.layers[size_t(layer)].delta;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const int64_t n = rows.h.rows;
-  const View2<float> qkv = matrix(delta_qkv_, n, d.channels()), z = matrix(delta_z_, n, d.values()),
-                     a = matrix(delta_a_, n, d.n_value_heads), b = matrix(delta_b_, n, d.n_value_heads),
-                     out = matrix(delta_out_, n, d.values());
+  const View2<float> qkv = matrix(B::delta_qkv, n, d.channels()), z = matrix(B::delta_z, n, d.values()),
+                     a = matrix(B::delta_a, n, d.n_value_heads), b = matrix(B::delta_b, n, d.n_value_heads),
+                     out = matrix(B::delta_out, n, d.values());
   linear(context_, rows.h, {{&w.delta.qkv, qkv}, {&w.delta.z, z}, {&w.delta.a, a}, {&w.delta.b, b}});
   gated_delta(context_, {.shape = d,
                          .conv = w.delta.conv.data(),
@@ -426,15 +431,15 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   const ExpertsPlan& e = plan.experts;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const int64_t n = rows.h.rows;
-  const View2<float> scores = matrix(scores_, n, e.n_experts);
+  const View2<float> scores = matrix(B::scores, n, e.n_experts);
   linear(context_, w.router, rows.h, scores);
   if (e.biases) add_bias(context_, scores, w.router_bias.data());
   const int n_used = e.rule.n_used;
   routes_.resize(size_t(n * n_used));
   choose_experts(context_, scores, e.rule, e.choice_bias ? w.choice_bias.data() : nullptr, routes_);
 
-  const View2<float> sum = matrix(expert_sum_, n, plan_.d_model), taken = matrix(expert_x_, n, plan_.d_model),
-                     given = matrix(expert_y_, n, plan_.d_model);
+  const View2<float> sum = matrix(B::expert_sum, n, plan_.d_model), taken = matrix(B::expert_x, n, plan_.d_model),
+                     given = matrix(B::expert_y, n, plan_.d_model);
   std::fill_n(sum.data, n * plan_.d_model, 0.0f);
   std::vector<std::vector<int64_t>> of_expert(size_t(e.n_experts));  // routes, token by token
   for (int64_t i = 0; i < ssize(routes_); ++i) of_expert[size_t(routes_[size_t(i)].expert)].push_back(i);
@@ -503,6 +508,8 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   for (const Rope& rope : plan_.ropes) angles_.emplace_back(context_, rope, positions);
   n_ctx_ = pool.n_ctx();
 
+  const int64_t n_logits = batch.n_logits();
+  make_room(n, n_logits);
   const Rows rows = rows_of(n);
   int stage = 0;  // the one that has the residual stream
   if (!slice_ || slice_->stage == stage) embed(batch.tokens, rows.x);
@@ -558,7 +565,6 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
     hand_to_all(stage, rows.x);
     static_cast<CpuOutputs&>(outputs).keep_hidden(rows.x);
   }
-  const int64_t n_logits = batch.n_logits();
   const View2<float> logits = static_cast<CpuOutputs&>(outputs).make_room(n_logits, plan_.vocab_size);
   if (n_logits == 0) return;
   if (batch.logits == LogitRows::last) {
@@ -573,7 +579,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   hand_to_all(stage, last);
   rms_norm(context_, last, weights_.output_norm.data(), plan_.norm_eps, normed);
   if (ranks_) {
-    const View2<float> own = matrix(columns_, n_logits, weights_.output.n_out);
+    const View2<float> own = matrix(B::columns, n_logits, weights_.output.n_out);
     linear(context_, weights_.output, normed, own);
     gather_columns(*ranks_, own, slice_->vocab, logits);
   } else {
@@ -590,11 +596,7 @@ int64_t CpuBackend::step_weight_bytes() const {
 
 StepBuffers CpuBackend::step_buffers() const {
   StepBuffers sum;
-  for (const AlignedBuffer* buffer :
-       {&x_,        &h_,        &q_,        &attn_,       &k_,       &v_,       &gate_,    &up_,
-        &latent_q_, &latent_v_, &q_gate_,   &delta_qkv_,  &delta_z_, &delta_a_, &delta_b_, &delta_out_,
-        &scores_,   &expert_x_, &expert_y_, &expert_sum_, &joined_,  &normed_,  &whole_,   &columns_})
-    sum.activations += buffer->bytes();
+  for (const AlignedBuffer& buffer : room_) sum.activations += buffer.bytes();
   for (const AlignedBuffer& buffer : context_.scratch) sum.scratch += buffer.bytes();
   return sum;
 }

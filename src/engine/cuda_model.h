@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "base/enum_array.h"
 #include "engine/backend.h"
 #include "engine/cuda_step.h"
 #include "engine/device_kernels.h"
@@ -179,16 +180,7 @@ enum class StepBuffer : uint8_t {
 };
 /// All of them. Grown on demand.
 template <class Buffer>
-class StepRoom {
- public:
-  Buffer& operator[](StepBuffer of) { return buffers_[size_t(of)]; }
-  const Buffer& operator[](StepBuffer of) const { return buffers_[size_t(of)]; }
-  auto begin() const { return buffers_.begin(); }
-  auto end() const { return buffers_.end(); }
-
- private:
-  std::array<Buffer, size_t(StepBuffer::count)> buffers_;
-};
+using StepRoom = EnumArray<StepBuffer, Buffer>;
 /// Makes a room large enough for a step of `plan` over a cache: DeviceKvMemory, or PlannedSides.
 template <class Buffer, class Memory>
 void make_step_room(StepRoom<Buffer>& room, const StepPlan& step, const ModelPlan& plan, bool joins,

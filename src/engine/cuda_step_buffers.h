@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "engine/cpu_step_buffers.h"
+#include "engine/cpu_room.h"
 #include "gpu/memory_use.h"
 
 namespace ridge {

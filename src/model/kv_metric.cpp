@@ -230,6 +230,7 @@ KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& wei
       store_form(values[size_t(h)], dim, metric.v.data() + at);
     }
   }
+  context.scratch = {};  // steps need less
   return metric;
 }
 

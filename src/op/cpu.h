@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <span>
 #include <string>
@@ -85,6 +86,9 @@ const Variant& select_row(const ForcedKernels& forced, std::string_view op, std:
                     cannot);
 }
 
+/// Bytes that a call of a kernel works in: of each buffer of CpuContext::scratch.
+using ScratchBytes = std::array<int64_t, 3>;
+
 class OpTrace;  // op/trace.h
 
 /// Everything a CPU op needs besides its arguments. Not thread-safe: one context, one caller.
@@ -93,20 +97,31 @@ struct CpuContext {
 
   ThreadPool pool;
   Isa isa;
-  ForcedKernels forced;      ///< Model::load() fills it and refuses names that are in no table
-  AlignedBuffer scratch[3];  ///< each op uses these as it likes; nothing survives the call
-  OpTrace* trace = nullptr;  ///< where ops write themselves down; null: nowhere
+  ForcedKernels forced;                  ///< Model::load() fills it and refuses names that are in no table
+  std::array<AlignedBuffer, 3> scratch;  ///< each op uses these as it likes; nothing survives the call
+  OpTrace* trace = nullptr;              ///< where ops write themselves down; null: nowhere
+
+  /// Makes each scratch buffer as large as this, if it is smaller; contents are lost then.
+  void make_scratch(const ScratchBytes& needed) {
+    for (size_t i = 0; i < scratch.size(); ++i)
+      if (needed[i] > scratch[i].bytes()) scratch[i] = AlignedBuffer(needed[i]);
+  }
 };
 
-/// select_row() among the rows of the context's instruction set.
+/// select_row() among the rows of an instruction set.
+template <class Variant, class... Problem>
+const Variant& select_variant(Isa isa, const ForcedKernels& forced, std::string_view op,
+                              std::span<const Variant> variants, const Problem&... problem) {
+  return select_row(forced, op, variants, [&](const Variant& variant) -> Support {
+    if (variant.isa <= isa) return variant.supports(problem...);
+    return {false, fmt::format("needs {}, this processor, or the isa asked for, allows {}", isa_name(variant.isa),
+                               isa_name(isa))};
+  });
+}
 template <class Variant, class... Problem>
 const Variant& select_variant(const CpuContext& context, std::string_view op, std::span<const Variant> variants,
                               const Problem&... problem) {
-  return select_row(context.forced, op, variants, [&](const Variant& variant) -> Support {
-    if (variant.isa <= context.isa) return variant.supports(problem...);
-    return {false, fmt::format("needs {}, this processor, or the isa asked for, allows {}", isa_name(variant.isa),
-                               isa_name(context.isa))};
-  });
+  return select_variant(context.isa, context.forced, op, variants, problem...);
 }
 
 }  // namespace ridge

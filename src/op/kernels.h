@@ -18,4 +18,8 @@ LinearsKernel panel_1plane_avx2, panel_1plane_avx512, panel_2planes_avx2, panel_
 LinearKernel ternary_ref;                   // op/gemv/ternary.cpp: int8 activations one by one, the oracle
 LinearKernel ternary_avx2, ternary_avx512;  // op/gemv/ternary_simd.h
 
+/// Scratch of the kernels, each in the kernel's file.
+using LinearScratch = ScratchBytes(const Linear& w, int64_t n_tokens, int n_threads);
+LinearScratch linear_ref_scratch, rows_avx2_scratch, rows_avx512_scratch, ternary_ref_scratch, ternary_scratch;
+
 }  // namespace ridge

@@ -41,13 +41,14 @@ struct LinearOutput {
   View2<float> y;
 };
 
-/// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]. The ternary kernels
-/// apply w.scale, for all others linear() does.
+/// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]. The ternary kernels apply w.scale, for all others
+/// linear() does.
 struct LinearVariant {
   std::string_view name;
   Isa isa;
   Support (*supports)(const Linear& w);
   void (*run)(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
+  ScratchBytes (*scratch_bytes)(const Linear& w, int64_t n_tokens, int n_threads) = nullptr;  ///< of run(); null: none
   int planes = 0;  ///< of the activations: 1 rounds them to 8 bits, 2 to 15 bits; 0 elsewhere
   /// Several matrices times the same x in one parallel region; null: `run` takes them one by one.
   void (*run_together)(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) = nullptr;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/cpu_step_buffers.h"
 #include "engine/cuda_step_buffers.h"
 #include "engine/device_name.h"
 #include "gpu/device_query.h"
@@ -84,7 +83,7 @@ std::vector<StepShape> planned_steps(int n_ctx, int n_sessions, int n_ubatch, in
 }
 
 /// Of Outputs: hidden states of a prompt's step, as its buffer grows.
-int64_t hidden_bytes(int64_t n_tokens, int d_model) { return 4 * n_tokens * d_model * 3 / 2; }
+int64_t hidden_bytes(int64_t n_tokens, int d_model) { return AlignedBuffer::grown(4 * n_tokens * d_model); }
 
 /// Matrices and vectors of a head; the embedding and the output matrix are the model's.
 int64_t head_bytes(const MtpHead& head, bool is_shape, Isa isa) {
@@ -150,7 +149,7 @@ void add_draft(const PlannedModel& target, const PlannedDraft& draft, MemoryPlan
   plan.parts.push_back({kDraftWeights, weights});
   plan.parts.push_back({kDraftCache, plan.n_sessions * of_session + metrics});
   plan.session_bytes += of_session;
-  const PlannedBuffers buffers = plan_step_buffers(of, w, layers, target.isa, target.place.n_threads,
+  const PlannedBuffers buffers = plan_step_buffers({of, w}, layers, target.isa, target.place.n_threads,
                                                    planned_steps(plan.n_ctx, 1, plan.n_ubatch, 1));
   // A head runs in the model's own scratch.
   const int64_t shared = draft.model ? buffers.scratch : hidden_bytes(1, of.d_model) * plan.n_sessions;
@@ -203,10 +202,9 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
   const PlannedDraft* const guesses = plan.draft.get();
   const bool has_cache = guesses && guesses->type != "lookup";
   if (!model.on_device()) {
-    const PlannedBuffers of_cpu =
-        plan_step_buffers(model.plan, w, layers, model.isa, model.place.n_threads,
-                          planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(guesses, n_ctx)),
-                          model.slice ? &*model.slice : nullptr);
+    const PlannedBuffers of_cpu = plan_step_buffers(
+        {model.plan, w, model.slice ? &*model.slice : nullptr}, layers, model.isa, model.place.n_threads,
+        planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(guesses, n_ctx)));
     plan.parts.push_back({kActivations, of_cpu.activations});
     plan.parts.push_back({kScratch, of_cpu.scratch});
     const int64_t hidden = keeps_hidden(guesses) ? hidden_bytes(plan.n_ubatch, model.plan.d_model) : 0;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "base/view.h"
 #include "op/cache/layout.h"
@@ -37,6 +38,7 @@ struct AttentionVariant {
   Isa isa;
   Support (*supports)(const Attention& a);
   void (*run)(CpuContext& context, const Attention& a);
+  ScratchBytes (*scratch_bytes)(const Attention& a, int n_threads) = nullptr;  ///< of run(); null: none
   bool rounds = false;  ///< multiplies integers: queries, weights and levels as int_rounding() says
 };
 std::span<const AttentionVariant> attention_variants();
@@ -52,14 +54,15 @@ std::optional<IntRounding> int_rounding(const KvFormat& format, int head_dim);
 
 void attention(CpuContext& context, const Attention& a);
 
-/// A problem without rows, for asking which kernels serve it and what it moves: one query of a sequence with n_keys.
+/// A problem without rows, for asking which kernels serve it and what it moves: the newest n_queries of n_seqs sequences
+/// with n_keys each.
 class AttentionProblem {
  public:
-  AttentionProblem(const KvLayerConfig& layer, int n_heads, int n_keys, int n_queries = 1);
+  AttentionProblem(const KvLayerConfig& layer, int n_heads, int n_keys, int n_queries = 1, int n_seqs = 1);
   const Attention& get() const { return a_; }
 
  private:
-  KvSpan span_;
+  std::vector<KvSpan> spans_;
   Attention a_;
 };
 

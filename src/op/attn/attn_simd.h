@@ -323,10 +323,47 @@ inline void start(const Attention& a, int kv_head, int pair, float* running, int
   running[stride + 1] = 1;
 }
 
+/// Sizes of what a call works in.
+template <class Integers>
+struct AttentionRoom {
+  int n_threads, stride, most_pairs;  // pairs of a query and a head in a block
+  int64_t n_pairs = 0;                // of the call
+  int64_t n_items = 0;                // blocks times kv heads
+  int n_splits = 0;                   // of the longest block
+  int64_t query_bytes;                // of a pair
+  int64_t room_floats, thread_bytes;  // of a thread: its ThreadRoom, and all
+  int64_t state_floats, item_floats;  // partial results of a pair, and of an item
+
+  AttentionRoom(const Attention& a, int threads)
+      : n_threads(threads),
+        stride(padded_dim(a.k.head_dim)),
+        most_pairs(kBlockRows * a.group()),
+        query_bytes(4 * stride + Integers::query_bytes(a)),
+        room_floats((ThreadRoom::floats(most_pairs, stride) + 15) / 16 * 16),
+        thread_bytes(4 * room_floats + (Integers::thread_bytes(most_pairs) + 63) / 64 * 64),
+        state_floats((stride + 2 + 15) / 16 * 16),
+        item_floats(most_pairs * state_floats) {
+    for (const KvSpan& span : a.spans) {
+      n_pairs += int64_t(span.n_rows) * a.n_heads;
+      n_items += (span.n_rows + kBlockRows - 1) / kBlockRows * a.k.n_kv_heads;
+      n_splits = std::max(n_splits, (span.n_keys() + kSplit - 1) / kSplit);
+    }
+  }
+  /// Too few blocks for all threads: splits of a block are spread over them.
+  bool spreads() const { return n_items < 2 * n_threads && n_splits > 1; }
+  /// Queries as floats and as integers; memory of the threads; partial results of all items.
+  ScratchBytes bytes() const {
+    return {n_pairs * query_bytes, n_threads * thread_bytes,
+            spreads() ? 4 * n_items * (1 + kMostSplitsAtOnce) * item_floats : 0};
+  }
+};
+
 template <class Integers>
 void run_attention(CpuContext& context, const Attention& a) {
-  const int group = a.group(), dim = a.k.head_dim, stride = padded_dim(dim), n_threads = context.pool.size();
-  const int n_kv_heads = a.k.n_kv_heads, most_pairs = kBlockRows * group;
+  const AttentionRoom<Integers> sizes(a, context.pool.size());
+  context.make_scratch(sizes.bytes());
+  const int group = a.group(), dim = a.k.head_dim, stride = sizes.stride;
+  const int n_kv_heads = a.k.n_kv_heads, most_pairs = sizes.most_pairs;
   std::vector<Block> blocks;
   int n_queries = 0;
   for (const KvSpan& span : a.spans) {
@@ -339,8 +376,8 @@ void run_attention(CpuContext& context, const Attention& a) {
                    [](const Block& x, const Block& y) { return x.n_keys() > y.n_keys(); });
 
   // Queries in cache space, [kv head, query, head of the group], as floats and as integers.
-  const int64_t n_pairs = int64_t(n_queries) * a.n_heads;
-  float* const queries = context.scratch[0].ensure<float>(n_pairs * (stride + Integers::query_bytes(a) / 4));
+  const int64_t n_pairs = sizes.n_pairs;
+  float* const queries = context.scratch[0].as<float>();
   auto* const integer_queries = reinterpret_cast<std::byte*>(queries + n_pairs * stride);
   const auto first_pair = [&](int kv_head, int query) { return (int64_t(kv_head) * n_queries + query) * group; };
   context.pool.for_each(int64_t(n_kv_heads) * int64_t(blocks.size()), [&](int64_t item, int) {
@@ -358,23 +395,21 @@ void run_attention(CpuContext& context, const Attention& a) {
       }
   });
 
-  const int64_t room_floats = (ThreadRoom::floats(most_pairs, stride) + 15) / 16 * 16;
-  const int64_t thread_bytes = 4 * room_floats + (Integers::thread_bytes(most_pairs) + 63) / 64 * 64;
-  std::byte* const memory = context.scratch[1].ensure<std::byte>(n_threads * thread_bytes);
+  std::byte* const memory = context.scratch[1].as<std::byte>();
   const auto with_block = [&](int64_t item, int thread, const auto& body) {
     const Block& block = blocks[size_t(item) / size_t(n_kv_heads)];
     const int kv_head = int(item % n_kv_heads);
     const int64_t pair = first_pair(kv_head, block.query);
-    const ThreadRoom room(reinterpret_cast<float*>(memory + thread * thread_bytes), most_pairs, stride);
-    Integers integers(a, integer_queries, n_pairs, pair, memory + thread * thread_bytes + 4 * room_floats);
+    std::byte* const own = memory + thread * sizes.thread_bytes;
+    const ThreadRoom room(reinterpret_cast<float*>(own), most_pairs, stride);
+    Integers integers(a, integer_queries, n_pairs, pair, own + 4 * sizes.room_floats);
     body(block, kv_head, queries + pair * stride, room, integers);
   };
   const auto splits_of = [](const Block& block) { return (block.n_keys() + kSplit - 1) / kSplit; };
-  const int64_t n_items = int64_t(blocks.size()) * n_kv_heads;
 
   // Enough blocks for all threads: each goes through its splits.
-  if (n_items >= 2 * n_threads || splits_of(blocks[0]) == 1) {
-    context.pool.for_each(n_items, [&](int64_t item, int thread) {
+  if (!sizes.spreads()) {
+    context.pool.for_each(sizes.n_items, [&](int64_t item, int thread) {
       with_block(item, thread,
                  [&](const Block& block, int kv_head, const float* q, const ThreadRoom& room, Integers& integers) {
                    const int pairs = block.count * group;
@@ -392,13 +427,12 @@ void run_attention(CpuContext& context, const Attention& a) {
   }
 
   // Few blocks: their splits are spread over the threads, and put together in the same order.
-  const int64_t state_floats = (stride + 2 + 15) / 16 * 16, item_floats = most_pairs * state_floats;
-  float* const states = context.scratch[2].ensure<float>(n_items * (1 + kMostSplitsAtOnce) * item_floats);
+  float* const states = context.scratch[2].as<float>();
   const auto state_of = [&](int64_t item, int slot, int pair) {  // slot 0: of all splits so far
-    return states + (item * (1 + kMostSplitsAtOnce) + slot) * item_floats + pair * state_floats;
+    return states + (item * (1 + kMostSplitsAtOnce) + slot) * sizes.item_floats + pair * sizes.state_floats;
   };
   for (int from = 0; from < splits_of(blocks[0]); from += kMostSplitsAtOnce) {
-    context.pool.for_each(n_items * kMostSplitsAtOnce, [&](int64_t task, int thread) {
+    context.pool.for_each(sizes.n_items * kMostSplitsAtOnce, [&](int64_t task, int thread) {
       const int64_t item = task / kMostSplitsAtOnce;
       const int slot = int(task % kMostSplitsAtOnce);
       if (from + slot >= splits_of(blocks[size_t(item) / size_t(n_kv_heads)])) return;
@@ -415,7 +449,7 @@ void run_attention(CpuContext& context, const Attention& a) {
                    }
                  });
     });
-    for (int64_t item = 0; item < n_items; ++item) {
+    for (int64_t item = 0; item < sizes.n_items; ++item) {
       const Block& block = blocks[size_t(item) / size_t(n_kv_heads)];
       const int last = std::min(splits_of(block) - from, kMostSplitsAtOnce);
       for (int pair = 0; pair < block.count * group; ++pair) {

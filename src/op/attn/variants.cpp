@@ -39,9 +39,9 @@ std::optional<IntRounding> int_rounding(const KvFormat& format, int head_dim) {
 std::span<const AttentionVariant> attention_variants() {
   static constexpr AttentionVariant kVariants[] = {
       {"ref", Isa::scalar, any, attention_ref},
-      {"float-avx2", Isa::avx2, any, attention_avx2},
-      {"float-avx512", Isa::avx512, any, attention_avx512},
-      {"int-avx512", Isa::avx512, any_integers, attention_int_avx512, true},
+      {"float-avx2", Isa::avx2, any, attention_avx2, attention_avx2_scratch},
+      {"float-avx512", Isa::avx512, any, attention_avx512, attention_avx512_scratch},
+      {"int-avx512", Isa::avx512, any_integers, attention_int_avx512, attention_int_avx512_scratch, true},
   };
   return kVariants;
 }
@@ -68,13 +68,13 @@ void attention(CpuContext& context, const Attention& a) {
   variant.run(context, a);
 }
 
-AttentionProblem::AttentionProblem(const KvLayerConfig& layer, int n_heads, int n_keys, int n_queries)
-    : span_{.n_rows = n_queries, .n_past = n_keys - n_queries},
+AttentionProblem::AttentionProblem(const KvLayerConfig& layer, int n_heads, int n_keys, int n_queries, int n_seqs)
+    : spans_(size_t(n_seqs), {.n_rows = n_queries, .n_past = n_keys - n_queries}),
       a_{.n_heads = n_heads,
          .scale = 1,
          .k = KvLayout(layer, true, false).tiles,
          .v = KvLayout(layer, layer.v_is_k, false).tiles} {
-  a_.spans = {&span_, 1};
+  a_.spans = spans_;
 }
 
 }  // namespace ridge

@@ -211,11 +211,12 @@ void kv_append(CpuContext& context, const KvTiles& k, const KvTiles& v, std::spa
       RIDGE_CHECK(t->retention.window == 0 || span.n_rows <= kSpareRows, "{} rows at once", span.n_rows);
     for (int i = 0; i < span.n_rows; ++i) rows.push_back({&span, i});
   }
-  auto* const taken = context.scratch[0].ensure<Coded>(2 * n_rows);
+  std::vector<Coded> taken(size_t(2 * n_rows));
   const auto take = [&](int64_t task, int) {
     const bool is_k = task < n_rows;
     const NewRow& row = rows[size_t(task % n_rows)];
-    taken[task] = take_row(is_k ? k : v, *row.span, row.i, &(is_k ? k_rows : v_rows)(row.span->first_row + row.i, 0));
+    taken[size_t(task)] =
+        take_row(is_k ? k : v, *row.span, row.i, &(is_k ? k_rows : v_rows)(row.span->first_row + row.i, 0));
   };
   if (n_rows == 1) {
     take(0, 0);
@@ -223,8 +224,8 @@ void kv_append(CpuContext& context, const KvTiles& k, const KvTiles& v, std::spa
   } else {
     context.pool.for_each(2 * n_rows, take);
   }
-  add_up(k, {taken, size_t(n_rows)});
-  add_up(v, {taken + n_rows, size_t(n_rows)});
+  add_up(k, std::span(taken).first(size_t(n_rows)));
+  add_up(v, std::span(taken).last(size_t(n_rows)));
 
   // 2. What leaves a window now, and what waited for calibration: the ring still has these rows.
   std::vector<Leaving> leaving;
@@ -237,10 +238,9 @@ void kv_append(CpuContext& context, const KvTiles& k, const KvTiles& v, std::spa
         leaving.push_back({t, &span, p});
     }
   if (leaving.empty()) return;
-  auto* const coded = context.scratch[0].ensure<Coded>(int64_t(leaving.size()));
-  context.pool.for_each(int64_t(leaving.size()),
-                        [&](int64_t i, int) { coded[i] = encode_leaving(leaving[size_t(i)]); });
-  for (size_t i = 0; i < leaving.size(); ++i) add_up(*leaving[i].tiles, {coded + i, 1});
+  std::vector<Coded> coded(leaving.size());
+  context.pool.for_each(ssize(leaving), [&](int64_t i, int) { coded[size_t(i)] = encode_leaving(leaving[size_t(i)]); });
+  for (size_t i = 0; i < leaving.size(); ++i) add_up(*leaving[i].tiles, {&coded[i], 1});
 }
 
 }  // namespace ridge

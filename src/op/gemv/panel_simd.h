@@ -47,10 +47,9 @@ inline void quantize_group(const float* in, int64_t plane_q, int8_t* q, float& s
 
 template <int kPlanes>
 inline QuantizedTokens<kPlanes> quantize_tokens(CpuContext& context, View2<const float> x) {
-  const QuantizedBytes bytes = quantized_bytes(kPlanes, x.rows, x.cols);
-  const QuantizedTokens<kPlanes> to{context.scratch[0].ensure<int8_t>(bytes.q),
-                                    context.scratch[1].ensure<float>(bytes.scale / 4),
-                                    context.scratch[2].ensure<int32_t>(bytes.sum / 4), x.rows};
+  context.make_scratch(quantized_bytes(kPlanes, x.rows, x.cols));
+  const QuantizedTokens<kPlanes> to{context.scratch[0].as<int8_t>(), context.scratch[1].as<float>(),
+                                    context.scratch[2].as<int32_t>(), x.rows};
   const auto one = [&](int64_t token, int) {
     for (int64_t group = 0; group < x.cols / kPanelGroup; ++group) {
       const int64_t chunk = group / kChunkGroups, of_chunk = group % kChunkGroups;

@@ -324,7 +324,7 @@ int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_o
   return first_bad < n_out ? first_bad.load() : -1;
 }
 
-QuantizedBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in) {
+ScratchBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in) {
   const int64_t n = n_tokens * ((n_in + kPanelChunk - 1) / kPanelChunk);
   return {n * planes * kPanelChunk, n * 4 * (kPanelChunk / kPanelGroup), n * 4 * (kPanelChunk / 16)};
 }

@@ -125,10 +125,7 @@ struct QuantizedTokens {
   int32_t* sum_of(int64_t chunk, int64_t token) const { return sum + (chunk * n_tokens + token) * (kPanelChunk / 16); }
 };
 /// Bytes of q, scale and sum for so many tokens.
-struct QuantizedBytes {
-  int64_t q, scale, sum;
-};
-QuantizedBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in);
+ScratchBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in);
 
 /// The largest integer of one plane and of two: 127, and 127 * 128 + 63.
 constexpr float panel_limit(int planes) { return planes == 1 ? 127.0f : 16319.0f; }

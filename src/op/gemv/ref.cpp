@@ -3,8 +3,12 @@
 
 namespace ridge {
 
+/// A decoded row of each thread.
+ScratchBytes linear_ref_scratch(const Linear& w, int64_t, int n_threads) { return {4 * n_threads * w.n_in}; }
+
 void linear_ref(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-  float* decoded = context.scratch[0].ensure<float>(context.pool.size() * w.n_in);
+  context.make_scratch(linear_ref_scratch(w, x.rows, context.pool.size()));
+  float* decoded = context.scratch[0].as<float>();
   context.pool.for_each(w.n_out, [&](int64_t r, int thread) {
     float* row = decoded + thread * w.n_in;
     w.format->decode(w.rows + r * w.format->row_bytes(w.n_in), w.n_in, row);

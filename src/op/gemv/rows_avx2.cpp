@@ -10,6 +10,9 @@ namespace ridge {
 void rows_avx2(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
   run_rows(context, w, x, y);
 }
+ScratchBytes rows_avx2_scratch(const Linear& w, int64_t n_tokens, int n_threads) {
+  return rows_scratch(w, n_tokens, n_threads);
+}
 void dequantize_rows_avx2(const Linear& w, int64_t first, int64_t last, float* out) {
   dequantize_rows_simd(w, first, last, out);
 }

@@ -26,11 +26,11 @@ constexpr int few_rows(int n_tokens) { return n_tokens == 1 ? 8 : Simd::kLanes /
 /// Columns in whole vectors.
 inline int64_t whole_vectors(int64_t n) { return (n + Simd::kLanes - 1) / Simd::kLanes * Simd::kLanes; }
 
-/// x with rows of whole vectors, zeros behind the last column.
-inline View2<const float> whole_rows(AlignedBuffer& scratch, View2<const float> x) {
+/// x with rows of whole vectors, zeros behind the last column: itself, or a copy in `room`.
+inline View2<const float> whole_rows(AlignedBuffer& room, View2<const float> x) {
   const int64_t n = whole_vectors(x.cols);
   if (n == x.cols) return x;
-  const View2<float> padded(scratch.ensure<float>(x.rows * n), x.rows, n);
+  const View2<float> padded(room.as<float>(), x.rows, n);
   for (int64_t t = 0; t < x.rows; ++t) std::fill(std::copy_n(&x(t, 0), x.cols, &padded(t, 0)), &padded(t, 0) + n, 0.0f);
   return padded;
 }
@@ -107,6 +107,13 @@ void few_outputs(const Linear& w, RowDecoder decode, float* decoded, int64_t fir
     for (int64_t r = 0; r < n_rows; ++r) y(t, first + r) = total[t / kTile][t % kTile * kRows + r];
 }
 
+/// Decoded rows of each thread, and x in whole vectors.
+inline ScratchBytes few_scratch(const Linear& w, int64_t n_tokens, int n_threads) {
+  const int64_t whole = whole_vectors(w.n_in);
+  return {4 * n_threads * few_rows(n_tokens == 1 ? 1 : kFewTokens) * kBlockStride,
+          whole == w.n_in ? 0 : 4 * n_tokens * whole};
+}
+
 /// Up to kMostFew tokens, kTile at a time.
 template <int kTile>
 void run_few(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {
@@ -116,7 +123,7 @@ void run_few(CpuContext& context, const Linear& w, View2<const float> x_in, View
   const int64_t rows_per_task = std::max<int64_t>(1, 131072 / w.format->row_bytes(w.n_in) / kRows) * kRows;
   const bool in_place = w.format->group == 1 && x.cols == w.n_in;
   const RowDecoder decode = in_place ? nullptr : row_decoder(*w.format);
-  float* const buffers = context.scratch[0].ensure<float>(context.pool.size() * kRows * kBlockStride);
+  float* const buffers = context.scratch[0].as<float>();
   const auto outputs = in_place && w.format->name == F16::kName    ? few_outputs<LoadF16, kTile>
                        : in_place && w.format->name == BF16::kName ? few_outputs<LoadBF16, kTile>
                                                                    : few_outputs<LoadF32, kTile>;

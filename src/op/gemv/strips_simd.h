@@ -75,26 +75,37 @@ inline void turn_token(const float* x, int64_t n_steps, float* out) {
   }
 }
 
+// A thread's memory: a strip, and rows on their way into it.
+constexpr int64_t kStripFloats = Simd::kLanes * kChainFloats;
+constexpr int64_t kStripRoomFloats = kStripFloats + Simd::kLanes * kBlockStride;
+
+inline int64_t whole_blocks(int64_t n) { return (n + kBlockColumns - 1) / kBlockColumns * kBlockColumns; }
+
+/// Memory of the threads; turned activations; x in whole vectors, then sums of each thread.
+inline ScratchBytes strip_scratch(const Linear& w, int64_t n_tokens, int n_threads) {
+  const int64_t whole = whole_vectors(w.n_in);
+  return {4 * n_threads * kStripRoomFloats, 4 * n_tokens * whole_blocks(w.n_in),
+          4 * n_tokens * std::max<int64_t>(whole == w.n_in ? 0 : whole, n_threads * kStripRows)};
+}
+
 void run_strips(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {
   const int64_t n_strips = (w.n_out + kStripRows - 1) / kStripRows, n_tokens = y.rows;
-  const int64_t n_columns = (w.n_in + kBlockColumns - 1) / kBlockColumns * kBlockColumns;
+  const int64_t n_columns = whole_blocks(w.n_in);
   const auto n_steps = [&](int64_t column) {
     return whole_vectors(std::min(kBlockColumns, w.n_in - column)) / Simd::kLanes;
   };
-  // Of a thread: a strip and rows on their way into it; results.
-  constexpr int64_t kStripFloats = Simd::kLanes * kChainFloats, kFloats = kStripFloats + Simd::kLanes * kBlockStride;
-  float* buffers = context.scratch[0].ensure<float>(context.pool.size() * kFloats);
+  float* buffers = context.scratch[0].as<float>();
   const View2<const float> x = whole_rows(context.scratch[2], x_in);
-  const View2<float> turned(context.scratch[1].ensure<float>(n_tokens * n_columns), n_tokens, n_columns);
+  const View2<float> turned(context.scratch[1].as<float>(), n_tokens, n_columns);
   context.pool.for_each(n_tokens, [&](int64_t t, int) {
     for (int64_t column = 0; column < w.n_in; column += kBlockColumns)
       turn_token(&x(t, column), n_steps(column), &turned(t, column));
   });
   // The padded x has been turned and is needed no more.
-  float* sums = context.scratch[2].ensure<float>(context.pool.size() * n_tokens * kStripRows);
+  float* sums = context.scratch[2].as<float>();
   const RowDecoder decode = row_decoder(*w.format);
   context.pool.for_each(n_strips, [&](int64_t strip_index, int thread) {
-    float* const strip = buffers + thread * kFloats;
+    float* const strip = buffers + thread * kStripRoomFloats;
     float* const decoded = strip + kStripFloats;
     float* const sum = sums + thread * n_tokens * kStripRows;
     const int64_t first_row = strip_index * kStripRows, n_rows = std::min<int64_t>(kStripRows, w.n_out - first_row);
@@ -119,7 +130,12 @@ void run_strips(CpuContext& context, const Linear& w, View2<const float> x_in, V
   });
 }
 
+inline ScratchBytes rows_scratch(const Linear& w, int64_t n_tokens, int n_threads) {
+  return (n_tokens <= kMostFew ? few_scratch : strip_scratch)(w, n_tokens, n_threads);
+}
+
 void run_rows(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  context.make_scratch(rows_scratch(w, y.rows, context.pool.size()));
   if (y.rows == 1) run_few<1>(context, w, x, y);
   else if (y.rows <= kMostFew) run_few<kFewTokens>(context, w, x, y);
   else run_strips(context, w, x, y);

@@ -71,11 +71,21 @@ void quantize_token_ref(const float* x, int64_t n, int8_t* q, float& scale, int3
   }
 }
 
+/// Int8Tokens.
+ScratchBytes ternary_scratch(const Linear& w, int64_t n_tokens, int) {
+  return {n_tokens * w.n_in, 4 * n_tokens, 4 * n_tokens};
+}
+/// Integers of the tokens and their scales; decoded codes of a row for each thread.
+ScratchBytes ternary_ref_scratch(const Linear& w, int64_t n_tokens, int n_threads) {
+  return {n_tokens * w.n_in, 4 * n_tokens, 4 * n_threads * w.n_in};
+}
+
 /// The oracle: codes and activations multiplied one by one.
 void ternary_ref(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-  auto* q = context.scratch[0].ensure<int8_t>(x.rows * x.cols);
-  auto* scales = context.scratch[1].ensure<float>(x.rows);
-  auto* codes = context.scratch[2].ensure<float>(context.pool.size() * w.n_in);
+  context.make_scratch(ternary_ref_scratch(w, x.rows, context.pool.size()));
+  auto* q = context.scratch[0].as<int8_t>();
+  auto* scales = context.scratch[1].as<float>();
+  auto* codes = context.scratch[2].as<float>();
   int32_t unused;
   for (int64_t t = 0; t < x.rows; ++t) quantize_token_ref(&x(t, 0), x.cols, q + t * x.cols, scales[t], unused);
   context.pool.for_each(w.n_out, [&](int64_t r, int thread) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "op/gemv/ternary.h"
+#include "op/kernels.h"
 
 namespace ridge {
 namespace {
@@ -33,10 +34,11 @@ inline void quantize_token(const float* x, int64_t n, int8_t* q, float& scale, i
   scale = finite ? top / 127.0f : __builtin_nanf("");
 }
 
-inline Int8Tokens quantize_tokens(CpuContext& context, View2<const float> x) {
-  auto* q = context.scratch[0].ensure<int8_t>(x.rows * x.cols);
-  auto* scale = context.scratch[1].ensure<float>(x.rows);
-  auto* sum = context.scratch[2].ensure<int32_t>(x.rows);
+inline Int8Tokens quantize_tokens(CpuContext& context, const Linear& w, View2<const float> x) {
+  context.make_scratch(ternary_scratch(w, x.rows, context.pool.size()));
+  auto* q = context.scratch[0].as<int8_t>();
+  auto* scale = context.scratch[1].as<float>();
+  auto* sum = context.scratch[2].as<int32_t>();
   const auto one = [&](int64_t t, int) { quantize_token(&x(t, 0), x.cols, q + t * x.cols, scale[t], sum[t]); };
   if (x.rows == 1) one(0, 0);
   else context.pool.for_each(x.rows, one);
@@ -90,7 +92,7 @@ inline void ternary_tile(const std::byte* panel, const Linear& w, const Int8Toke
 }
 
 void run_ternary(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {
-  const Int8Tokens x = quantize_tokens(context, x_in);
+  const Int8Tokens x = quantize_tokens(context, w, x_in);
   const int64_t panel_bytes = kTernaryRows * w.n_in / 4, n_panels = (w.n_out + kTernaryRows - 1) / kTernaryRows;
   // About 64 KiB of weights a task for one token: enough to amortise the hand-out, small enough to balance.
   const int64_t panels_per_task = y.rows == 1 ? std::max<int64_t>(1, 65536 / panel_bytes) : 1;

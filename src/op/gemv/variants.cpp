@@ -26,18 +26,27 @@ void alone(CpuContext& context, const Linear& w, View2<const float> x, View2<flo
   kKernel(context, x, {&one, 1});
 }
 
+/// Room for QuantizedTokens.
+template <int kPlanes>
+ScratchBytes panel_scratch(const Linear& w, int64_t n_tokens, int) {
+  return quantized_bytes(kPlanes, n_tokens, w.n_in);
+}
+
 std::span<const LinearVariant> gemv_variants() {
   static constexpr LinearVariant kVariants[] = {
-      {"ref", Isa::scalar, needs_rows, linear_ref},
-      {"rows-avx2", Isa::avx2, needs_rows, rows_avx2},
-      {"rows-avx512", Isa::avx512, needs_rows, rows_avx512},
-      {"panel-1plane-avx2", Isa::avx2, needs_panels, alone<panel_1plane_avx2>, 1, panel_1plane_avx2},
-      {"panel-1plane-avx512", Isa::avx512, needs_panels, alone<panel_1plane_avx512>, 1, panel_1plane_avx512},
-      {"panel-2planes-avx2", Isa::avx2, needs_panels, alone<panel_2planes_avx2>, 2, panel_2planes_avx2},
-      {"panel-2planes-avx512", Isa::avx512, needs_panels, alone<panel_2planes_avx512>, 2, panel_2planes_avx512},
-      {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref},
-      {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2},
-      {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512},
+      {"ref", Isa::scalar, needs_rows, linear_ref, linear_ref_scratch},
+      {"rows-avx2", Isa::avx2, needs_rows, rows_avx2, rows_avx2_scratch},
+      {"rows-avx512", Isa::avx512, needs_rows, rows_avx512, rows_avx512_scratch},
+      {"panel-1plane-avx2", Isa::avx2, needs_panels, alone<panel_1plane_avx2>, panel_scratch<1>, 1, panel_1plane_avx2},
+      {"panel-1plane-avx512", Isa::avx512, needs_panels, alone<panel_1plane_avx512>, panel_scratch<1>, 1,
+       panel_1plane_avx512},
+      {"panel-2planes-avx2", Isa::avx2, needs_panels, alone<panel_2planes_avx2>, panel_scratch<2>, 2,
+       panel_2planes_avx2},
+      {"panel-2planes-avx512", Isa::avx512, needs_panels, alone<panel_2planes_avx512>, panel_scratch<2>, 2,
+       panel_2planes_avx512},
+      {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref, ternary_ref_scratch},
+      {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2, ternary_scratch},
+      {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512, ternary_scratch},
   };
   return kVariants;
 }

@@ -1,0 +1,152 @@
+#include "engine/cpu_room.h"
+
+#include <algorithm>
+
+#include "model/tensors.h"
+#include "op/attn/attn.h"
+#include "op/cache/append.h"
+
+namespace ridge {
+namespace {
+
+using B = CpuBuffer;
+
+/// Makes `floats` large enough for a layer that is here.
+void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWeights& w, int64_t n,
+               CpuRoom<int64_t>& floats) {
+  const auto need = [&](CpuBuffer of, int64_t n_cols) { floats[of] = std::max(floats[of], n * n_cols); };
+  const AttentionPlan& a = layer.attention;
+  const int64_t d_model = model.plan.d_model;
+  if (layer.mixer == MixerKind::attention) {
+    if (a.gate) need(B::q_gate, 2 * a.q_dim());
+    if (model.slice && a.qk_norm_whole) need(B::whole, std::max(model.slice->q.back(), model.slice->kv.back()));
+  }
+  if (layer.mixer == MixerKind::latent) {
+    const LatentPlan& l = layer.latent;
+    need(B::latent_q, int64_t(a.n_heads) * l.query_dim());
+    need(B::latent_v, std::max<int64_t>(l.q_rank, int64_t(a.n_heads) * l.value_dim));
+  }
+  if (layer.mixer == MixerKind::delta) {
+    const DeltaPlan& d = layer.delta;
+    need(B::delta_qkv, d.channels());
+    for (const CpuBuffer of : {B::delta_z, B::delta_out}) need(of, d.values());
+    for (const CpuBuffer of : {B::delta_a, B::delta_b}) need(of, d.n_value_heads);
+  }
+  if (layer.feed_forward == FeedForwardKind::experts) {
+    need(B::scores, layer.experts.n_experts);
+    for (const CpuBuffer of : {B::expert_x, B::expert_y, B::expert_sum}) need(of, d_model);
+  }
+  if (!model.slice || !model.slice->gathers) return;
+  need(B::whole, model.slice->q.back());
+  need(B::columns, w.o.n_out);
+  if (!w.gate.format) return;
+  need(B::whole, model.slice->ff.back());
+  need(B::columns, w.down.n_out);
+}
+
+/// A growing AlignedBuffer without its memory.
+void grow(int64_t& bytes, int64_t needed) {
+  if (needed > bytes) bytes = AlignedBuffer::grown(needed);
+}
+
+/// Scratch of the kernels of a model's steps.
+class StepScratch {
+ public:
+  StepScratch(Isa isa, int n_threads) : isa_(isa), n_threads_(n_threads) {}
+
+  void product(const Linear& matrix, int64_t n) {
+    if (n == 0 || !matrix.format) return;
+    static constexpr std::byte kThere{};  // what loading leaves of the matrix
+    Linear m = matrix;
+    m.rows = &kThere;
+    m.panels = packed_bytes(m, isa_) > 0 ? &kThere : nullptr;
+    const LinearVariant& kernel = select_variant(isa_, {}, "linear", n == 1 ? gemv_variants() : gemm_variants(), m);
+    if (kernel.scratch_bytes) add(kernel.scratch_bytes(m, n, n_threads_));
+  }
+  void attention(const Attention& a) {
+    const AttentionVariant& kernel = select_variant(isa_, {}, "attention", attention_variants(), a);
+    if (kernel.scratch_bytes) add(kernel.scratch_bytes(a, n_threads_));
+  }
+  int64_t sum() const { return bytes_[0] + bytes_[1] + bytes_[2]; }
+
+ private:
+  void add(const ScratchBytes& needed) {
+    for (size_t i = 0; i < bytes_.size(); ++i) bytes_[i] = std::max(bytes_[i], needed[i]);
+  }
+
+  const Isa isa_;
+  const int n_threads_;
+  ScratchBytes bytes_{};
+};
+
+/// Products of a layer; one expert stands for all.
+void add_products(const LayerPlan& layer, const LayerWeights& w, int64_t n, StepScratch& scratch) {
+  const auto add = [&](const TensorRow&, const Linear& m) { scratch.product(m, n); };
+  for (const TensorRow& row : layer_tensors()) {
+    call_member(row, w, add);
+    call_member(row, w.delta, add);
+  }
+  if (w.experts.empty()) return;
+  const ExpertsPlan& e = layer.experts;
+  const int64_t share = std::min(n, (2 * n * e.rule.n_used + e.n_experts - 1) / e.n_experts);
+  for (const Linear* m : {&w.experts[0].gate, &w.experts[0].up, &w.experts[0].down}) scratch.product(*m, share);
+}
+
+void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, const StepShape& step,
+              StepScratch& scratch) {
+  const int64_t n = int64_t(step.n_seqs) * step.n_tokens;
+  int most_rows = step.n_tokens;
+  for (const KvLayerConfig& layer : layers) {
+    const KvLayouts sides(layer, false);
+    most_rows = std::min(most_rows, most_rows_at_once(sides.k.tiles, sides.v.tiles));
+  }
+  for (size_t i = 0; i < model.plan.layers.size(); ++i) {
+    const LayerPlan& layer = model.plan.layers[i];
+    const LayerWeights& w = model.weights.layers[i];
+    if (!w.o.format) continue;  // other ranks have it
+    add_products(layer, w, n, scratch);
+    if (layer.mixer == MixerKind::delta) continue;
+    const int n_keys = step.n_past + step.n_tokens;
+    scratch.attention(AttentionProblem(layers[i], layer.attention.n_heads, n_keys, most_rows, step.n_seqs).get());
+  }
+  scratch.product(model.weights.join, n);
+  scratch.product(model.weights.output, step.n_logits);
+}
+
+}  // namespace
+
+CpuRoom<int64_t> cpu_room_floats(const CpuStepModel& model, int64_t n, int64_t n_logits) {
+  const ModelPlan& plan = model.plan;
+  CpuRoom<int64_t> floats{};
+  for (const CpuBuffer of : {B::x, B::h}) floats[of] = n * plan.d_model;
+  for (const CpuBuffer of : {B::q, B::attn}) floats[of] = n * plan.q_dim();
+  for (const CpuBuffer of : {B::k, B::v}) floats[of] = n * plan.kv_dim();
+  for (const CpuBuffer of : {B::gate, B::up}) floats[of] = n * plan.d_ff();
+  if (model.weights.join.format) {
+    floats[B::joined] = 2 * n * plan.d_model;
+    floats[B::normed] = n * plan.d_model;
+  }
+  if (model.slice) floats[B::columns] = n_logits * model.weights.output.n_out;
+  for (size_t i = 0; i < plan.layers.size(); ++i)
+    if (const LayerWeights& w = model.weights.layers[i]; w.o.format)  // else other ranks have it
+      add_layer(model, plan.layers[i], w, n, floats);
+  return floats;
+}
+
+PlannedBuffers plan_step_buffers(const CpuStepModel& model, std::span<const KvLayerConfig> layers, Isa isa,
+                                 int n_threads, std::span<const StepShape> steps) {
+  CpuRoom<int64_t> room{};
+  StepScratch scratch(isa, n_threads);
+  PlannedBuffers all;
+  for (const StepShape& step : steps) {
+    const CpuRoom<int64_t> floats = cpu_room_floats(model, int64_t(step.n_seqs) * step.n_tokens, step.n_logits);
+    for (size_t i = 0; i < room.size(); ++i) grow(room.at(i), 4 * floats.at(i));
+    grow(all.logits, 4 * int64_t(step.n_logits) * model.plan.vocab_size);
+    add_step(model, layers, step, scratch);
+  }
+  for (const int64_t bytes : room) all.activations += bytes;
+  all.scratch = scratch.sum();
+  return all;
+}
+
+}  // namespace ridge

@@ -1,0 +1,68 @@
+// Memory that steps of the CPU backend work in: the shape of every buffer, which the backend and the byte plan share, and
+// how large buffers and kernel scratch become.
+#pragma once
+
+#include "base/enum_array.h"
+#include "engine/backend.h"
+#include "model/slice.h"
+#include "op/cache/layout.h"
+
+namespace ridge {
+
+/// Matrices of float32 for a step of n tokens; cpu_room_floats() has the sizes. Layers share them.
+enum class CpuBuffer : uint8_t {
+  x,           ///< residual stream [n, d_model]
+  h,           ///< what a block reads and returns [n, d_model]
+  q,           ///< [n, q_dim]
+  attn,        ///< what attention returns [n, q_dim]
+  k,           ///< [n, kv_dim]
+  v,           ///< [n, kv_dim]
+  gate,        ///< [n, d_ff]
+  up,          ///< [n, d_ff]
+  joined,      ///< of an MTP head: embeddings beside hidden states [n, 2 d_model]
+  normed,      ///< of an MTP head: normed hidden states [n, d_model]
+  q_gate,      ///< queries beside their gates [n, 2 q_dim]
+  latent_q,    ///< queries before they enter the latent space [n, n_heads, query_dim]
+  latent_v,    ///< of latent attention: q of low rank [n, q_rank], later values [n, n_heads, value_dim]
+  delta_qkv,   ///< of the gated delta rule: [n, channels]
+  delta_z,     ///< [n, values]
+  delta_a,     ///< [n, n_value_heads]
+  delta_b,     ///< [n, n_value_heads]
+  delta_out,   ///< [n, values]
+  scores,      ///< of experts [n, n_experts]
+  expert_x,    ///< rows that an expert reads [n, d_model]
+  expert_y,    ///< and what it returns [n, d_model]
+  expert_sum,  ///< of all experts [n, d_model]
+  whole,       ///< of several ranks: columns of all ranks that a product or a norm reads [n, all columns]
+  columns,     ///< of several ranks: this rank's columns of a product [n, n_out], of logits [n_logits, n_out]
+  count,
+};
+template <class Buffer>
+using CpuRoom = EnumArray<CpuBuffer, Buffer>;
+
+/// What sizes of a model's steps follow from. Of matrices, formats and shapes count; of several ranks they are those of
+/// `slice`, null without ranks.
+struct CpuStepModel {
+  const ModelPlan& plan;
+  const Weights& weights;
+  const ModelSlice* slice = nullptr;
+};
+
+/// Floats of each buffer in a step of n tokens with n_logits rows of logits.
+CpuRoom<int64_t> cpu_room_floats(const CpuStepModel& model, int64_t n, int64_t n_logits);
+
+/// A step: so many sequences, each with so many new tokens behind n_past.
+struct StepShape {
+  int n_seqs = 1, n_tokens = 1, n_past = 0;
+  int n_logits = 1;  ///< rows of logits
+};
+struct PlannedBuffers : StepBuffers {
+  int64_t logits = 0;  ///< Outputs::bytes()
+};
+
+/// After these steps, in this order, from empty buffers, with the kernels that `isa` selects. Exact but for the tokens
+/// that each expert gets, which are taken to be twice an even share.
+PlannedBuffers plan_step_buffers(const CpuStepModel& model, std::span<const KvLayerConfig> layers, Isa isa,
+                                 int n_threads, std::span<const StepShape> steps);
+
+}  // namespace ridge
