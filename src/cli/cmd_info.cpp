@@ -85,11 +85,11 @@ lab::Row kv_shape_row(const KvFormat& format, std::string_view shape) {
                {"fixed_bytes", nullptr}};
   if (config.head_dim % format.group != 0) return row;
   int64_t per_token = 0, fixed = 0;
-  for (const bool is_k : {true, false}) {
-    const KvSideConfig side = default_kv_side(format, is_k, config.qkv_bias);
-    KvLayerConfig of{side, side, config.n_kv_heads, config.head_dim};
+  for (const KvSide side : kKvSides) {
+    const KvSideConfig settings = default_kv_side(format, side, config.qkv_bias);
+    KvLayerConfig of{settings, settings, config.n_kv_heads, config.head_dim};
     of.v_is_k = config.kv_rank > 0;
-    const KvLayout layout(of, is_k, false);
+    const KvLayout layout(of, side, false);
     per_token += config.n_layers * layout.bytes_per_token();
     fixed += config.n_layers * layout.slot_bytes();
   }

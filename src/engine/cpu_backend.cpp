@@ -288,16 +288,16 @@ std::vector<KvSpan> lost_rows(std::span<const KvSpan> spans, HostKvMemory& memor
 void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const AttentionPlan& a = plan.attention;
-  const bool v_is_k = plan.mixer == MixerKind::latent;
+  const KvSide v_side = plan.mixer == MixerKind::latent ? KvSide::k : KvSide::v;
   if (on_attention_) on_attention_(layer, rows.q, rows.k, v);
   const std::vector<KvSpan> lost = lost_rows(spans_, memory, rows.k, v);
   for (const std::vector<KvSpan>& spans : parts_[size_t(memory.page_class(layer))]) {
-    kv_append(context_, memory.tiles(layer, true), memory.tiles(layer, false), spans, rows.k, v);
+    kv_append(context_, memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v), spans, rows.k, v);
     attention(context_, {.n_heads = a.n_heads,
                          .scale = a.scale,
                          .sink_logits = a.sink_logits ? weights_.layers[size_t(layer)].sink_logits.data() : nullptr,
-                         .k = memory.tiles(layer, true),
-                         .v = memory.tiles(layer, v_is_k),
+                         .k = memory.tiles(layer, KvSide::k),
+                         .v = memory.tiles(layer, v_side),
                          .spans = spans,
                          .q = rows.q,
                          .out = rows.attn});
@@ -486,7 +486,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   auto& memory = static_cast<HostKvMemory&>(kv_memory);
   int most_rows = INT_MAX;
   for (int i = 0; i < memory.n_layers(); ++i)
-    most_rows = std::min(most_rows, most_rows_at_once(memory.tiles(i, true), memory.tiles(i, false)));
+    most_rows = std::min(most_rows, most_rows_at_once(memory.tiles(i, KvSide::k), memory.tiles(i, KvSide::v)));
   std::vector<int32_t> positions;
   for (auto& parts : parts_) parts.clear();
   spans_.clear();

@@ -145,7 +145,7 @@ void check_wide_rows(const KvLayerConfig& layer) {
         "a CUDA device rounds rows of up to {} values weighted, latent rows of this model have {} (set rounding "
         "nearest, or use the CPU)",
         kMaxDeviceHeadDim, layer.head_dim);
-  if (!can_calibrate(KvLayout(layer, true, false).tiles))
+  if (!can_calibrate(KvLayout(layer, KvSide::k, false).tiles))
     throw_error(ErrorKind::usage,
                 "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
                 "needs no calibration, or the CPU)",

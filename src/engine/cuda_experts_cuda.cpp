@@ -30,11 +30,12 @@ bool sums_at_once(const CudaLayer& layer, const ExpertsPlan& plan, const ExpertC
 
 /// A token goes through its experts alone: all of them together are rows of products. Of few tokens the shared expert is
 /// one more expert, where it is like the others. Many tokens are grouped by expert, few are packs.
-void CudaRunner::experts(int i, int64_t n, bool overlap) {
+void CudaRunner::experts(int i, const StepPlan& step) {
   const LayerPlan& plan = plan_.layers[size_t(i)];
   const ExpertsPlan& e = plan.experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
   StepRoom<gpu::Buffer>& r = room_;
+  const int64_t n = step.n_rows();
   const bool normed = plan.norms != NormPlace::after, few = n <= kFewRoutedTokens;
   const bool groups = !few && layer.expert_gate_up.can_group() && layer.expert_down.can_group();
   const ExpertChoice choice{.n_tokens = n,
@@ -54,7 +55,7 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
                             .share = choice.n_chosen(),
                             .glu = glu_of(e.activation),
                             .y = r[B::expert_gate].as<float>()};
-  const ProductCall in{.n_tokens = n, .x = of_groups.x, .overlap = overlap, .layer = i}, out = block_out(i, n, overlap);
+  const ProductCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
   {
     const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
     device_route(stream_, choice,
@@ -69,7 +70,7 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
                   .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
                   .gates_shared = e.shared_gate,
                   .counters = r[B::router_counters].as<uint32_t>(),
-                  .overlap = overlap});
+                  .overlap = step.overlap});
     if (groups) device_group_experts(stream_, choice, r[B::expert_counts].as<int32_t>(), of_groups.groups);
   }
   {
@@ -92,7 +93,7 @@ void CudaRunner::experts(int i, int64_t n, bool overlap) {
     }
   }
   sum_experts(i, choice, in, out);
-  end_block(i, n, layer.ffn_post_norm, overlap);
+  end_block(i, step, layer.ffn_post_norm);
 }
 
 void CudaRunner::few_experts(int i, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out) {

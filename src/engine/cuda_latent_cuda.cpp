@@ -65,14 +65,14 @@ LatentAppend CudaRunner::latent_append(int i, int64_t n, const StepRows& rows, c
           .q_out = room_[B::q].as<float>()};
 }
 
-void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
+void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memory) {
   const LayerPlan& plan = plan_.layers[size_t(i)];
   const LatentPlan& l = plan.latent;
   const CudaLayer& layer = model_.layers[size_t(i)];
-  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows)), n_heads = plan.attention.n_heads;
+  const int64_t n = step.n_rows(), n_heads = plan.attention.n_heads;
   const LatentRoom at(plan, n);
   float* const room = room_[B::latent].as<float>();
-  ProductCall call = block_in(i, n, layer.attn_norm, overlap);
+  ProductCall call = block_in(i, step, layer.attn_norm);
   call.y[0] = room + (l.q_rank > 0 ? at.low : at.q);
   call.y[1] = room + at.kv;
   layer.qkv.run(stream_, call, products_);
@@ -83,7 +83,7 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
                    .norm_weight = layer.q_a_norm.as<float>(),
                    .norm_eps = plan_.norm_eps,
                    .y = {room + at.q},
-                   .overlap = overlap,
+                   .overlap = step.overlap,
                    .layer = i},
                   products_);
   const auto of_heads = [&](const DeviceExpertProduct& product, int64_t n_out, const float* x, float* y) {
@@ -106,12 +106,12 @@ void CudaRunner::attend_latent(int i, const StepPlan& step, DeviceKvMemory& memo
     device_copy_columns(stream_, n * n_heads, l.nope_dim, room + at.q, l.query_dim(), room + at.nope);
   }
   of_heads(layer.k_b, l.rank, room + at.nope, room + at.absorbed);
-  for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
+  for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory);
   of_heads(layer.v_b, l.value_dim, room_[B::attn].as<float>(), room + at.values);
-  call = block_out(i, n, overlap);
+  call = block_out(i, step);
   call.x = room + at.values;
   layer.o.run(stream_, call, products_);
-  end_block(i, n, layer.attn_post_norm, overlap);
+  end_block(i, step, layer.attn_post_norm);
 }
 
 }  // namespace ridge

@@ -289,25 +289,25 @@ class CudaRunner {
              DrawingRoom* room);
   void begin(const StepPlan& step, DeviceKvMemory& memory);
   void embed(const int32_t* tokens, int64_t n);
-  void mix(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
-  void output(const StepPlan& step, float* logits, int64_t n_logits, bool overlap);
-  void attend(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
+  void mix(int layer, const StepPlan& step, DeviceKvMemory& memory);
+  void output(const StepPlan& step, float* logits, int64_t n_logits);
+  void attend(int layer, const StepPlan& step, DeviceKvMemory& memory);
   void norm_whole(int layer, int64_t n, float* q, float* k);
-  void attend_latent(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
+  void attend_latent(int layer, const StepPlan& step, DeviceKvMemory& memory);
   LatentAppend latent_append(int layer, int64_t n, const StepRows& rows, const KvTiles& tiles, int64_t angles) const;
   void upload_head_packs(int64_t n);
-  void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory, bool overlap);
-  void mix_delta(int layer, const StepPlan& step, DeviceKvMemory& memory, bool overlap);
-  void feed_forward(int layer, int64_t n, bool overlap);
+  void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory);
+  void mix_delta(int layer, const StepPlan& step, DeviceKvMemory& memory);
+  void feed_forward(int layer, const StepPlan& step);
   void dense(int layer, const ProductCall& in, const ProductCall& out);
-  void experts(int layer, int64_t n, bool overlap);
+  void experts(int layer, const StepPlan& step);
   void few_experts(int layer, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out);
   void sum_experts(int layer, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out);
   /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
-  ProductCall block_in(int layer, int64_t n, const gpu::Buffer& norm, bool overlap) const;
-  ProductCall block_out(int layer, int64_t n, bool overlap) const;
+  ProductCall block_in(int layer, const StepPlan& step, const gpu::Buffer& norm) const;
+  ProductCall block_out(int layer, const StepPlan& step) const;
   /// Adds to the residual stream what block_out() has not.
-  void end_block(int layer, int64_t n, const gpu::Buffer& post_norm, bool overlap);
+  void end_block(int layer, const StepPlan& step, const gpu::Buffer& post_norm);
   void show_block(int layer, Block block, int64_t n);
   // Of several stages.
   bool has_layer(int layer) const { return !rank_ || rank_->slice.has_layer(layer); }
@@ -319,7 +319,7 @@ class CudaRunner {
   /// Of several ranks: all columns of what a block's last product reads, where it is cut between rows; else x.
   const float* gather_input(const float* x, int64_t n, const std::vector<int64_t>& borders);
   /// Of several ranks: makes what each has of a block's result the whole.
-  void join_block(int layer, int64_t n, bool overlap);
+  void join_block(int layer, const StepPlan& step);
   void make_rank_room(int64_t n, int64_t n_logits);
   bool gathers() const { return rank_ && rank_->slice.gathers; }
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);

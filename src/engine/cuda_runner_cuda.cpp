@@ -72,7 +72,7 @@ std::vector<const void*> CudaRunner::places() const {
 template <class Buffer, class Memory>
 void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& plan, bool joins,
                     const Memory& memory) {
-  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  const int64_t n = step.n_rows();
   r[B::tokens].template ensure<int32_t>(n);
   r[B::rows].template ensure<StepRow>(ssize(step.rows));
   r[B::spans].template ensure<StepSpan>(std::max<int64_t>(n, ssize(step.spans)));
@@ -136,8 +136,8 @@ void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& 
         buffer.template ensure<std::byte>(int64_t(slice.n_spans) * t.n_kv_heads * slice.ring_tiles * t.ring_tile_bytes +
                                           64);
       };
-      ring(r[B::k_ring], memory.tiles(layer, true));
-      ring(r[B::v_ring], memory.tiles(layer, false));
+      ring(r[B::k_ring], memory.tiles(layer, KvSide::k));
+      ring(r[B::v_ring], memory.tiles(layer, KvSide::v));
     }
 }
 
@@ -192,7 +192,7 @@ void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
 
 /// What depends on the shape of a step.
 void CudaRunner::upload_lists(const StepPlan& step) {
-  upload_head_packs(std::max<int64_t>(step.n_tokens, ssize(step.rows)));
+  upload_head_packs(step.n_rows());
   if (room_[B::delta].bytes() > 0 && sequences_there_ != step.sequences) {
     fill(stream_, room_[B::sequences], step.sequences);
     sequences_there_ = step.sequences;
@@ -256,8 +256,7 @@ void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
   }
 }
 
-void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory,
-                              bool overlap) {
+void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory) {
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const bool is_latent = plan_.layers[size_t(i)].mixer == MixerKind::latent;
@@ -265,13 +264,13 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   const StepSpan* const spans = room_[B::spans].as<StepSpan>() + slice.first_span;
   const int32_t* const n_spans = room_[B::n_spans].as<int32_t>() + (&slice - step.slices.data());
   const bool in_fragments = memory.in_fragments(i);
-  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  const KvTiles own[2] = {memory.tiles(i, true), memory.tiles(i, false)};
+  const int64_t n = step.n_rows();
+  const KvTiles own[2] = {memory.tiles(i, KvSide::k), memory.tiles(i, KvSide::v)};
   KvTiles sides[2] = {own[0], own[1]};
   if (slice.is_long)  // the exact rows of a prompt are in a ring of the step
     for (KvTiles& t : sides) {
       if (t.ring_tiles == 0) continue;
-      t.ring = (t.is_k ? room_[B::k_ring] : room_[B::v_ring]).as<std::byte>();
+      t.ring = (t.side == KvSide::k ? room_[B::k_ring] : room_[B::v_ring]).as<std::byte>();
       t.ring_tiles = slice.ring_tiles;
     }
 
@@ -306,7 +305,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                               .n_pairs = rope.n_pairs,
                               .rope_halves = rope.halves,
                               .q_out = room_[B::q].as<float>(),
-                              .overlap = overlap && in_fragments});
+                              .overlap = step.overlap && in_fragments});
     if (slice.calibrates)
       for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
     if (!step.recorded)
@@ -339,7 +338,7 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
   if (is_latent)
     return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank, room_[B::attn_scratch].as<std::byte>());
   if (in_fragments && !slice.is_long)
-    return tile_attn(stream_, attention, room_[B::attn_scratch].as<std::byte>(), {.overlap = overlap});
+    return tile_attn(stream_, attention, room_[B::attn_scratch].as<std::byte>(), {.overlap = step.overlap});
   const int group = plan.n_heads / plan.n_kv_heads;
   const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries();
   const BlockRange blocks = slice.blocks.at({plan.n_kv_heads, group, queries, plan.window});
@@ -380,43 +379,43 @@ void CudaRunner::norm_whole(int i, int64_t n, float* q, float* k) {
                        k_weight + slice.rank / slice.kv_copies * kv_dim, plan_.norm_eps, k);
 }
 
-void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
+void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory) {
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
-  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  const int64_t n = step.n_rows();
   float *q = room_[B::qkv].as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
-  ProductCall call = block_in(i, n, layer.attn_norm, overlap);
+  ProductCall call = block_in(i, step, layer.attn_norm);
   std::ranges::copy(std::array{q, k, v}, call.y);
   layer.qkv.run(stream_, call, products_);
   if (plan.qk_norm_whole) norm_whole(i, n, q, k);
-  for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory, overlap);
+  for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory);
   if (plan.gate) {
     const gpu::OpRange range([&] { return small_op("gate", n * plan.q_rows(), i); });
     device_sigmoid_gate(stream_, n, plan.q_dim(), q + plan.q_dim(), plan.q_rows(), room_[B::attn].as<float>());
   }
-  call = block_out(i, n, overlap);
+  call = block_out(i, step);
   call.x = gather_input(room_[B::attn].as<float>(), n, rank_ ? rank_->slice.q : kNoBorders);
   call.norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr;
   layer.o.run(stream_, call, products_);
-  end_block(i, n, layer.attn_post_norm, overlap);
+  end_block(i, step, layer.attn_post_norm);
 }
 
-ProductCall CudaRunner::block_in(int i, int64_t n, const gpu::Buffer& norm, bool overlap) const {
+ProductCall CudaRunner::block_in(int i, const StepPlan& step, const gpu::Buffer& norm) const {
   const bool normed = plan_.layers[size_t(i)].norms != NormPlace::after;
-  return {.n_tokens = n,
+  return {.n_tokens = step.n_rows(),
           .x = room_[B::x].as<float>(),
           .norm_weight = normed ? norm.as<float>() : nullptr,
           .norm_eps = plan_.norm_eps,
-          .overlap = overlap,
+          .overlap = step.overlap,
           .layer = i};
 }
 
-ProductCall CudaRunner::block_out(int i, int64_t n, bool overlap) const {
-  ProductCall call{.n_tokens = n,
+ProductCall CudaRunner::block_out(int i, const StepPlan& step) const {
+  ProductCall call{.n_tokens = step.n_rows(),
                    .norm_eps = plan_.norm_eps,
                    .output = ProductOutput::store,
                    .y = {room_[B::block].as<float>()},
-                   .overlap = overlap,
+                   .overlap = step.overlap,
                    .layer = i};
   if (gathers()) {
     call.y[0] = room_[B::columns].as<float>();
@@ -435,9 +434,9 @@ const float* CudaRunner::gather_input(const float* x, int64_t n, const std::vect
   return whole;
 }
 
-void CudaRunner::join_block(int i, int64_t n, bool overlap) {
+void CudaRunner::join_block(int i, const StepPlan& step) {
   const bool at_once = adds_at_once(plan_.layers[size_t(i)]);
-  const int64_t n_values = n * plan_.d_model;
+  const int64_t n = step.n_rows(), n_values = n * plan_.d_model;
   if (gathers()) {
     const gpu::OpRange range([&] { return small_op("gather", n_values, i); });
     auto* const block = room_[B::block].as<float>();
@@ -445,14 +444,15 @@ void CudaRunner::join_block(int i, int64_t n, bool overlap) {
     if (at_once) device_add(stream_, n_values, room_[B::x].as<float>(), block, 1);
   } else {
     const gpu::OpRange range([&] { return small_op("all_reduce", n_values, i); });
-    rank_->stage->all_reduce(stream_, (at_once ? room_[B::x] : room_[B::block]).as<float>(), n_values, overlap);
+    rank_->stage->all_reduce(stream_, (at_once ? room_[B::x] : room_[B::block]).as<float>(), n_values, step.overlap);
   }
 }
 
-void CudaRunner::end_block(int i, int64_t n, const gpu::Buffer& post_norm, bool overlap) {
+void CudaRunner::end_block(int i, const StepPlan& step, const gpu::Buffer& post_norm) {
   const LayerPlan& layer = plan_.layers[size_t(i)];
-  if (rank_ && rank_->stage) join_block(i, n, overlap);
+  if (rank_ && rank_->stage) join_block(i, step);
   if (adds_at_once(layer)) return;
+  const int64_t n = step.n_rows();
   const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
   auto *x = room_[B::x].as<float>(), *block = room_[B::block].as<float>();
   if (layer.norms == NormPlace::before) device_add(stream_, n * plan_.d_model, x, block, layer.residual_scale);
@@ -480,11 +480,11 @@ void CudaRunner::hand_to_all(int i, int64_t n) {
   rank_->all->gather_columns(stream_, x, n, borders, x, false);
 }
 
-void CudaRunner::feed_forward(int i, int64_t n, bool overlap) {
-  if (plan_.layers[size_t(i)].feed_forward == FeedForwardKind::experts) return experts(i, n, overlap);
+void CudaRunner::feed_forward(int i, const StepPlan& step) {
+  if (plan_.layers[size_t(i)].feed_forward == FeedForwardKind::experts) return experts(i, step);
   const CudaLayer& layer = model_.layers[size_t(i)];
-  dense(i, block_in(i, n, layer.ffn_norm, overlap), block_out(i, n, overlap));
-  end_block(i, n, layer.ffn_post_norm, overlap);
+  dense(i, block_in(i, step, layer.ffn_norm), block_out(i, step));
+  end_block(i, step, layer.ffn_post_norm);
 }
 
 /// The gated feed-forward: `in` lacks its output, `out` its input.
@@ -520,16 +520,16 @@ void CudaRunner::show_block(int layer, Block block, int64_t n) {
   stream_.synchronize();
 }
 
-void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
+void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory) {
   switch (plan_.layers[size_t(i)].mixer) {
-    case MixerKind::attention: return attend(i, step, memory, overlap);
-    case MixerKind::delta: return mix_delta(i, step, memory, overlap);
-    case MixerKind::latent: return attend_latent(i, step, memory, overlap);
+    case MixerKind::attention: return attend(i, step, memory);
+    case MixerKind::delta: return mix_delta(i, step, memory);
+    case MixerKind::latent: return attend_latent(i, step, memory);
   }
 }
 
 /// Of several ranks each makes the logits of its rows of the output matrix, if it has any, and gets all.
-void CudaRunner::output(const StepPlan& step, float* logits, int64_t n_logits, bool overlap) {
+void CudaRunner::output(const StepPlan& step, float* logits, int64_t n_logits) {
   if (model_.output.bytes() > 0) {
     const float* x = room_[B::x].as<float>();
     if (!step.logits_in_order) {
@@ -544,7 +544,7 @@ void CudaRunner::output(const StepPlan& step, float* logits, int64_t n_logits, b
                        .norm_weight = model_.output_norm.as<float>(),
                        .norm_eps = plan_.norm_eps,
                        .y = {rank_ ? room_[B::own_logits].as<float>() : logits},
-                       .overlap = overlap && step.logits_in_order},
+                       .overlap = step.overlap && step.logits_in_order},
                       products_);
   }
   if (!rank_) return;
@@ -554,20 +554,18 @@ void CudaRunner::output(const StepPlan& step, float* logits, int64_t n_logits, b
 
 void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
                        int64_t n_logits, DrawingRoom* room) {
-  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
-  // A recorded step's launches start while the one before drains; what the host does in between shall stay in between.
-  const bool overlap = step.recorded && options_.overlap && !on_block_;
+  const int64_t n = step.n_rows();
   begin(step, memory);
   if (has_layer(0)) embed(tokens, n);
   for (int i = 0; i < ssize(plan_.layers); ++i) {
     pass_border(i, n);
     show_block(i, Block::mixer, step.n_tokens);
-    if (has_layer(i)) mix(i, step, memory, overlap);
+    if (has_layer(i)) mix(i, step, memory);
     show_block(i, Block::feed_forward, step.n_tokens);
-    if (has_layer(i)) feed_forward(i, n, overlap);
+    if (has_layer(i)) feed_forward(i, step);
   }
   show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
-  if (n_logits > 0) output(step, logits, n_logits, overlap);
+  if (n_logits > 0) output(step, logits, n_logits);
   if (!room) return;
   {
     const gpu::OpRange range([&] { return small_op("sample", n_logits * plan_.vocab_size); });
@@ -582,7 +580,8 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
   gpu::use_device(device_);
   n_ctx_ = pool.n_ctx();
   StepPlan step = plan_step(batch, pool, memory, plan_, fed ? fed->reach : 0);
-  step.recorded = step.recorded && !on_block_;
+  step.recorded = step.recorded && !on_block_;  // what the host does between launches shall stay in between
+  step.overlap = step.recorded && options_.overlap;
   const int64_t n_logits = ssize(step.logit_rows);
   // Padding rows get logits too, where all rows do: nobody reads them.
   const int64_t padded =
@@ -593,7 +592,7 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
     make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, memory);
     if (step.logit_rows.size() > 0 && !step.logits_in_order)
       room_[B::logit_rows].ensure<int32_t>(ssize(step.logit_rows));
-    if (rank_) make_rank_room(std::max<int64_t>(step.n_tokens, ssize(step.rows)), padded);
+    if (rank_) make_rank_room(step.n_rows(), padded);
   }
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   if (fed) take(step, *fed);

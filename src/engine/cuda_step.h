@@ -1,6 +1,7 @@
 // A step of any sequences as a CUDA device runs it: which rows go together, and the lists that kernels read.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 
@@ -38,6 +39,7 @@ struct StepSlice {
 struct StepPlan {
   int64_t n_tokens = 0;
   bool recorded = false;  ///< one slice of short sequences that calibrates nothing: a graph may run it
+  bool overlap = false;   ///< its launches start while the one before drains (programmatic dependent launch)
   std::vector<StepSlice> slices;
   std::vector<StepRow> rows;
   std::vector<StepSpan> spans;
@@ -50,6 +52,9 @@ struct StepPlan {
   std::vector<int32_t> logit_rows;        ///< rows of the step's matrices that get logits
   bool logits_in_order = false;           ///< they are all rows, in order
   int n_leaving = 0;                      ///< sequences of a recorded step of which some tile leaves
+
+  /// Rows of its matrices: tokens, and padding of a recorded step.
+  int64_t n_rows() const { return std::max<int64_t>(n_tokens, ssize(rows)); }
 };
 
 /// A cache as plan_step() looks at it: rules and sizes of its sides, no memory.
@@ -57,8 +62,8 @@ struct PlannedSides {
   explicit PlannedSides(std::span<const KvLayerConfig> layers);
 
   int n_layers() const { return int(sides.size() / 2); }
-  const KvTiles& tiles(int layer, bool is_k) const { return sides[2 * size_t(layer) + !is_k]; }
-  bool in_fragments(int layer) const { return tiles(layer, true).kind != TileKind::rows; }
+  const KvTiles& tiles(int layer, KvSide side) const { return sides[2 * size_t(layer) + size_t(side)]; }
+  bool in_fragments(int layer) const { return tiles(layer, KvSide::k).kind != TileKind::rows; }
 
   std::vector<KvTiles> sides;  ///< K and V of each layer
   bool calibrates = false;

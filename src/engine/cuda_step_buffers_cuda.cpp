@@ -24,7 +24,7 @@ class Steps {
                                                                              : LogitRows::last;
     const StepPlan step = plan_shape(n_seqs, shape.n_tokens, shape.n_past, rows, sides_, plan_);
     make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, sides_);
-    const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows)), n_logits = ssize(step.logit_rows);
+    const int64_t n = step.n_rows(), n_logits = ssize(step.logit_rows);
     for (const LayerPlan& layer : plan_.layers)
       if (layer.mixer == MixerKind::latent) {
         const int64_t most = n == 1 ? 1 : ExpertPack::kMost;
@@ -126,8 +126,8 @@ gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNu
   gpu::Allocations all;
   int64_t n_sides[kPageClasses] = {}, n_coded_sides[kPageClasses] = {}, slot_parts = 0, float_parts = 0;
   for (size_t i = 0; i < layers.size(); ++i)
-    for (const bool is_k : {true, false}) {
-      const KvLayout l(layers[i], is_k, device_tiles(layers[i]).ok);
+    for (const KvSide side : kKvSides) {
+      const KvLayout l(layers[i], side, device_tiles(layers[i]).ok);
       const PageClass pages = page_class_of(l.tiles);
       const int64_t n = n_pages[pages], n_coded = n * l.page_bytes();
       all.add(n_coded + kPad);

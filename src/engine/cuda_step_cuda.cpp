@@ -16,8 +16,8 @@ constexpr int kMostRecordedRows = 256;
 template <class Memory, class Visit>
 void for_each_retention(const Memory& memory, const Visit& visit) {
   for (int layer = 0; layer < memory.n_layers(); ++layer)
-    for (const bool is_k : {true, false})
-      if (const KvTiles& tiles = memory.tiles(layer, is_k); tiles.n_kv_heads > 0) visit(tiles);
+    for (const KvSide side : kKvSides)
+      if (const KvTiles& tiles = memory.tiles(layer, side); tiles.n_kv_heads > 0) visit(tiles);
 }
 
 /// Tiles of a ring that holds all rows which queries of the span may see exact.
@@ -192,8 +192,8 @@ struct PlannedPool {
 
 PlannedSides::PlannedSides(std::span<const KvLayerConfig> layers) {
   for (const KvLayerConfig& layer : layers)
-    for (const bool is_k : {true, false}) {
-      const KvLayout layout(layer, is_k, device_tiles(layer).ok);
+    for (const KvSide side : kKvSides) {
+      const KvLayout layout(layer, side, device_tiles(layer).ok);
       sides.push_back(layout.tiles);
       calibrates = calibrates || layout.calibrates();
     }

@@ -9,10 +9,10 @@ namespace ridge {
 
 using B = StepBuffer;
 
-void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, bool overlap) {
+void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory) {
   const DeltaPlan& plan = plan_.layers[size_t(i)].delta;
   const CudaLayer& layer = model_.layers[size_t(i)];
-  const int64_t n = std::max<int64_t>(step.n_tokens, ssize(step.rows));
+  const int64_t n = step.n_rows();
   // One row leaves no gaps between the matrices, so that the first four are joint, where widths are multiples of 4.
   auto matrix = [at = room_[B::delta].as<float>(), n](int64_t width) mutable {
     return std::exchange(at, at + (n * width + 3) / 4 * 4);
@@ -20,7 +20,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
   float *const qkv = matrix(plan.channels()), *const z = matrix(plan.values()), *const a = matrix(plan.n_value_heads),
                *const b = matrix(plan.n_value_heads), *const mixed = matrix(plan.channels()),
                *const out = matrix(plan.values());
-  ProductCall call = block_in(i, n, layer.attn_norm, overlap);
+  ProductCall call = block_in(i, step, layer.attn_norm);
   std::ranges::copy(std::array{qkv, z, a, b}, call.y);
   layer.delta_in.run(stream_, call, products_);
   {
@@ -49,16 +49,16 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory, 
                                  .a = a,
                                  .b = b,
                                  .counters = room_[B::delta_counters].as<uint32_t>(),
-                                 .overlap = overlap,
+                                 .overlap = step.overlap,
                                  .n_chunked = step.n_chunked,
                                  .mixed = mixed,
                                  .out = out,
                                  .chunks = matrix(0)});
   }
-  call = block_out(i, n, overlap);
+  call = block_out(i, step);
   call.x = z;
   layer.o.run(stream_, call, products_);
-  end_block(i, n, layer.attn_post_norm, overlap);
+  end_block(i, step, layer.attn_post_norm);
 }
 
 }  // namespace ridge

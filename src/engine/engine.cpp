@@ -211,7 +211,8 @@ const std::string& Engine::why_not_finite() {
 
 std::vector<KvMetricView> metric_views(const KvMetric* metric, int n_layers) {
   std::vector<KvMetricView> views;
-  for (int i = 0; metric && i < n_layers; ++i) views.push_back({metric->layer(true, i), metric->layer(false, i)});
+  for (int i = 0; metric && i < n_layers; ++i)
+    views.push_back({metric->layer(KvSide::k, i), metric->layer(KvSide::v, i)});
   return views;
 }
 

@@ -104,9 +104,9 @@ void Follower::do_with(Followed& of, Call call, CallReader& calls) {
     }
     case Call::read_side: {
       const int layer = calls.get<int>();
-      const bool is_k = calls.get<bool>();
+      const auto side = calls.get<KvSide>();
       const HeardPlace heard = calls.get_place();
-      const SideImage own = memory.read_side(layer, is_k, heard.place);
+      const SideImage own = memory.read_side(layer, side, heard.place);
       std::vector<BytesOut> to(size_t(ranks_.size()));
       to[0] = own.bytes;
       ranks_.trade(to, file_seconds(ranks_));
@@ -123,13 +123,13 @@ void Follower::do_with(Followed& of, Call call, CallReader& calls) {
     }
     case Call::counts: {
       const int layer = calls.get<int>();
-      const std::vector<PageCounts> counts = memory.counts(layer, calls.get<bool>());
+      const std::vector<PageCounts> counts = memory.counts(layer, calls.get<KvSide>());
       ranks_.gather({reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof(PageCounts)});
       return;
     }
     case Call::saturated: {
       const int layer = calls.get<int>();
-      const int64_t n = memory.saturated(layer, calls.get<bool>());
+      const int64_t n = memory.saturated(layer, calls.get<KvSide>());
       ranks_.gather({reinterpret_cast<const char*>(&n), sizeof n});
       return;
     }

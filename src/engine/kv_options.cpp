@@ -11,7 +11,7 @@ namespace {
 /// The format's policy with the options over it, for side "K" or "V" of a model.
 KvSideConfig side_config(const KvSideOptions& options, std::string_view side, const AttentionPlan& attention) {
   const KvFormat& format = *find_kv_format(options.format).or_throw();
-  KvSideConfig config = default_kv_side(format, side == "K", attention.qkv_bias);
+  KvSideConfig config = default_kv_side(format, side == "K" ? KvSide::k : KvSide::v, attention.qkv_bias);
   if (options.rotation) config.policy.rotation = find_rotation(*options.rotation).or_throw();
   if (options.centre) config.policy.centre = *options.centre;
   if (options.window) config.policy.window = *options.window;
@@ -65,8 +65,8 @@ std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const Mo
 int pages_for(std::span<const KvLayerConfig> layers, int n) {
   int most = 0;
   for (const KvLayerConfig& layer : layers)
-    for (const bool is_k : {true, false})
-      most = std::max(most, ridge::pages_for(KvLayout(layer, is_k, false).tiles.retention, n));
+    for (const KvSide side : kKvSides)
+      most = std::max(most, ridge::pages_for(KvLayout(layer, side, false).tiles.retention, n));
   return most;
 }
 
@@ -74,8 +74,8 @@ int most_sliding_pages(std::span<const KvLayerConfig> layers) {
   std::vector<KvTiles> sides;
   int last = 0;  // a length from which on the number repeats, every kPagePositions
   for (const KvLayerConfig& layer : layers)
-    for (const bool is_k : {true, false}) {
-      const KvTiles t = KvLayout(layer, is_k, false).tiles;
+    for (const KvSide side : kKvSides) {
+      const KvTiles t = KvLayout(layer, side, false).tiles;
       if (page_class_of(t) == PageClass::full) continue;
       last = std::max(last, kCalibration + t.attention_window + t.retention.window + kSpareRows);
       sides.push_back(t);
@@ -118,8 +118,8 @@ int context_that_fits(std::span<const KvLayerConfig> layers, bool on_device, int
 int64_t kv_read_bytes(const KvMemory& memory, int n) {
   int64_t bytes = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
-    for (const bool is_k : {true, false}) {
-      const KvLayout& layout = memory.layout(layer, is_k);
+    for (const KvSide side : kKvSides) {
+      const KvLayout& layout = memory.layout(layer, side);
       bytes += kv_read_bytes(layout.tiles, n) + layout.state_bytes();
     }
   return bytes;
@@ -129,8 +129,8 @@ namespace {
 
 /// Layers [first, last) of one side: the settings are those of most of them (of the first, when it is a tie), the bytes
 /// their sums.
-KvSideReport side_report(KvMemory& memory, bool is_k, int first, int last) {
-  const auto config = [&](int layer) -> const KvSideConfig& { return memory.layout(layer, is_k).config; };
+KvSideReport side_report(KvMemory& memory, KvSide side, int first, int last) {
+  const auto config = [&](int layer) -> const KvSideConfig& { return memory.layout(layer, side).config; };
   int typical = first, most = 0;
   for (int i = first; i < last; ++i) {
     int same = 0;
@@ -138,41 +138,41 @@ KvSideReport side_report(KvMemory& memory, bool is_k, int first, int last) {
     if (same > most) typical = i, most = same;
   }
   const KvSideConfig& of_most = config(typical);
-  KvSideReport side{.format = std::string(of_most.format->name),
-                    .rotation = std::string(rotation_name(of_most.policy.rotation)),
-                    .scale = std::string(scale_name(of_most.policy.scale)),
-                    .rounding = std::string(rounding_name(of_most.policy.rounding)),
-                    .recent = std::string(of_most.policy.recent),
-                    .centre = of_most.policy.centre,
-                    .window = of_most.policy.window,
-                    .sinks = of_most.policy.sinks};
+  KvSideReport report{.format = std::string(of_most.format->name),
+                      .rotation = std::string(rotation_name(of_most.policy.rotation)),
+                      .scale = std::string(scale_name(of_most.policy.scale)),
+                      .rounding = std::string(rounding_name(of_most.policy.rounding)),
+                      .recent = std::string(of_most.policy.recent),
+                      .centre = of_most.policy.centre,
+                      .window = of_most.policy.window,
+                      .sinks = of_most.policy.sinks};
   int64_t values = 0;
   for (int i = first; i < last; ++i) {
-    const KvLayout& layout = memory.layout(i, is_k);
-    side.bytes_per_token += layout.bytes_per_token();
-    side.fixed_bytes += layout.slot_bytes();
-    side.held_bytes_4k += kv_read_bytes(layout.tiles, 4096) + layout.centre_bytes() + layout.head_scale_bytes();
-    side.allocated_bytes += memory.allocated_bytes(i, is_k);
-    side.saturated += memory.saturated(i, is_k);
+    const KvLayout& layout = memory.layout(i, side);
+    report.bytes_per_token += layout.bytes_per_token();
+    report.fixed_bytes += layout.slot_bytes();
+    report.held_bytes_4k += kv_read_bytes(layout.tiles, 4096) + layout.centre_bytes() + layout.head_scale_bytes();
+    report.allocated_bytes += memory.allocated_bytes(i, side);
+    report.saturated += memory.saturated(i, side);
     values += int64_t(layout.tiles.n_kv_heads) * layout.tiles.head_dim;
   }
-  if (values > 0) side.bits_per_value = 8.0 * double(side.bytes_per_token) / double(values);
-  return side;
+  if (values > 0) report.bits_per_value = 8.0 * double(report.bytes_per_token) / double(values);
+  return report;
 }
 
 }  // namespace
 
 KvReport kv_report(KvMemory& memory, int n_ctx) {
   const int n = memory.n_layers();
-  KvReport report{.k = side_report(memory, true, 0, n), .v = side_report(memory, false, 0, n), .n_ctx = n_ctx};
+  KvReport report{.k = side_report(memory, KvSide::k, 0, n), .v = side_report(memory, KvSide::v, 0, n), .n_ctx = n_ctx};
   const auto equal = [&](int a, int b) {
-    return kv_side_difference(memory.layout(a, true).config, memory.layout(b, true).config).empty() &&
-           kv_side_difference(memory.layout(a, false).config, memory.layout(b, false).config).empty();
+    return kv_side_difference(memory.layout(a, KvSide::k).config, memory.layout(b, KvSide::k).config).empty() &&
+           kv_side_difference(memory.layout(a, KvSide::v).config, memory.layout(b, KvSide::v).config).empty();
   };
   for (int first = 0, last = 0; first < n; first = last) {
     for (last = first + 1; last < n && equal(first, last);) ++last;
     report.layers.push_back(
-        {first, last - 1, side_report(memory, true, first, last), side_report(memory, false, first, last)});
+        {first, last - 1, side_report(memory, KvSide::k, first, last), side_report(memory, KvSide::v, first, last)});
   }
   return report;
 }

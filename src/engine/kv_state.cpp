@@ -184,7 +184,7 @@ Status save_kv_state(std::span<const KvLayouts> layouts, const SequenceImage& im
   RIDGE_TRY_STATUS(file.create());
   RIDGE_TRY_STATUS(file.write(as_text(header)));
   for (size_t i = 0; i < image.sides.size(); ++i) {
-    const KvLayout& layout = layouts[i / 2].side(i % 2 == 0);
+    const KvLayout& layout = layouts[i / 2].side(kKvSides[i % 2]);
     const SideImage& of_side = image.sides[i];
     SideHeader side = side_header(layout.config);
     side.calibrated = image.calibrated && layout.calibrates();
@@ -210,10 +210,11 @@ Result<SequenceImage> read_kv_state(std::span<const KvLayouts> layouts, int n_ct
   SequenceImage image{.n = int(header.n_past), .calibrated = false};
   std::span<const std::byte> rest = file.subspan(sizeof header);
   for (size_t layer = 0; layer < layouts.size(); ++layer)
-    for (const bool is_k : {true, false}) {
-      Result<SideImage> side = check_side(layouts[layer].side(is_k), image.n, header.version, image.calibrated, rest);
-      if (!side) return refused(name, fmt::format("{} of layer {}: ", is_k ? "K" : "V", layer), side.error());
-      image.sides.push_back(std::move(side).or_throw());
+    for (const KvSide side : kKvSides) {
+      Result<SideImage> read = check_side(layouts[layer].side(side), image.n, header.version, image.calibrated, rest);
+      if (!read)
+        return refused(name, fmt::format("{} of layer {}: ", side == KvSide::k ? "K" : "V", layer), read.error());
+      image.sides.push_back(std::move(read).or_throw());
     }
   if (!rest.empty()) return refused(name, "", bad_file("{} bytes after the last layer", rest.size()));
   return image;

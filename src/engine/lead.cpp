@@ -57,8 +57,8 @@ class LeadingMemory final : public KvMemory {
 
   using KvMemory::allocated_bytes;
   /// All ranks have as many heads and values of states.
-  int64_t allocated_bytes(int layer, bool is_k) const override {
-    return lead_.ranks.size() * own_->allocated_bytes(layer, is_k);
+  int64_t allocated_bytes(int layer, KvSide side) const override {
+    return lead_.ranks.size() * own_->allocated_bytes(layer, side);
   }
   void clear_slot(int slot) override {
     call(Call::clear_slot, slot);
@@ -85,11 +85,11 @@ class LeadingMemory final : public KvMemory {
     own_->set_pages(of, slot, first, pages);
   }
 
-  SideImage read_side(int layer, bool is_k, const SequencePlace& place) override {
-    call(Call::read_side, layer, is_k);
+  SideImage read_side(int layer, KvSide side, const SequencePlace& place) override {
+    call(Call::read_side, layer, side);
     lead_.calls.put_place(place);
     lead_.send();
-    SideImage own = own_->read_side(layer, is_k, place);
+    SideImage own = own_->read_side(layer, side, place);
     std::vector<BytesOut> to(lead_.sides.size());
     to[0] = own.bytes;
     std::vector<SideImage> images;
@@ -98,8 +98,8 @@ class LeadingMemory final : public KvMemory {
       const auto of_rank = std::as_bytes(std::span(bytes));
       images.push_back({own.ring_first, {of_rank.begin(), of_rank.end()}, own.coded_first});
     }
-    for (const auto& sides : lead_.sides) parts.push_back(sides[side_index(layer, is_k)]);
-    return join_sides(layout(layer, is_k), place.n, images, parts);
+    for (const auto& sides : lead_.sides) parts.push_back(sides[side_index(layer, side)]);
+    return join_sides(layout(layer, side), place.n, images, parts);
   }
   void write(const SequenceImage& image, const SequencePlace& place) override {
     call(Call::write);
@@ -113,11 +113,11 @@ class LeadingMemory final : public KvMemory {
     own_->fill(place, seed);
   }
 
-  PageCounts counts(int layer, bool is_k, int page) override { return counts(layer, is_k)[size_t(page)]; }
-  std::vector<PageCounts> counts(int layer, bool is_k) override {
+  PageCounts counts(int layer, KvSide side, int page) override { return counts(layer, side)[size_t(page)]; }
+  std::vector<PageCounts> counts(int layer, KvSide side) override {
     std::vector<PageCounts> sums(size_t(n_pages(page_class(layer))));
-    call(Call::counts, layer, is_k);
-    const std::vector<PageCounts> own = own_->counts(layer, is_k);
+    call(Call::counts, layer, side);
+    const std::vector<PageCounts> own = own_->counts(layer, side);
     for_all_once(own, [&](std::span<const PageCounts> of_rank) {
       for (size_t i = 0; i < sums.size(); ++i) {
         sums[i].norm2 += of_rank[i].norm2;
@@ -126,10 +126,10 @@ class LeadingMemory final : public KvMemory {
     });
     return sums;
   }
-  int64_t saturated(int layer, bool is_k) override {
+  int64_t saturated(int layer, KvSide side) override {
     int64_t sum = 0;
-    call(Call::saturated, layer, is_k);
-    for_all_once(std::vector{own_->saturated(layer, is_k)},
+    call(Call::saturated, layer, side);
+    for_all_once(std::vector{own_->saturated(layer, side)},
                  [&](std::span<const int64_t> of_rank) { sum += of_rank[0]; });
     return sum;
   }

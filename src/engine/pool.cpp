@@ -104,7 +104,7 @@ template <class Visit>
 void SequencePool::for_each_side(PageClass of, const Visit& visit) const {
   for (int layer = 0; layer < memory_->n_layers(); ++layer)
     if (memory_->page_class(layer) == of)
-      for (const bool is_k : {true, false}) visit(memory_->layout(layer, is_k));
+      for (const KvSide side : kKvSides) visit(memory_->layout(layer, side));
 }
 
 int SequencePool::list_length(PageClass of, int n) const {
@@ -458,7 +458,7 @@ SequenceImage SequencePool::save(SeqId seq, std::span<const int> layers) {
   RIDGE_CHECK(!s.parked, "sequence {} is parked", int(seq));
   SequenceImage image{.n = s.n, .calibrated = s.calibrated, .lost_from = memory_->lost_from(s.slot)};
   for (const int layer : layers)
-    for (const bool is_k : {true, false}) image.sides.push_back(memory_->read_side(layer, is_k, place(s)));
+    for (const KvSide side : kKvSides) image.sides.push_back(memory_->read_side(layer, side, place(s)));
   return image;
 }
 

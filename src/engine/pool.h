@@ -168,7 +168,7 @@ class SequencePool {
   const Sequence& sequence(SeqId seq) const;
   Sequence& sequence(SeqId seq) { return const_cast<Sequence&>(std::as_const(*this).sequence(seq)); }
   const Sequence& checkpoint_of(CheckpointId id) const;
-  const KvLayout& side(size_t i) const { return memory_->layout(int(i / 2), i % 2 == 0); }
+  const KvLayout& side(size_t i) const { return memory_->layout(int(i / 2), kKvSides[i % 2]); }
   size_t n_sides() const { return 2 * size_t(memory_->n_layers()); }
   std::span<const PageClass> classes() const { return memory_->page_classes(); }
   SequencePlace place(const Sequence& s) const {

@@ -97,7 +97,7 @@ SequenceImage scatter_image(const RankCaches& caches, const SequenceImage* whole
     std::vector<SideImage> cut;  // keeps what is on its way
     std::vector<BytesOut> to(size_t(ranks.size()));
     for (size_t r = 0; side && r < to.size(); ++r)
-      cut.push_back(cut_side(caches.whole[i / 2].side(i % 2 == 0), begin.n, *side, caches.parts[r][i]));
+      cut.push_back(cut_side(caches.whole[i / 2].side(kKvSides[i % 2]), begin.n, *side, caches.parts[r][i]));
     for (size_t r = 0; r < cut.size(); ++r) to[r] = cut[r].bytes;
     own.sides.push_back({of.ring_first, bytes_of(ranks.trade(to, file_seconds(ranks)).front()), of.coded_first});
   }

@@ -114,9 +114,9 @@ class RankedMemory final : public KvMemory {
   KvMemory& rank(int r) { return *ranks_[size_t(r)]; }
 
   using KvMemory::allocated_bytes;
-  int64_t allocated_bytes(int layer, bool is_k) const override {
+  int64_t allocated_bytes(int layer, KvSide side) const override {
     int64_t sum = 0;
-    for (const auto& memory : ranks_) sum += memory->allocated_bytes(layer, is_k);
+    for (const auto& memory : ranks_) sum += memory->allocated_bytes(layer, side);
     return sum;
   }
   void clear_slot(int slot) override {
@@ -138,13 +138,13 @@ class RankedMemory final : public KvMemory {
     for_all([&](KvMemory& m) { m.set_pages(of, slot, first, pages); });
   }
 
-  SideImage read_side(int layer, bool is_k, const SequencePlace& place) override {
+  SideImage read_side(int layer, KvSide side, const SequencePlace& place) override {
     std::vector<SideImage> parts(ranks_.size());
-    for_all([&](KvMemory& m, size_t rank) { parts[rank] = m.read_side(layer, is_k, place); });
+    for_all([&](KvMemory& m, size_t rank) { parts[rank] = m.read_side(layer, side, place); });
     parts_.check();
     std::vector<SidePart> of_ranks;
-    for (const auto& sides : parts_.sides) of_ranks.push_back(sides[side_index(layer, is_k)]);
-    return join_sides(layout(layer, is_k), place.n, parts, of_ranks);
+    for (const auto& sides : parts_.sides) of_ranks.push_back(sides[side_index(layer, side)]);
+    return join_sides(layout(layer, side), place.n, parts, of_ranks);
   }
   void write(const SequenceImage& image, const SequencePlace& place) override {
     for_all([&](KvMemory& m, size_t rank) { m.write(cut_image(layouts_, image, parts_.sides[rank]), place); });
@@ -153,22 +153,22 @@ class RankedMemory final : public KvMemory {
     for_all([&](KvMemory& m, size_t rank) { m.fill(place, seed + rank); });
   }
 
-  PageCounts counts(int layer, bool is_k, int page) override {
+  PageCounts counts(int layer, KvSide side, int page) override {
     PageCounts sum;
-    for_all_once([&](KvMemory& m) { add(sum, m.counts(layer, is_k, page)); });
+    for_all_once([&](KvMemory& m) { add(sum, m.counts(layer, side, page)); });
     return sum;
   }
-  std::vector<PageCounts> counts(int layer, bool is_k) override {
+  std::vector<PageCounts> counts(int layer, KvSide side) override {
     std::vector<PageCounts> sums(size_t(n_pages(page_class(layer))));
     for_all_once([&](KvMemory& m) {
-      const std::vector<PageCounts> of_rank = m.counts(layer, is_k);
+      const std::vector<PageCounts> of_rank = m.counts(layer, side);
       for (size_t i = 0; i < sums.size(); ++i) add(sums[i], of_rank[i]);
     });
     return sums;
   }
-  int64_t saturated(int layer, bool is_k) override {
+  int64_t saturated(int layer, KvSide side) override {
     int64_t sum = 0;
-    for_all_once([&](KvMemory& m) { sum += m.saturated(layer, is_k); });
+    for_all_once([&](KvMemory& m) { sum += m.saturated(layer, side); });
     return sum;
   }
 

@@ -177,11 +177,11 @@ void Session::copy_from(const Session& other) {
     throw_error(ErrorKind::usage, "{} positions do not fit in a context of {} (a larger n_ctx)", from.n_past(),
                 s.n_ctx);
   for (size_t layer = 0; layer < s.layers.size(); ++layer)
-    for (const bool is_k : {true, false})
-      if (const std::string difference = kv_side_difference(from.layers[layer].side(is_k), s.layers[layer].side(is_k));
+    for (const KvSide side : kKvSides)
+      if (const std::string difference = kv_side_difference(from.layers[layer].side(side), s.layers[layer].side(side));
           !difference.empty())
         throw_error(ErrorKind::usage, "{} of layer {}: {} (open both sessions with the same cache options)",
-                    is_k ? "K" : "V", layer, difference);
+                    side == KvSide::k ? "K" : "V", layer, difference);
   s.replace(from.pool->save(from.text.seq));
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "model/weights.h"
+#include "op/cache/tile_order.h"
 
 namespace ridge {
 
@@ -26,10 +27,11 @@ struct KvMetric {
   std::vector<bool> attends;  // [n_layers]; false where other ranks have the layer
 
   /// The forms of one layer, [n_kv_heads, head_dim, head_dim]; none where it does not attend, and of a V without rows.
-  std::span<const float> layer(bool is_k, int i) const {
-    if ((!is_k && v.empty()) || !attends[size_t(i)]) return {};
+  std::span<const float> layer(KvSide side, int i) const {
+    if ((side == KvSide::v && v.empty()) || !attends[size_t(i)]) return {};
     const size_t size = size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim);
-    return std::span(is_k ? k : v).subspan(size_t(std::count(attends.begin(), attends.begin() + i, true)) * size, size);
+    return std::span(side == KvSide::k ? k : v)
+        .subspan(size_t(std::count(attends.begin(), attends.begin() + i, true)) * size, size);
   }
 };
 

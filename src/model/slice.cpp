@@ -334,11 +334,11 @@ std::vector<SidePart> side_parts(const ModelSlice& slice, int rank) {
   const Extent heads{in_stage / slice.kv_copies * n_heads, n_heads};
   std::vector<SidePart> parts;
   for (int i = 0; i < whole.n_layers; ++i)
-    for (const bool is_k : {true, false}) {
+    for (const KvSide side : kKvSides) {
       SidePart& part = parts.emplace_back();
       if (slice.stage_of(i) != rank / slice.size) continue;
-      if (!whole.has_delta(i)) part.heads = is_k || whole.kv_rank == 0 ? heads : Extent();
-      else if (is_k) part.state = delta_part(whole.delta, in_stage, slice.size).state;
+      if (!whole.has_delta(i)) part.heads = side == KvSide::k || whole.kv_rank == 0 ? heads : Extent();
+      else if (side == KvSide::k) part.state = delta_part(whole.delta, in_stage, slice.size).state;
     }
   return parts;
 }

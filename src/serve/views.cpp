@@ -56,8 +56,8 @@ Json layers_json(Lane& lane, KvDetail detail) {
   for (int layer = 0; layer < memory.n_layers(); ++layer) {
     Json entry = {{"layer", layer}};
     const std::vector<int32_t>& pages = of_class[size_t(memory.page_class(layer))];
-    for (const bool is_k : {true, false}) {
-      const std::vector<PageCounts> all_pages = memory.counts(layer, is_k);
+    for (const KvSide side : kKvSides) {
+      const std::vector<PageCounts> all_pages = memory.counts(layer, side);
       Quality all;
       Json list = Json::array();
       for (const int32_t page : pages) {
@@ -65,14 +65,14 @@ Json layers_json(Lane& lane, KvDetail detail) {
         all.add(counts);
         Quality one;
         one.add(counts);
-        Json json = one.json();
-        json["page"] = page;
-        list.push_back(std::move(json));
+        Json of_page = one.json();
+        of_page["page"] = page;
+        list.push_back(std::move(of_page));
       }
-      Json side = all.json();
-      side["saturated"] = memory.saturated(layer, is_k);
-      if (detail == KvDetail::pages) side["pages"] = std::move(list);
-      entry[is_k ? "k" : "v"] = std::move(side);
+      Json json = all.json();
+      json["saturated"] = memory.saturated(layer, side);
+      if (detail == KvDetail::pages) json["pages"] = std::move(list);
+      entry[side == KvSide::k ? "k" : "v"] = std::move(json);
     }
     layers.push_back(std::move(entry));
   }
@@ -106,8 +106,8 @@ Json pool_json(Scheduler& scheduler, Lane& lane, KvDetail detail) {
   const KvMemory& memory = lane.pool().memory();
   int64_t values[kPageClasses] = {};  // of a position
   for (int layer = 0; layer < memory.n_layers(); ++layer)
-    for (const bool is_k : {true, false}) {
-      const KvTiles& t = memory.layout(layer, is_k).tiles;
+    for (const KvSide side : kKvSides) {
+      const KvTiles& t = memory.layout(layer, side).tiles;
       values[size_t(page_class_of(t))] += int64_t(t.n_kv_heads) * t.head_dim;
     }
   int64_t f16_bytes = 0;

@@ -40,8 +40,8 @@ struct FencedSide {
   unsigned long long saturated = 0;
   KvTiles tiles;
 
-  FencedSide(const KvLayerConfig& layer, bool is_k, int n_pages, int n_slots)
-      : layout(layer, is_k, false),
+  FencedSide(const KvLayerConfig& layer, KvSide side, int n_pages, int n_slots)
+      : layout(layer, side, false),
         rotation(layout.config.policy.rotation, 3, layer.head_dim),
         pages(n_pages * layout.page_bytes(), kKvPadBytes),
         ring(n_slots * layout.ring_bytes(), kKvPadBytes),

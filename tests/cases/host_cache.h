@@ -36,7 +36,7 @@ struct Host {
     static CpuContext context(1);
     bool calibrates = false;
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
-      const KvTiles &k = memory.tiles(layer, true), &v = memory.tiles(layer, false);
+      const KvTiles &k = memory.tiles(layer, KvSide::k), &v = memory.tiles(layer, KvSide::v);
       calibrates = n < kCalibration && (k.retention.calibration > 0 || v.retention.calibration > 0);
       const int64_t dim = k.head_dim, stride = n_heads * dim, width = k.n_kv_heads * dim, half = count * stride;
       std::vector<float> rows = random_floats(seed + uint64_t(layer), 2 * half);
@@ -48,7 +48,7 @@ struct Host {
     n += count;
     // As far back as a ring holds whole tiles.
     for (size_t i = 0; i < ring_first.size(); ++i) {
-      const KvLayout& layout = memory.layout(int(i / 2), i % 2 == 0);
+      const KvLayout& layout = memory.layout(int(i / 2), kKvSides[i % 2]);
       const bool window = layout.tiles.retention.window > 0;
       ring_first[i] = layout.tiles.ring_tiles == 0 ? 0
                       : window || n < kCalibration ? std::max(0, (n + 31) / 32 * 32 - layout.ring_rows())

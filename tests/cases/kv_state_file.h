@@ -52,7 +52,7 @@ inline std::vector<float> read_back(SequencePool& pool, SeqId seq) {
   auto& memory = static_cast<HostKvMemory&>(pool.memory());
   std::vector<float> out;
   for (int i = 0; i < 2 * memory.n_layers(); ++i) {
-    const KvTiles& t = memory.tiles(i / 2, i % 2 == 0);
+    const KvTiles& t = memory.tiles(i / 2, kKvSides[i % 2]);
     const KvSpan at = pool.span(seq, 0, 0, memory.page_class(i / 2));
     for (int p = t.first_seen(at.n_past + 1); p < at.n_past; ++p)
       for (int h = 0; h < t.n_kv_heads; ++h) {

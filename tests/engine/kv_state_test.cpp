@@ -64,7 +64,7 @@ struct Pool {
     pool->reserve(seq, n).or_throw();
     auto& memory = static_cast<HostKvMemory&>(pool->memory());
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
-      const KvTiles &k = memory.tiles(layer, true), &v = memory.tiles(layer, false);
+      const KvTiles &k = memory.tiles(layer, KvSide::k), &v = memory.tiles(layer, KvSide::v);
       const int64_t width = int64_t(k.n_kv_heads) * k.head_dim;
       std::vector<float> rows[2];
       for (std::vector<float>& values : rows)

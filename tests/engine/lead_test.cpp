@@ -34,8 +34,8 @@ TEST(LedRanks, CountTheCacheOfAll) {
     Texts texts(of, ranks);
     Rng rng(3);
     for (int i = 0; i < 40; ++i) texts.step(rng);
-    EXPECT_EQ(texts.pool().memory().saturated(0, true), 0);
-    sums = texts.pool().memory().counts(0, true);
+    EXPECT_EQ(texts.pool().memory().saturated(0, KvSide::k), 0);
+    sums = texts.pool().memory().counts(0, KvSide::k);
   };
   on_ranks(1, [&](Ranks& ranks) { counts(ranks, alone); });
   on_led_ranks(4, [&](Ranks& ranks) { counts(ranks, led); });

@@ -110,7 +110,7 @@ TEST(Pipeline, ARankHasTheLayersOfItsStageAlone) {
       const bool is_here = i >= first && i < end;
       EXPECT_EQ(engine.weights().layers[size_t(i)].o.format != nullptr, is_here) << i;
       EXPECT_EQ(engine.weights().layers[size_t(i)].attn_norm.empty(), !is_here) << i;
-      EXPECT_EQ(pool->memory().layout(i, true).page_bytes() > 0, is_here) << i;
+      EXPECT_EQ(pool->memory().layout(i, KvSide::k).page_bytes() > 0, is_here) << i;
     }
     EXPECT_EQ(engine.info().n_layers, n_layers);
     EXPECT_EQ(engine.info().n_cached_layers, n_layers / 4);

@@ -51,7 +51,7 @@ class Part final : public PoolWalk {
     RIDGE_TRY_STATUS(pool_->reserve(seq, n));
     const auto& memory = static_cast<const HostKvMemory&>(pool_->memory());
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
-      const KvTiles &k = memory.tiles(layer, true), &v = memory.tiles(layer, false);
+      const KvTiles &k = memory.tiles(layer, KvSide::k), &v = memory.tiles(layer, KvSide::v);
       const KvSpan whole = pool_->span(seq, 0, n, memory.page_class(layer));
       std::vector<float> rows[2];
       for (int i = 0; i < n; ++i)

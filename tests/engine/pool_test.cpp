@@ -65,16 +65,16 @@ PageClass class_of(const std::vector<KvLayerConfig>& layers) {
 int64_t page_formula(const std::vector<KvLayerConfig>& layers, PageClass of) {
   int64_t bytes = 0;
   for (const KvLayerConfig& layer : layers)
-    for (const bool is_k : {true, false})
-      if (is_of(layer, of)) bytes += kHeads * 128 * layer.side(is_k).format->row_bytes(kDim);
+    for (const KvSide side : kKvSides)
+      if (is_of(layer, of)) bytes += kHeads * 128 * layer.side(side).format->row_bytes(kDim);
   return bytes;
 }
 int64_t page_formula(const std::vector<KvLayerConfig>& layers) { return page_formula(layers, class_of(layers)); }
 int64_t slot_formula(const std::vector<KvLayerConfig>& layers) {
   int64_t bytes = 0;
   for (const KvLayerConfig& layer : layers)
-    for (const bool is_k : {true, false}) {
-      const KvSideConfig& s = layer.side(is_k);
+    for (const KvSide side : kKvSides) {
+      const KvSideConfig& s = layer.side(side);
       const bool calibrates = s.policy.centre || s.format->head_scale;
       // Window, a tile of 32 that fills up, 32 spare rows; the 64 rows of calibration fit in there or stand alone.
       const int ring = s.policy.window > 0 ? s.policy.window + 32 + 32 : calibrates ? 64 : 0;
@@ -95,11 +95,11 @@ int pages_formula(const std::vector<KvLayerConfig>& layers, int n, PageClass of)
   const int back = std::max(0, n - 32);
   int most = 0, first = back;
   for (const KvLayerConfig& layer : layers)
-    for (const bool is_k : {true, false}) {
+    for (const KvSide side : kKvSides) {
       if (!is_of(layer, of)) continue;
-      most = std::max(most, (coded_formula(layer.side(is_k), n) + 127) / 128);
+      most = std::max(most, (coded_formula(layer.side(side), n) + 127) / 128);
       const int seen = std::max(0, back + 1 - layer.attention_window);
-      first = std::min({first, of == PageClass::sliding ? seen : 0, coded_formula(layer.side(is_k), back)});
+      first = std::min({first, of == PageClass::sliding ? seen : 0, coded_formula(layer.side(side), back)});
     }
   return most - (of == PageClass::sliding ? first / 128 : 0);
 }
@@ -128,11 +128,11 @@ class Pool {
     std::vector<float> all;
     std::vector<float> row(kDim);
     for (int layer = 0; layer < memory.n_layers(); ++layer)
-      for (const bool is_k : {true, false})
+      for (const KvSide side : kKvSides)
         for (int head = 0; head < kHeads; ++head) {
           const KvSpan span = pool_.span(seq, 0, 0, memory.page_class(layer));
-          for (int p = memory.tiles(layer, is_k).first_seen(span.n_past + 1); p < span.n_past; ++p) {
-            read_cached_row(memory.tiles(layer, is_k), span, head, p, span.n_past, row.data());
+          for (int p = memory.tiles(layer, side).first_seen(span.n_past + 1); p < span.n_past; ++p) {
+            read_cached_row(memory.tiles(layer, side), span, head, p, span.n_past, row.data());
             all.insert(all.end(), row.begin(), row.end());
           }
         }
@@ -151,7 +151,7 @@ class Pool {
     EXPECT_EQ(r.used_bytes, pages * page_formula(layers_) + slots * slot_formula(layers_)) << where;
     int64_t padding = 0;
     for (int layer = 0; layer < pool_.memory().n_layers(); ++layer)
-      for (const bool is_k : {true, false}) padding += pool_.memory().overhead_bytes(layer, is_k);
+      for (const KvSide side : kKvSides) padding += pool_.memory().overhead_bytes(layer, side);
     EXPECT_EQ(r.allocated_bytes, r.n_pages * page_formula(layers_) + r.n_slots * slot_formula(layers_) + padding);
   }
   /// The same of sequences that have grown to these lengths and share nothing.
@@ -188,7 +188,7 @@ class Pool {
           v.push_back(float(rng.normal()));
         }
       }
-      const KvTiles &tk = memory.tiles(layer, true), &tv = memory.tiles(layer, false);
+      const KvTiles &tk = memory.tiles(layer, KvSide::k), &tv = memory.tiles(layer, KvSide::v);
       for (const KvSpan& part : cut_span(whole, most_rows_at_once(tk, tv), pool_.calibrates(seq)))
         kv_append(context_, tk, tv, {&part, 1}, {k.data(), n, kHeads * kDim}, {v.data(), n, kHeads * kDim});
     }
@@ -539,14 +539,14 @@ TEST(SequencePool, AShiftMovesRowsDownAndTurnsOnlyK) {
   EXPECT_EQ(pool->length(seq), 140);
   pool.check(1, 0, 2, 0, 1, "shifted");
   const std::vector<float> after = pool.rows(seq);
-  const auto at = [](const std::vector<float>& rows, int n, bool is_k, int head, int position) {
-    return std::span(rows).subspan(size_t(((is_k ? 0 : kHeads) + head) * n + position) * kDim, kDim);
+  const auto at = [](const std::vector<float>& rows, int n, KvSide side, int head, int position) {
+    return std::span(rows).subspan(size_t(((side == KvSide::k ? 0 : kHeads) + head) * n + position) * kDim, kDim);
   };
   for (int head = 0; head < kHeads; ++head)
     for (int p = 0; p < 140; ++p) {
       const int from = p < 4 ? p : p + 60;
-      const auto k = at(after, 140, true, head, p), k_old = at(before, 200, true, head, from);
-      const auto v = at(after, 140, false, head, p), v_old = at(before, 200, false, head, from);
+      const auto k = at(after, 140, KvSide::k, head, p), k_old = at(before, 200, KvSide::k, head, from);
+      const auto v = at(after, 140, KvSide::v, head, p), v_old = at(before, 200, KvSide::v, head, from);
       for (int d = 0; d < kDim; ++d) {
         ASSERT_EQ(k[size_t(d)], p < 4 ? k_old[size_t(d)] : -k_old[size_t(d)]) << p;
         ASSERT_EQ(v[size_t(d)], v_old[size_t(d)]) << p;  // moved as coded bytes

@@ -401,7 +401,7 @@ class Ragged {
   /// Calls visit(layer, side) for every side.
   void for_each_side(const auto& visit) const {
     for (const KvLayerConfig& layer : layers_)
-      for (const bool is_k : {true, false}) visit(layer, layer.side(is_k));
+      for (const KvSide side : kKvSides) visit(layer, layer.side(side));
   }
   static PageClass class_of(const KvLayerConfig& layer) {
     return layer.attention_window > 0 ? PageClass::sliding : PageClass::full;

@@ -80,8 +80,8 @@ TEST(Sliding, BytesOfSlidingLayersDoNotGrowWithTheContext) {
     };
     const auto small = memory_of(600), large = memory_of(2000);
     for (int layer = 0; layer < small->n_layers(); ++layer)
-      for (const bool is_k : {true, false}) {
-        const int64_t before = small->allocated_bytes(layer, is_k), after = large->allocated_bytes(layer, is_k);
+      for (const KvSide side : kKvSides) {
+        const int64_t before = small->allocated_bytes(layer, side), after = large->allocated_bytes(layer, side);
         const bool slides = small->page_class(layer) == PageClass::sliding;
         n_sliding += slides;
         if (slides) {

@@ -112,16 +112,16 @@ class Twins {
       }
     }
     for (int layer = 0; layer < ssize(layers_); ++layer)
-      for (const bool is_k : {true, false}) {
-        ASSERT_EQ(device_.memory().saturated(layer, is_k), host_.memory().saturated(layer, is_k))
+      for (const KvSide side : kKvSides) {
+        ASSERT_EQ(device_.memory().saturated(layer, side), host_.memory().saturated(layer, side))
             << what << ", layer " << layer;
         if (outliers_) continue;  // counts of a page with a NaN are none
         // Sums of as many floats, none negative, in any order on either side.
         const double terms =
             double(kPagePositions) * layers_[size_t(layer)].n_kv_heads + layers_[size_t(layer)].head_dim;
         for (int page = 0; page < kPages; ++page) {
-          const PageCounts got = device_.memory().counts(layer, is_k, page),
-                           want = host_.memory().counts(layer, is_k, page);
+          const PageCounts got = device_.memory().counts(layer, side, page),
+                           want = host_.memory().counts(layer, side, page);
           ASSERT_NEAR(got.norm2, want.norm2, 2 * terms * 0x1p-24 * want.norm2) << what << ", page " << page;
           ASSERT_NEAR(got.error2, want.error2, 2 * terms * 0x1p-24 * want.error2) << what << ", page " << page;
         }
@@ -150,7 +150,7 @@ class Twins {
     const gpu::Buffer q_out = step.append(layer, kGroup, values, [](auto&&...) {});
 
     const auto& host = static_cast<HostKvMemory&>(host_.memory());
-    const KvTiles &k = host.tiles(layer, true), &v = host.tiles(layer, false);
+    const KvTiles &k = host.tiles(layer, KvSide::k), &v = host.tiles(layer, KvSide::v);
     int row = 0;
     for (const SeqTokens& s : seqs) {
       for (const KvSpan& span :
@@ -394,10 +394,10 @@ TEST_F(AppendCuda, FillIsValidAndTheSameForTheSameSeed) {
     for (const SideImage& of_side : image.sides) ring_first.push_back(of_side.ring_first);
     host.write(image, {0, 200, pages, ring_first});
     std::vector<float> row(size_t(named.layer.head_dim));
-    for (const bool is_k : {true, false}) {
+    for (const KvSide side : kKvSides) {
       double size2 = 0;
       for (int position = 0; position < 200; ++position) {
-        read_cached_row(host.tiles(0, is_k), {.pages = pages}, 1, position, 200, row.data());
+        read_cached_row(host.tiles(0, side), {.pages = pages}, 1, position, 200, row.data());
         for (const float x : row) size2 += double(x) * x;
       }
       EXPECT_GT(size2 / (200 * named.layer.head_dim), 0.1) << named.name;
@@ -428,8 +428,8 @@ TEST_F(AppendCuda, NormsAndTurnsQueriesAndKeys) {
         device_rope_angles(stream(), step, n_pairs, df.as<double>(), 1.25f, cosines.as<float>(), sines.as<float>());
         device_append(stream(), {.rows = step,
                                  .n_heads = kHeads,
-                                 .k_tiles = memory.tiles(0, true),
-                                 .v_tiles = memory.tiles(0, false),
+                                 .k_tiles = memory.tiles(0, KvSide::k),
+                                 .v_tiles = memory.tiles(0, KvSide::v),
                                  .q = dq.as<float>(),
                                  .k = dk.as<float>(),
                                  .v = dk.as<float>(),
@@ -473,17 +473,17 @@ TEST_F(AppendCuda, NormsAndTurnsQueriesAndKeys) {
           for (int d = 0; d < dim; ++d) near(got_q[size_t(h * dim + d)], want, size_t(d), 0);
         }
         std::vector<float> row(static_cast<size_t>(dim));
-        const auto read = [&](bool is_k, int h) {
+        const auto read = [&](KvSide side, int h) {
           const auto bytes =
-              memory.row_bytes(0, is_k, DeviceKvMemory::RowForm::coded, pages[position / kPagePositions], h, position);
+              memory.row_bytes(0, side, DeviceKvMemory::RowForm::coded, pages[position / kPagePositions], h, position);
           layer.k.format->decode(bytes.data(), dim, {}, row.data());
         };
         const double rounded = format == std::string("bf16") ? 0x1p-8 : 0;
         for (int h = 0; h < kKvHeads; ++h) {
-          read(true, h);
+          read(KvSide::k, h);
           const auto want = expected(&kv[size_t(h * dim)]);
           for (int d = 0; d < dim; ++d) near(row[size_t(d)], want, size_t(d), rounded);
-          read(false, h);
+          read(KvSide::v, h);
           for (int d = 0; d < dim; ++d) {
             const float x = kv[size_t(h * dim + d)];
             ASSERT_NEAR(row[size_t(d)], x, rounded * std::abs(x));

@@ -62,7 +62,7 @@ struct Region {
   const double* row(int64_t tile, int p) const { return &values[size_t((tile * kTilePositions + p) * dim)]; }
   const float* scale(int64_t tile, int p) const { return &scales[size_t((tile * kTilePositions + p) * dim)]; }
 
-  void fill_tiles(Rng& rng, bool is_k, int64_t n_tiles, Kernel kernel) {
+  void fill_tiles(Rng& rng, KvSide side, int64_t n_tiles, Kernel kernel) {
     const TileShape shape(kind, dim);
     resize(n_tiles, shape.bytes);
     for (int64_t i = 0; i < n_tiles; ++i) {
@@ -82,7 +82,7 @@ struct Region {
           const uint16_t half = f32_to_f16(float(size * (1 + 0.1 * block)));
           if (shape.scale_blocks > 0) std::memcpy(tile + shape.scale_at(block, p), &half, 2);
           const uint32_t code = random_code(kind, shape.bits, rng);
-          set_tile_code(kind, shape, tile_place(is_k, p, d), code, load, store);
+          set_tile_code(kind, shape, tile_place(side, p, d), code, load, store);
           const auto at = size_t((i * kTilePositions + p) * dim + d);
           if (shape.scale_blocks > 0) scales[at] = f16_to_f32(half);
           values[at] = value_of(kind, code, f16_to_f32(half), kernel);
@@ -149,11 +149,11 @@ struct Side {
   gpu::Buffer on_device[3];  // centre, head_scale, rotation's table
   std::unique_ptr<RowRotation> rotation;
 
-  Side(const gpu::Stream& stream, const Case& c, bool is_k, Kernel kernel, int n_pages, int n_slots) {
+  Side(const gpu::Stream& stream, const Case& c, KvSide side, Kernel kernel, int n_pages, int n_slots) {
     const KvLayerConfig layer{c.k, c.v, c.n_kv_heads, c.dim, c.window};
-    const KvLayout layout(layer, is_k, kernel != Kernel::rows);
+    const KvLayout layout(layer, side, kernel != Kernel::rows);
     tiles = layout.tiles;
-    Rng rng(is_k ? 1 : 2);
+    Rng rng(side == KvSide::k ? 1 : 2);
     head_scale = normal_floats(rng.next(), tiles.n_kv_heads);
     for (float& scale : head_scale) scale = 1 + 0.3f * std::abs(scale);
     const KvFormat& f16 = *find_kv_format("f16").or_throw();
@@ -162,7 +162,7 @@ struct Side {
       region.kind = kind;
       region.dim = c.dim;
       if (kind == TileKind::rows) region.fill_rows(rng, format, n_heads * of_head, rows, of_head, head_scale);
-      else region.fill_tiles(rng, is_k, n_heads * of_head, kernel);
+      else region.fill_tiles(rng, side, n_heads * of_head, kernel);
       region.on_device = gpu::to_device(stream, std::span<const std::byte>(region.bytes));
       return region.on_device.as<std::byte>();
     };
@@ -295,8 +295,8 @@ class AttentionCuda : public OnDevice {
     std::vector<int32_t> pages(size_t(n_slots * pitch));
     std::iota(pages.begin(), pages.end(), 0);
     for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[(i * 7919) % i]);
-    const Side k(stream(), c, true, kernel, int(pages.size()), n_slots),
-        v(stream(), c, false, kernel, int(pages.size()), n_slots);
+    const Side k(stream(), c, KvSide::k, kernel, int(pages.size()), n_slots),
+        v(stream(), c, KvSide::v, kernel, int(pages.size()), n_slots);
     // What no query sees must not be read: pages in front of all windows lie nowhere.
     for (int s = 0; s < n_seqs; ++s)
       for (int page = 0; page < k.tiles.first_seen(c.sequences[size_t(s)].n_past + 1) / kPagePositions; ++page)
@@ -815,7 +815,7 @@ TEST_F(AttentionCuda, OffsetsBeyond32Bits) {
   if (gpu::free_bytes() < int64_t(12) << 30) GTEST_SKIP() << "needs 12 GiB of device memory";
   constexpr int kDim = 128, kHeads = 4, kUsed = 32, kFar = 80'000, kRows = 20, kPast = kUsed * kPagePositions - kRows;
   const KvLayerConfig layer{side("f16"), side("f16"), 2, kDim};
-  KvTiles tiles[2] = {KvLayout(layer, true, true).tiles, KvLayout(layer, false, true).tiles};
+  KvTiles tiles[2] = {KvLayout(layer, KvSide::k, true).tiles, KvLayout(layer, KvSide::v, true).tiles};
   const RowRotation rotation(Rotation::none, 0, kDim);
   gpu::Buffer pages[2];
   for (int s = 0; s < 2; ++s) {

@@ -68,7 +68,7 @@ class DeviceStep {
   /// behind each. Q in K's cache space, [n_tokens, n_heads, head_dim], is returned.
   template <class AfterSlice>
   gpu::Buffer append(int layer, int group, const StepValues& values, const AfterSlice& after_slice) {
-    const KvTiles own[2] = {memory_.tiles(layer, true), memory_.tiles(layer, false)};
+    const KvTiles own[2] = {memory_.tiles(layer, KvSide::k), memory_.tiles(layer, KvSide::v)};
     const int64_t kv_width = int64_t(own[0].n_kv_heads) * own[0].head_dim;
     const gpu::Buffer q = room_for(values.q), k = room_for(values.k), v = room_for(values.v);
     gpu::Buffer q_out(4 * std::max<int64_t>(plan_.n_tokens, ssize(plan_.rows)) * kv_width * group);

@@ -32,8 +32,8 @@ class LatentCuda : public OnDevice {
     SequencePool host(host_memory(kPages, kSlots), {}),
         device(std::make_unique<DeviceKvMemory>(stream(), layers, std::vector<KvMetricView>(), kPages, kSlots), {});
     auto& memory = static_cast<DeviceKvMemory&>(device.memory());
-    const KvTiles& k = static_cast<HostKvMemory&>(host.memory()).tiles(0, true);
-    const KvTiles& v = static_cast<HostKvMemory&>(host.memory()).tiles(0, false);
+    const KvTiles& k = static_cast<HostKvMemory&>(host.memory()).tiles(0, KvSide::k);
+    const KvTiles& v = static_cast<HostKvMemory&>(host.memory()).tiles(0, KvSide::v);
     std::array<SeqId, 2> seqs{};
     for (SeqId& seq : seqs) {
       seq = host.open().or_throw();
@@ -163,7 +163,7 @@ TEST_F(LatentCuda, RowsAreNormedAndTurnedInTheirParts) {
         stream(),
         {.rows = {.n = kRows + 1, .rows = d_rows.as<StepRow>(), .pages = memory.page_table(), .page_pitch = 1},
          .n_heads = kHeads,
-         .tiles = memory.tiles(0, true),
+         .tiles = memory.tiles(0, KvSide::k),
          .rank = kRank,
          .query_dim = kQuery,
          .absorbed = d_absorbed.as<float>(),
@@ -201,7 +201,7 @@ TEST_F(LatentCuda, RowsAreNormedAndTurnedInTheirParts) {
       const float* const from = &kv_rows[size_t(row * kWidth)];
       double size2 = 0;
       for (int d = 0; d < kRank; ++d) size2 += double(from[d]) * from[d];
-      const auto bytes = memory.row_bytes(0, true, DeviceKvMemory::RowForm::coded, 0, 0, i);
+      const auto bytes = memory.row_bytes(0, KvSide::k, DeviceKvMemory::RowForm::coded, 0, 0, i);
       std::vector<float> row_there(kWidth);
       std::memcpy(row_there.data(), bytes.data(), bytes.size());
       expect_part(row_there.data(), from, from + kRank, 1 / std::sqrt(size2 / kRank + 1e-6f), "K");

@@ -176,9 +176,9 @@ TEST_F(StagesCuda, SequencesAreThoseOfOneDevice) {
     for (size_t i = 0; i < image.sides.size(); ++i)
       EXPECT_EQ(image.sides[i].bytes, of_one.sides[i].bytes) << format << ", side " << i;
     for (int layer = 0; layer < ssize(layers); ++layer)
-      for (const bool is_k : {true, false}) {
-        const PageCounts got = staged.pool->memory().counts(layer, is_k, 0),
-                         expected = alone.pool->memory().counts(layer, is_k, 0);
+      for (const KvSide side : kKvSides) {
+        const PageCounts got = staged.pool->memory().counts(layer, side, 0),
+                         expected = alone.pool->memory().counts(layer, side, 0);
         EXPECT_NEAR(got.norm2 / expected.norm2, 1, kOrder) << format << ", layer " << layer;
         EXPECT_NEAR(got.error2 / expected.error2, 1, kOrder) << format << ", layer " << layer;
       }

@@ -43,17 +43,17 @@ SearchQuestion searched() {
                    .kld_budget = 0.0027,
                    .bits = {3.5}};
   for (int layer = 0; layer < kLayers; ++layer)
-    for (const bool is_k : {true, false}) s.items.push_back({layer, is_k, {375, 500, 2000}});
+    for (const KvSide side : kKvSides) s.items.push_back({layer, side, {375, 500, 2000}});
   return s;
 }
 
 constexpr double kFloor = 2e-4;  ///< what any change costs
 
 /// What a side adds: K of the last layer carries most of it.
-double sensitivity(int layer, bool is_k, const std::string& side) {
-  if (side == kFloorSide) return 0;
-  const double of_side = layer == 3 && is_k ? 30e-4 : is_k ? 2e-4 : 1e-4;
-  return side == "rotor-3" ? of_side : of_side / 4;
+double sensitivity(int layer, KvSide side, const std::string& text) {
+  if (text == kFloorSide) return 0;
+  const double of_side = layer == 3 && side == KvSide::k ? 30e-4 : side == KvSide::k ? 2e-4 : 1e-4;
+  return text == "rotor-3" ? of_side : of_side / 4;
 }
 
 /// Divergence of a cache: the sum over its sides.
@@ -82,8 +82,8 @@ struct Measured {
     for (const SearchItem& item : s.items)
       for (const std::string& side : sides_alone(s))
         rows.push_back({{"kind", "sensitivity"},
-                        {"cell", sensitivity_cell(q, s, side_alone(item.layer, item.is_k, side))},
-                        {"kld_mean", sensitivity(item.layer, item.is_k, side) + kFloor}});
+                        {"cell", sensitivity_cell(q, s, side_alone(item.layer, item.side, side))},
+                        {"kld_mean", sensitivity(item.layer, item.side, side) + kFloor}});
     return rows;
   }
   std::vector<Row> rows() const {
@@ -102,8 +102,8 @@ struct Measured {
 };
 
 TEST(Search, NamesSidesAlone) {
-  EXPECT_EQ(side_alone(3, true, "rotor-3"), "f16;3:rotor-3/f16");
-  EXPECT_EQ(side_alone(0, false, "rotor-4:window=32"), "f16;0:f16/rotor-4:window=32");
+  EXPECT_EQ(side_alone(3, KvSide::k, "rotor-3"), "f16;3:rotor-3/f16");
+  EXPECT_EQ(side_alone(0, KvSide::v, "rotor-4:window=32"), "f16;0:f16/rotor-4:window=32");
 }
 
 TEST(Search, FindsTheLayerThatMatters) {

@@ -64,7 +64,7 @@ TEST_F(KvMetricTest, ValuesAreWeighedByTheOutputProjection) {
           for (int j = 0; j < kDim; ++j)
             form[size_t(i * kDim + j)] +=
                 double(o[size_t(r * kHeads * kDim + h * kDim + i)]) * o[size_t(r * kHeads * kDim + h * kDim + j)];
-    expect_form(metric.layer(false, 0).subspan(size_t(kv_head) * kDim * kDim, kDim * kDim), form);
+    expect_form(metric.layer(KvSide::v, 0).subspan(size_t(kv_head) * kDim * kDim, kDim * kDim), form);
   }
 }
 
@@ -102,7 +102,7 @@ TEST_F(KvMetricTest, KeysAreWeighedByTheQueriesAtAllPositions) {
                 for (int j = 0; j < kDim; ++j) form[size_t(i * kDim + j)] += double(a[size_t(i)]) * a[size_t(j)];
             }
         }
-        expect_form(metric.layer(true, 0).subspan(size_t(kv_head) * kDim * kDim, kDim * kDim), form);
+        expect_form(metric.layer(KvSide::k, 0).subspan(size_t(kv_head) * kDim * kDim, kDim * kDim), form);
       }
     }
 }
@@ -196,8 +196,8 @@ TEST_F(KvMetricTest, LatentRowsAreWeighedByBothReaders) {
     std::vector<double> form(kDim * kDim);
     for (size_t i = 0; i < form.size(); ++i) form[i] = keys[i] / key_trace + values[i] / value_trace;
     const KvMetric metric = make_kv_metric(context, config, weights, rope);
-    expect_form(metric.layer(true, 0), form);
-    EXPECT_TRUE(metric.layer(false, 0).empty());
+    expect_form(metric.layer(KvSide::k, 0), form);
+    EXPECT_TRUE(metric.layer(KvSide::v, 0).empty());
   }
 }
 

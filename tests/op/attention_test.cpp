@@ -123,12 +123,12 @@ TEST(Attention, EveryFormatOnEitherSideAtEveryHeadSizeAndGroup) {
   for (const int head_dim : {64, 96, 128, 256})
     for (const KvFormat& format : kv_formats())
       for (const char* other : {"f16", "q8_0", "rotor-3"})
-        for (const bool is_k : {true, false}) {
+        for (const KvSide side : kKvSides) {
           ++turn;
           const KvSideConfig one = side_of(format, kPolicies[turn % 5]),
                              two = side_of(kv(other), kPolicies[turn / 2 % 5]);
           const AttnCase c{kGroups[turn / 3 % 4], head_dim, head_dim > 128 ? 70 : 100 + int(turn % 40)};
-          Problem p(c, is_k ? one : two, is_k ? two : one, turn);
+          Problem p(c, side == KvSide::k ? one : two, side == KvSide::k ? two : one, turn);
           expect_all_kernels(p.fill(1 + int(turn % 2)));
           if (HasFatalFailure()) return;
         }

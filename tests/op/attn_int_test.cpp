@@ -167,9 +167,13 @@ void expect_every_variant(Problem p) {
 TEST(AttnInt, EveryFormatOnEitherSideAtEveryHeadSize) {
   for (const int head_dim : {64, 128, 256})
     for (const char* name : kFormats)
-      for (const bool is_k : {true, false})
-        expect_every_variant(
-            {{6, 2}, head_dim, 200, side_of(kv(is_k ? name : "f16")), side_of(kv(is_k ? "f16" : name)), 11});
+      for (const KvSide side : kKvSides)
+        expect_every_variant({{6, 2},
+                              head_dim,
+                              200,
+                              side_of(kv(side == KvSide::k ? name : "f16")),
+                              side_of(kv(side == KvSide::k ? "f16" : name)),
+                              11});
 }
 
 TEST(AttnInt, EveryPairOfFormats) {

@@ -100,10 +100,10 @@ TEST(KvAppend, HoldsTheSameBitsHoweverTokensAreBatched) {
       const int second = together.length(1);
       if (second < 150) together.bring(one, {{Bring{1, 150 - second}}});
       for (const int seq : {0, 1})
-        for (const bool is_k : {true, false})
-          ASSERT_EQ(held(is_k ? together.k : together.v, together.span(seq, 0, 0)),
-                    held(is_k ? alone.k : alone.v, alone.span(seq, 0, 0)))
-              << name_of(side) << ", " << step << " at a time, sequence " << seq << (is_k ? " K" : " V");
+        for (const KvSide side : kKvSides)
+          ASSERT_EQ(held(side == KvSide::k ? together.k : together.v, together.span(seq, 0, 0)),
+                    held(side == KvSide::k ? alone.k : alone.v, alone.span(seq, 0, 0)))
+              << name_of(side) << ", " << step << " at a time, sequence " << seq << (side == KvSide::k ? " K" : " V");
       EXPECT_EQ(together.k.saturated, alone.k.saturated);
     }
   }
@@ -328,7 +328,7 @@ TEST(KvLayout, BytesAreThePublishedOnes) {
   for (const auto& [name, per_value] : bits)
     for (const int n_kv_heads : {5, 2, 8}) {
       const KvSideConfig config{&kv(name), kv(name).policy};
-      const KvLayout layout({config, config, n_kv_heads, 128}, true, false);
+      const KvLayout layout({config, config, n_kv_heads, 128}, KvSide::k, false);
       EXPECT_EQ(double(layout.bytes_per_token()), n_kv_heads * 128 * per_value / 8) << name;
       EXPECT_EQ(layout.page_bytes(), kPagePositions * layout.bytes_per_token()) << name;
       // Only what the policy keeps exact costs more: f16 sinks, a ring of int8 rows (window, the tile that fills up, 32
@@ -342,7 +342,7 @@ TEST(KvLayout, BytesAreThePublishedOnes) {
 
 TEST(KvLayout, ReadBytesAreTheRowsThatAQueryReads) {
   for (const KvSideConfig& config : all_sides()) {
-    const KvTiles t = KvLayout({config, config, kHeads, kDim}, true, false).tiles;
+    const KvTiles t = KvLayout({config, config, kHeads, kDim}, KvSide::k, false).tiles;
     for (const int n : {1, 4, 40, 64, 130, kContext}) {
       int64_t bytes = 0;
       for (int p = 0; p < n; ++p)

@@ -71,8 +71,8 @@ TEST(SequenceImage, IsTheSameWhateverTheOrderOfTiles) {
       Host host({&layer, 1}, {0, 1});
       host.append(kLength, 3);
       const SequenceImage image = host.image();
-      for (const bool is_k : {true, false}) {
-        const KvLayout layout(layer, is_k, true);
+      for (const KvSide side : kKvSides) {
+        const KvLayout layout(layer, side, true);
         Guarded<uint8_t> pages(2 * layout.page_bytes()), ring(layout.ring_bytes()), sinks(layout.sinks_bytes());
         Guarded<float> centre(layout.centre_bytes() / 4), head_scale(layout.head_scale_bytes() / 4);
         const auto bytes = [](Guarded<uint8_t>& b) { return reinterpret_cast<std::byte*>(b.data()); };
@@ -81,7 +81,7 @@ TEST(SequenceImage, IsTheSameWhateverTheOrderOfTiles) {
                              bytes(ring),
                              centre.data(),
                              head_scale.data()};
-        const SideImage& expected = image.sides[size_t(!is_k)];
+        const SideImage& expected = image.sides[size_t(side)];
         write_side(layout, expected.bytes.data(), kLength, expected.ring_first, side);
         Guarded<uint8_t> back(ssize(expected.bytes));
         read_side(layout, side, kLength, expected.ring_first, bytes(back));
@@ -129,12 +129,12 @@ TEST(HostKvMemory, AllocatesWhatTheFormulaSaysAndItsPadding) {
   const HostKvMemory memory(layers, {}, nullptr, 4, 3);
   int64_t overhead = 0, page = 0, slot = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
-    for (const bool is_k : {true, false}) {
-      const KvLayout& layout = memory.layout(layer, is_k);
-      overhead += memory.overhead_bytes(layer, is_k);
+    for (const KvSide side : kKvSides) {
+      const KvLayout& layout = memory.layout(layer, side);
+      overhead += memory.overhead_bytes(layer, side);
       page += layout.page_bytes(), slot += layout.slot_bytes();
-      EXPECT_EQ(memory.allocated_bytes(layer, is_k),
-                4 * layout.page_bytes() + 3 * layout.slot_bytes() + memory.overhead_bytes(layer, is_k));
+      EXPECT_EQ(memory.allocated_bytes(layer, side),
+                4 * layout.page_bytes() + 3 * layout.slot_bytes() + memory.overhead_bytes(layer, side));
     }
   EXPECT_EQ(memory.page_bytes(), page);
   EXPECT_EQ(memory.slot_bytes(), slot);
@@ -161,11 +161,11 @@ TEST(HostKvMemory, CopiesOfSlotsAndPagesAreTheSequenceAndCountsStartAgain) {
   host.memory.copy_page(0, 1);
   const std::vector<int32_t> pages = {3, 1};
   EXPECT_TRUE(same_bytes(host.memory.read({0, host.n, pages, host.ring_first}, true), image));
-  EXPECT_GT(host.memory.counts(0, true, 3).norm2, 0);
-  EXPECT_EQ(host.memory.counts(0, true, 3).norm2, host.memory.counts(0, true, 2).norm2);
+  EXPECT_GT(host.memory.counts(0, KvSide::k, 3).norm2, 0);
+  EXPECT_EQ(host.memory.counts(0, KvSide::k, 3).norm2, host.memory.counts(0, KvSide::k, 2).norm2);
   host.memory.clear_counts(3);
-  EXPECT_EQ(host.memory.counts(0, true, 3).norm2, 0);
-  EXPECT_GT(host.memory.counts(0, true, 2).norm2, 0);
+  EXPECT_EQ(host.memory.counts(0, KvSide::k, 3).norm2, 0);
+  EXPECT_GT(host.memory.counts(0, KvSide::k, 2).norm2, 0);
 }
 
 TEST(HostKvMemory, FilledSequencesAreValidAndTheSameForASeed) {
@@ -185,7 +185,7 @@ TEST(HostKvMemory, FilledSequencesAreValidAndTheSameForASeed) {
   const KvSpan at{.n_past = 250, .slot = 1, .pages = a.pages.data()};
   for (int layer = 0; layer < a.memory.n_layers(); ++layer)
     for (int p = 0; p < 250; ++p) {
-      read_cached_row(a.memory.tiles(layer, true), at, 1, p, 250, row.data());
+      read_cached_row(a.memory.tiles(layer, KvSide::k), at, 1, p, 250, row.data());
       for (const float x : row) ASSERT_TRUE(std::abs(x) < 10) << "layer " << layer << " position " << p;
     }
 }

@@ -17,7 +17,7 @@ constexpr TileKind kKinds[] = {TileKind::f16, TileKind::bf16,   TileKind::int8_b
 TEST(KvTile, EveryElementHasItsOwnPlace) {
   for (const TileKind kind : kKinds)
     for (const int dim : {64, 128, 256})
-      for (const bool is_k : {true, false}) {
+      for (const KvSide side : kKvSides) {
         const TileShape shape(kind, dim);
         // Codes made of their place survive all others being written.
         std::vector<std::byte> tile(size_t(shape.code_bytes), std::byte(0xFF));
@@ -30,10 +30,10 @@ TEST(KvTile, EveryElementHasItsOwnPlace) {
         const uint32_t mask = (1u << shape.bits) - 1;
         const auto code = [&](int p, int d) { return uint32_t(p * 2654435761u + unsigned(d) * 40503u) >> 7 & mask; };
         for (int p = 0; p < kTilePositions; ++p)
-          for (int d = 0; d < dim; ++d) set_tile_code(kind, shape, tile_place(is_k, p, d), code(p, d), load, store);
+          for (int d = 0; d < dim; ++d) set_tile_code(kind, shape, tile_place(side, p, d), code(p, d), load, store);
         for (int p = 0; p < kTilePositions; ++p)
           for (int d = 0; d < dim; ++d)
-            ASSERT_EQ(tile_code(kind, shape, tile_place(is_k, p, d), load), code(p, d))
+            ASSERT_EQ(tile_code(kind, shape, tile_place(side, p, d), load), code(p, d))
                 << int(kind) << " " << p << " " << d;
         EXPECT_EQ(shape.code_bytes, kTilePositions * dim * shape.bits / 8);
         std::vector<int> scales(size_t(shape.scale_blocks * kTilePositions));

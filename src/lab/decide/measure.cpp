@@ -107,7 +107,7 @@ class Measurer {
     std::vector<std::string> missing;
     for (const SearchItem& item : s.items)
       for (const std::string& side : sides_alone(s))
-        if (const std::string kv = side_alone(item.layer, item.is_k, side); !is_stored(sensitivity_cell(q_, s, kv)))
+        if (const std::string kv = side_alone(item.layer, item.side, side); !is_stored(sensitivity_cell(q_, s, kv)))
           missing.push_back(kv);
     if (missing.empty()) return;
     const EvalOptions options{
@@ -328,11 +328,11 @@ SearchQuestion ask_search(const Model& model, const DecisionParams& params, cons
   std::vector<std::string> formats = s.sides;
   formats.emplace_back(kReferenceFormat);
   for (const int layer : q.attention_layers)
-    for (const bool is_k : {true, false}) s.items.push_back({.layer = layer, .is_k = is_k, .bytes = {}});
+    for (const KvSide side : kKvSides) s.items.push_back({.layer = layer, .side = side, .bytes = {}});
   for (const std::string& format : formats) {
     const auto layers = layer_configs(session_options(parse_kv_choice(format).or_throw(), q.n_ctx, 0), plan);
     for (SearchItem& item : s.items) {
-      const KvLayout layout(layers[size_t(item.layer)], item.is_k, false);
+      const KvLayout layout(layers[size_t(item.layer)], item.side, false);
       item.bytes.push_back(
           double(kv_read_bytes(layout.tiles, q.n_ctx) + layout.centre_bytes() + layout.head_scale_bytes()));
     }

@@ -39,19 +39,19 @@ WeightBytes planned_weights(const PlannedModel& model) {
 void add_kv(const PlannedModel& model, std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
             MemoryPlan& plan) {
   int64_t lists = page_list_bytes(layers, n_pages), metrics = 0, of_metrics = 0;
-  for (const bool is_k : {true, false}) {
-    SideBytes side;
+  for (const KvSide side : kKvSides) {
+    SideBytes bytes;
     for (const KvLayerConfig& config : layers) {
-      const KvLayout layout(config, is_k, model.on_device() && device_tiles(config).ok);
+      const KvLayout layout(config, side, model.on_device() && device_tiles(config).ok);
       const int n = n_pages[page_class_of(layout.tiles)];
-      side.coded += n * layout.page_bytes();
-      side.add_slots(layout, n_slots);
+      bytes.coded += n * layout.page_bytes();
+      bytes.add_slots(layout, n_slots);
       lists += n * int64_t(sizeof(PageCounts));
       const int64_t form = 4 * int64_t(config.n_kv_heads) * config.head_dim * config.head_dim;
-      if (config.n_kv_heads > 0) of_metrics += is_k || !config.v_is_k ? form : 0;
+      if (config.n_kv_heads > 0) of_metrics += side == KvSide::k || !config.v_is_k ? form : 0;
       if (layout.config.policy.rounding == KvRounding::weighted) metrics += layout.tiles.n_kv_heads > 0 ? form : 0;
     }
-    side.put(plan.parts, is_k);
+    bytes.put(plan.parts, side);
   }
   // On a device: what its lists and tables take, which plan_memory() knows; the rest of the pool is on the host.
   plan.parts.push_back({kPageLists, model.on_device() ? 0 : lists});
@@ -193,8 +193,8 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
   add_kv(model, layers, pool_pages(layers, n_ctx, n_sessions, plan.n_ubatch), n_sessions, plan);
   const PageNumbers pages = {std::max(1, pages_for(layers, n_ctx)), most_sliding_pages(layers)};
   for (const KvLayerConfig& config : layers)
-    for (const bool is_k : {true, false}) {
-      const KvLayout layout(config, is_k, model.on_device() && device_tiles(config).ok);
+    for (const KvSide side : kKvSides) {
+      const KvLayout layout(config, side, model.on_device() && device_tiles(config).ok);
       const int n = std::min(pages.full, pages[page_class_of(layout.tiles)]);
       plan.session_bytes += n * layout.page_bytes() + layout.slot_bytes();
       plan.step_kv_bytes += n_sessions * (kv_read_bytes(layout.tiles, n_ctx) + layout.state_bytes());

@@ -94,9 +94,9 @@ FoundDraft run_draft(Backend& backend, const MemoryPlan& plan, const ModelPlan& 
 int64_t found_metrics(Engine& engine, std::span<const KvLayerConfig> layers, const SequencePool& pool) {
   const auto& host = static_cast<const HostKvMemory&>(pool.memory());
   int64_t bytes = 0;
-  for (const bool is_k : {true, false})
+  for (const KvSide side : kKvSides)
     for (int i = 0; i < pool.memory().n_layers(); ++i)
-      if (const KvTiles& t = host.tiles(i, is_k); t.metric)
+      if (const KvTiles& t = host.tiles(i, side); t.metric)
         bytes += 4 * int64_t(t.n_kv_heads) * t.head_dim * t.head_dim;
   if (const KvMetric* of_model = engine.kv_metric(layers)) bytes += 4 * (ssize(of_model->k) + ssize(of_model->v));
   return bytes;
@@ -171,18 +171,18 @@ PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const Load
   const KvMemory& memory = pool->memory();
   const auto& host = static_cast<const HostKvMemory&>(memory);
   int64_t lists = page_list_bytes(layers, n_pages), metrics = 0;
-  for (const bool is_k : {true, false}) {
-    SideBytes side;
+  for (const KvSide side : kKvSides) {
+    SideBytes bytes;
     for (int i = 0; i < memory.n_layers(); ++i) {
-      const KvLayout& layout = memory.layout(i, is_k);
+      const KvLayout& layout = memory.layout(i, side);
       const int64_t n = memory.n_slots(), counts = memory.n_pages(memory.page_class(i)) * int64_t(sizeof(PageCounts));
-      side.add_slots(layout, n);
-      side.coded += memory.allocated_bytes(i, is_k) - n * layout.slot_bytes() - counts;
+      bytes.add_slots(layout, n);
+      bytes.coded += memory.allocated_bytes(i, side) - n * layout.slot_bytes() - counts;
       lists += counts;
-      const KvTiles& t = host.tiles(i, is_k);
+      const KvTiles& t = host.tiles(i, side);
       if (t.metric) metrics += 4 * int64_t(t.n_kv_heads) * t.head_dim * t.head_dim;
     }
-    side.put(check.found, is_k);
+    bytes.put(check.found, side);
   }
   if (const KvMetric* of_model = engine.kv_metric(layers)) metrics += 4 * (ssize(of_model->k) + ssize(of_model->v));
   const StepBuffers buffers = engine.backend().step_buffers();

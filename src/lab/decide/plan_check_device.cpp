@@ -142,14 +142,14 @@ PlanCheck check_device_plan(const std::string& path, const MemoryPlan& plan, con
   check.found.push_back({kMatrices, grown(before, MemoryOf::weights)});
   const KvMemory& memory = pool->memory();
   int64_t sides = 0;
-  for (const bool is_k : {true, false}) {
-    SideBytes side;
+  for (const KvSide side : kKvSides) {
+    SideBytes bytes;
     for (int i = 0; i < memory.n_layers(); ++i) {
-      side.add_slots(memory.layout(i, is_k), memory.n_slots());
-      side.coded += memory.n_pages(memory.page_class(i)) * memory.layout(i, is_k).page_bytes();
+      bytes.add_slots(memory.layout(i, side), memory.n_slots());
+      bytes.coded += memory.n_pages(memory.page_class(i)) * memory.layout(i, side).page_bytes();
     }
-    sides += side.total();
-    side.put(check.found, is_k);
+    sides += bytes.total();
+    bytes.put(check.found, side);
   }
   check.found.push_back({kPageLists, grown(before, MemoryOf::cache) - sides});
   check.found.push_back({kMetrics, 0});

@@ -20,11 +20,11 @@ void SideBytes::add_slots(const KvLayout& layout, int64_t n_slots) {
   states += n_slots * layout.state_bytes();
 }
 
-void SideBytes::put(std::vector<PlanPart>& parts, bool is_k) const {
-  const auto name = [&](std::string_view what) { return fmt::format("KV {} {}", is_k ? "K" : "V", what); };
+void SideBytes::put(std::vector<PlanPart>& parts, KvSide side) const {
+  const auto name = [&](std::string_view what) { return fmt::format("KV {} {}", side == KvSide::k ? "K" : "V", what); };
   parts.insert(parts.end(),
                {{name("coded"), coded}, {name("recent"), ring}, {name("sinks"), sinks}, {name("centres"), centres}});
-  if (is_k) parts.push_back({"states", states});
+  if (side == KvSide::k) parts.push_back({"states", states});
 }
 
 int64_t sum_of(std::span<const PlanPart> parts) {

@@ -41,7 +41,7 @@ struct SideBytes {
   void add_slots(const KvLayout& layout, int64_t n_slots);
   int64_t total() const { return coded + ring + sinks + centres + states; }
   /// Adds the parts of a side, in the order of a plan; the states stand with K.
-  void put(std::vector<PlanPart>& parts, bool is_k) const;
+  void put(std::vector<PlanPart>& parts, KvSide side) const;
 };
 
 int64_t sum_of(std::span<const PlanPart> parts);

@@ -34,7 +34,7 @@ std::optional<Sensitivities> sensitivities(std::span<const Row> rows, const Deci
   for (const SearchItem& item : s.items) {
     std::vector<double> of;
     for (const std::string& side : sides_alone(s)) {
-      const Evidence evidence = find_evidence(rows, sensitivity_cell(q, s, side_alone(item.layer, item.is_k, side)));
+      const Evidence evidence = find_evidence(rows, sensitivity_cell(q, s, side_alone(item.layer, item.side, side)));
       const double kld = evidence.row ? number_in(*evidence.row, "kld_mean") : NAN;
       if (!(kld >= 0)) {
         why = evidence.row ? "a sensitivity is no number" : evidence.why;
@@ -57,7 +57,7 @@ std::string allocation_text(const SearchQuestion& s, const std::vector<int>& for
   std::map<int, std::pair<std::string, std::string>> layers;
   for (size_t i = 0; i < s.items.size(); ++i) {
     auto& [k, v] = layers[s.items[i].layer];
-    (s.items[i].is_k ? k : v) = name(formats[i]);
+    (s.items[i].side == KvSide::k ? k : v) = name(formats[i]);
   }
   std::map<std::pair<std::string, std::string>, int> count;
   for (const auto& [_, pair] : layers) ++count[pair];
@@ -125,7 +125,7 @@ std::vector<SearchPoint> best_uniform(const SearchQuestion& s, const Sensitiviti
   for (int k = 0; k < n; ++k)
     for (int v = 0; v < n; ++v) {
       std::vector<int> formats;
-      for (const SearchItem& item : s.items) formats.push_back(item.is_k ? k : v);
+      for (const SearchItem& item : s.items) formats.push_back(item.side == KvSide::k ? k : v);
       pairs.push_back(point_of(s, kld, formats));
     }
   std::ranges::sort(pairs, [](const SearchPoint& a, const SearchPoint& b) {
@@ -209,9 +209,9 @@ void judge_point(const SearchRecord& record, const DecisionQuestion& q, const Se
 
 }  // namespace
 
-std::string side_alone(int layer, bool is_k, const std::string& side) {
+std::string side_alone(int layer, KvSide side, const std::string& text) {
   KvLayerOptions own{.first = layer, .last = layer, .k = {}, .v = {}};
-  (is_k ? own.k : own.v) = side_of(side);
+  (side == KvSide::k ? own.k : own.v) = side_of(text);
   return kv_text({.k = {}, .v = {}, .layers = {own}});
 }
 

@@ -11,13 +11,14 @@
 #include <cstdint>
 
 #include "lab/decide/gates.h"
+#include "op/cache/tile_order.h"
 
 namespace ridge::lab {
 
 /// One side of one layer with attention.
 struct SearchItem {
   int layer = 0;
-  bool is_k = true;
+  KvSide side = KvSide::k;
   std::vector<double> bytes;  ///< at n_ctx positions, in each of the sides' formats, then in f16
 };
 
@@ -36,8 +37,8 @@ struct SearchQuestion {
 inline constexpr const char* kFloorSide = "f32";
 /// What must be measured of a side alone: the formats and the floor.
 std::vector<std::string> sides_alone(const SearchQuestion& s);
-/// Divergence of a side alone: prefill path, the other sides and layers in f16.
-std::string side_alone(int layer, bool is_k, const std::string& side);
+/// Divergence of a side alone, which is as `text` says: prefill path, the other sides and layers in f16.
+std::string side_alone(int layer, KvSide side, const std::string& text);
 Row sensitivity_cell(const DecisionQuestion& q, const SearchQuestion& s, const std::string& kv);
 
 /// Where two texts share a run of tokens this long they are one text.

@@ -182,7 +182,7 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
   const KvMetric* const metric = engine_.kv_metric(whole);
   std::vector<KvMetricView> views;
   for (const int layer : layers)
-    if (metric) views.push_back({metric->layer(true, layer), metric->layer(false, layer)});
+    if (metric) views.push_back({metric->layer(KvSide::k, layer), metric->layer(KvSide::v, layer)});
   const auto open_reference = [&] {
     return Sequences{.backend = *backend,
                      .pool = std::make_unique<SequencePool>(

@@ -19,7 +19,7 @@ class DeviceCaches {
                std::span<const float> metric = {});
 
   /// As kernels read a side. Steps of many tokens have their exact rows in a ring of the step.
-  const KvTiles& tiles(bool is_k) const { return tiles_[!is_k]; }
+  const KvTiles& tiles(KvSide side) const { return tiles_[size_t(side)]; }
   /// Row i of the step's matrices is token i % n_new of sequence i / n_new.
   StepRows rows(int set) const;
   /// The step of each sequence of a set.
@@ -29,12 +29,12 @@ class DeviceCaches {
 
   /// What the positions of a kv head read as by the step's last queries, in cache space: rows that index() names. With
   /// `device_levels` rotor rows have the levels of tile_order.h, by which integers are multiplied.
-  RowPool pool(bool is_k, int head, bool device_levels) const;
-  int index(bool is_k, int seq, int position) const;
+  RowPool pool(KvSide side, int head, bool device_levels) const;
+  int index(KvSide side, int seq, int position) const;
   /// Bytes of the row of a position in its format, after the step.
-  std::vector<std::byte> row_bytes(bool is_k, int set, int seq, int head, int position) const;
+  std::vector<std::byte> row_bytes(KvSide side, int set, int seq, int head, int position) const;
   /// What a position that leaves its window in the step reads as until then.
-  std::vector<float> leaving_row(bool is_k, int seq, int head, int position) const;
+  std::vector<float> leaving_row(KvSide side, int seq, int head, int position) const;
 
   /// Of one set.
   static int64_t bytes(const OpProblem& problem, int n_keys);
@@ -48,8 +48,8 @@ class DeviceCaches {
   int made_page(int seq, int i) const { return (3 * seq + i) % kMade; }
   int made_slot(int seq) const { return seq % std::min(kMade, p_.n_seq); }
   RowForm form(const KvTiles& tiles, int position) const;
-  void make_ring(const gpu::Stream& stream, bool is_k);
-  std::vector<float> decoded(bool is_k, RowForm form, int place, int head, int position, bool device_levels) const;
+  void make_ring(const gpu::Stream& stream, KvSide side);
+  std::vector<float> decoded(KvSide side, RowForm form, int place, int head, int position, bool device_levels) const;
 
   OpProblem p_;
   int n_sets_, n_keys_, pages_each_;

@@ -56,9 +56,9 @@ DeviceCaches::DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, 
         rows.push_back({.row = seq * p_.n_new + i, .position = n_keys - p_.n_new + i, .slot = to, .ring = to});
     }
   rows_ = gpu::to_device(stream, std::span<const StepRow>(rows));
-  for (const bool is_k : {true, false}) {
-    tiles_[!is_k] = memory_.tiles(0, is_k);
-    if (is_long() && tiles(is_k).ring_tiles > 0) make_ring(stream, is_k);
+  for (const KvSide side : kKvSides) {
+    tiles_[size_t(side)] = memory_.tiles(0, side);
+    if (is_long() && tiles(side).ring_tiles > 0) make_ring(stream, side);
   }
   stream.synchronize();
 }
@@ -66,13 +66,13 @@ DeviceCaches::DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, 
 bool DeviceCaches::is_long() const { return p_.n_new > kShortTokens; }
 
 /// The ring of the step: tiles of the sequence's own, over and over.
-void DeviceCaches::make_ring(const gpu::Stream& stream, bool is_k) {
-  const KvTiles& own = memory_.tiles(0, is_k);
-  KvTiles& t = tiles_[!is_k];
+void DeviceCaches::make_ring(const gpu::Stream& stream, KvSide side) {
+  const KvTiles& own = memory_.tiles(0, side);
+  KvTiles& t = tiles_[size_t(side)];
   t.ring_tiles = step_ring_tiles(own, n_keys_, p_.n_new);
   const int64_t heads = int64_t(n_sets_) * p_.n_seq * own.n_kv_heads;
-  ring_[!is_k] = gpu::Buffer(heads * t.ring_tiles * own.ring_tile_bytes + 64);
-  t.ring = ring_[!is_k].as<std::byte>();
+  ring_[size_t(side)] = gpu::Buffer(heads * t.ring_tiles * own.ring_tile_bytes + 64);
+  t.ring = ring_[size_t(side)].as<std::byte>();
   for (int64_t i = 0; i < heads; ++i)
     for (int first = 0; first < t.ring_tiles; first += own.ring_tiles)
       gpu::copy(stream, t.ring + (i * t.ring_tiles + first) * own.ring_tile_bytes,
@@ -113,26 +113,26 @@ DeviceKvMemory::RowForm DeviceCaches::form(const KvTiles& t, int position) const
   return position < t.retention.coded_end(n_keys_) ? RowForm::coded : RowForm::recent;
 }
 
-int DeviceCaches::index(bool is_k, int seq, int position) const {
-  const KvTiles& own = memory_.tiles(0, is_k);
+int DeviceCaches::index(KvSide side, int seq, int position) const {
+  const KvTiles& own = memory_.tiles(0, side);
   const int ring_rows = own.ring_tiles * kTilePositions, rings = kMade * kPagePositions,
             sinks = rings + kMade * ring_rows;
   switch (form(own, position)) {
     case RowForm::coded: return made_page(seq, position / kPagePositions) * kPagePositions + position % kPagePositions;
     case RowForm::recent:
-      return rings + made_slot(seq) * ring_rows + position % (tiles(is_k).ring_tiles * kTilePositions) % ring_rows;
+      return rings + made_slot(seq) * ring_rows + position % (tiles(side).ring_tiles * kTilePositions) % ring_rows;
     case RowForm::sink: return sinks + made_slot(seq) * own.n_sinks + position;
   }
   return 0;
 }
 
-RowPool DeviceCaches::pool(bool is_k, int head, bool device_levels) const {
-  const KvTiles& t = memory_.tiles(0, is_k);
+RowPool DeviceCaches::pool(KvSide side, int head, bool device_levels) const {
+  const KvTiles& t = memory_.tiles(0, side);
   std::vector<float> rows;
   const auto add = [&](RowForm form, int n_places, int n_rows) {
     for (int place = 0; place < n_places; ++place)
       for (int position = 0; position < n_rows; ++position) {
-        const std::vector<float> row = decoded(is_k, form, place, head, position, device_levels);
+        const std::vector<float> row = decoded(side, form, place, head, position, device_levels);
         rows.insert(rows.end(), row.begin(), row.end());
       }
     // Slots that were not made: nothing reads them.
@@ -145,10 +145,10 @@ RowPool DeviceCaches::pool(bool is_k, int head, bool device_levels) const {
   return {t.head_dim, std::move(rows)};
 }
 
-std::vector<float> DeviceCaches::decoded(bool is_k, RowForm form, int place, int head, int position,
+std::vector<float> DeviceCaches::decoded(KvSide side, RowForm form, int place, int head, int position,
                                          bool device_levels) const {
-  const KvTiles& t = memory_.tiles(0, is_k);
-  const std::vector<std::byte> bytes = memory_.row_bytes(0, is_k, form, place, head, position);
+  const KvTiles& t = memory_.tiles(0, side);
+  const std::vector<std::byte> bytes = memory_.row_bytes(0, side, form, place, head, position);
   const KvFormat& format = form == RowForm::sink ? *find_kv_format("f16").or_throw()
                                                  : kv_formats()[size_t(form == RowForm::coded ? t.format : t.recent)];
   const TileKind kind = form == RowForm::coded ? t.kind : TileKind::rows;
@@ -161,16 +161,16 @@ std::vector<float> DeviceCaches::decoded(bool is_k, RowForm form, int place, int
   return row;
 }
 
-std::vector<std::byte> DeviceCaches::row_bytes(bool is_k, int set, int seq, int head, int position) const {
-  const RowForm as = form(memory_.tiles(0, is_k), position);
+std::vector<std::byte> DeviceCaches::row_bytes(KvSide side, int set, int seq, int head, int position) const {
+  const RowForm as = form(memory_.tiles(0, side), position);
   const int own = slot(set, seq), page = kMade + own * pages_each_ + position / kPagePositions;
-  return memory_.row_bytes(0, is_k, as, as == RowForm::coded ? page : own, head, position);
+  return memory_.row_bytes(0, side, as, as == RowForm::coded ? page : own, head, position);
 }
 
-std::vector<float> DeviceCaches::leaving_row(bool is_k, int seq, int head, int position) const {
-  const bool is_sink = position < memory_.tiles(0, is_k).n_sinks;
-  return decoded(is_k, is_sink ? RowForm::sink : RowForm::recent, made_slot(seq), head,
-                 is_sink ? position : position % (tiles(is_k).ring_tiles * kTilePositions), false);
+std::vector<float> DeviceCaches::leaving_row(KvSide side, int seq, int head, int position) const {
+  const bool is_sink = position < memory_.tiles(0, side).n_sinks;
+  return decoded(side, is_sink ? RowForm::sink : RowForm::recent, made_slot(seq), head,
+                 is_sink ? position : position % (tiles(side).ring_tiles * kTilePositions), false);
 }
 
 int64_t DeviceCaches::bytes(const OpProblem& p, int n_keys) {

@@ -10,8 +10,8 @@ namespace {
 
 int pages_of(const KvLayerConfig& layer, int n_ctx) {
   int most = 1;
-  for (const bool is_k : {true, false})
-    most = std::max(most, pages_for(KvLayout(layer, is_k, false).tiles.retention, n_ctx));
+  for (const KvSide side : kKvSides)
+    most = std::max(most, pages_for(KvLayout(layer, side, false).tiles.retention, n_ctx));
   return most;
 }
 
@@ -27,8 +27,8 @@ HostCaches::HostCaches(const KvLayerConfig& layer, std::span<const KvMetricView>
 
 int64_t HostCaches::bytes(const KvLayerConfig& layer, int n_sequences, int n_ctx) {
   int64_t bytes = 0;
-  for (const bool is_k : {true, false}) {
-    const KvLayout layout(layer, is_k, false);
+  for (const KvSide side : kKvSides) {
+    const KvLayout layout(layer, side, false);
     bytes += n_sequences * (pages_of(layer, n_ctx) * layout.page_bytes() + layout.slot_bytes());
   }
   return bytes;
@@ -43,7 +43,7 @@ KvSpan HostCaches::span(int sequence, int first_row, int n_rows, int n_past) con
 }
 
 void HostCaches::append(CpuContext& context, int sequence, int n_past, View2<float> k, View2<float> v) const {
-  const KvTiles &k_tiles = tiles(true), &v_tiles = tiles(false);
+  const KvTiles &k_tiles = tiles(KvSide::k), &v_tiles = tiles(KvSide::v);
   const bool calibrates = k_tiles.retention.calibration > 0 || v_tiles.retention.calibration > 0;
   for (const KvSpan& part :
        cut_span(span(sequence, 0, int(k.rows), n_past), most_rows_at_once(k_tiles, v_tiles), calibrates))
@@ -52,14 +52,14 @@ void HostCaches::append(CpuContext& context, int sequence, int n_past, View2<flo
 
 void HostCaches::fill(CpuContext& context, const RowPool& k, const RowPool& v, int n, int skip_from, int skip_to) {
   constexpr int kBatch = 256;
-  const int64_t width = int64_t(tiles(true).n_kv_heads) * tiles(true).head_dim;
+  const int64_t width = int64_t(tiles(KvSide::k).n_kv_heads) * tiles(KvSide::k).head_dim;
   std::vector<float> rows(size_t(2 * kBatch * width));
   for (int past = 0; past < n;) {
     if (past == skip_from) past = std::max(past, skip_to);
     const int count = std::min(kBatch, (past < skip_from ? std::min(skip_from, n) : n) - past);
     const View2<float> k_rows(rows.data(), count, width), v_rows(rows.data() + kBatch * width, count, width);
-    pool_rows(k, tiles(true), past, count, k_rows.data);
-    pool_rows(v, tiles(false), past, count, v_rows.data);
+    pool_rows(k, tiles(KvSide::k), past, count, k_rows.data);
+    pool_rows(v, tiles(KvSide::v), past, count, v_rows.data);
     append(context, 0, past, k_rows, v_rows);
     past += count;
   }

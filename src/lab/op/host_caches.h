@@ -22,7 +22,7 @@ class HostCaches {
 
   /// n_rows new tokens of a sequence behind n_past.
   KvSpan span(int sequence, int first_row, int n_rows, int n_past) const;
-  const KvTiles& tiles(bool is_k) const { return memory_.tiles(0, is_k); }
+  const KvTiles& tiles(KvSide side) const { return memory_.tiles(0, side); }
   int64_t allocated_bytes() const { return memory_.allocated_bytes(); }
   static int64_t bytes(const KvLayerConfig& layer, int n_sequences, int n_ctx);
 

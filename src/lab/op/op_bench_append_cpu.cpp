@@ -107,8 +107,8 @@ class AppendCpu : public CpuOpRun {
         rows_(size_t(2 * room(p) * width(p))),
         step_(size_t(2 * p.n_new * width(p))) {
     caches_.fill(context, k_.pool(), v_.pool(), p.n_keys, kCalibration, std::max(kCalibration, p.n_keys - kLead));
-    for (const bool is_k : {true, false})
-      pool_rows((is_k ? k_ : v_).pool(), caches_.tiles(is_k), p.n_keys, room(p), rows(is_k, p.n_keys));
+    for (const KvSide side : kKvSides)
+      pool_rows((side == KvSide::k ? k_ : v_).pool(), caches_.tiles(side), p.n_keys, room(p), rows(side, p.n_keys));
     for (int i = 0; i < n_sets; ++i) {
       sets_[size_t(i)] = {p.n_keys, p.n_keys};
       for (int call = 0; call < i % period(p); ++call) this->call(i);
@@ -131,8 +131,8 @@ class AppendCpu : public CpuOpRun {
     const int64_t n = p_.n_new * width(p_);
     for (int seq = 0; seq < p_.n_seq; ++seq) {
       float* const k = step_.data();
-      std::copy_n(rows(true, set.n_past), n, k);
-      std::copy_n(rows(false, set.n_past), n, k + n);
+      std::copy_n(rows(KvSide::k, set.n_past), n, k);
+      std::copy_n(rows(KvSide::v, set.n_past), n, k + n);
       caches_.append(context_, at * p_.n_seq + seq, set.n_past, {k, p_.n_new, width(p_)}, {k + n, p_.n_new, width(p_)});
     }
     set.n_past += p_.n_new;
@@ -143,8 +143,8 @@ class AppendCpu : public CpuOpRun {
     const Set& set = sets_[size_t(at)];
     for (int seq = 0; seq < p_.n_seq; ++seq) {
       const KvSpan span = caches_.span(at * p_.n_seq + seq, 0, 0, set.n_past);
-      different += k_.different_bytes(caches_.tiles(true), span, set.first, set.n_past) +
-                   v_.different_bytes(caches_.tiles(false), span, set.first, set.n_past);
+      different += k_.different_bytes(caches_.tiles(KvSide::k), span, set.first, set.n_past) +
+                   v_.different_bytes(caches_.tiles(KvSide::v), span, set.first, set.n_past);
     }
     return {.metric = "different bytes",
             .error = double(different),
@@ -162,8 +162,8 @@ class AppendCpu : public CpuOpRun {
                                                                     : std::span<const float>();
   }
   /// Rows of a position from n_keys on, made before.
-  float* rows(bool is_k, int position) {
-    return rows_.data() + (is_k ? 0 : room(p_) * width(p_)) + (position - p_.n_keys) * width(p_);
+  float* rows(KvSide side, int position) {
+    return rows_.data() + (side == KvSide::k ? 0 : room(p_) * width(p_)) + (position - p_.n_keys) * width(p_);
   }
 
   OpProblem p_;

@@ -24,18 +24,18 @@ int64_t all_values(const OpProblem& p) { return p.n_seq * p.n_new * row_pitch(p)
 /// The last number of positions up to n_keys + n_new at which the n_new newest have made no tile leave; 0: there is
 /// none.
 int positions_of(const OpProblem& p) {
-  const auto leaves = [&](bool is_k, int n) {
-    const KvRetention r = KvLayout(p.layer(), is_k, false).tiles.retention;
+  const auto leaves = [&](KvSide side, int n) {
+    const KvRetention r = KvLayout(p.layer(), side, false).tiles.retention;
     return r.window > 0 && r.coded_end(n) > r.coded_end(n - p.n_new);
   };
   int n = p.n_keys + p.n_new;
-  while (n > p.n_new && (leaves(true, n) || leaves(false, n))) --n;
+  while (n > p.n_new && (leaves(KvSide::k, n) || leaves(KvSide::v, n))) --n;
   return n > p.n_new ? n : 0;
 }
 
 int calibration_of(const OpProblem& p) {
-  const auto of = [&](bool is_k) { return KvLayout(p.layer(), is_k, false).tiles.retention.calibration; };
-  return std::max(of(true), of(false));
+  const auto of = [&](KvSide side) { return KvLayout(p.layer(), side, false).tiles.retention.calibration; };
+  return std::max(of(KvSide::k), of(KvSide::v));
 }
 
 class AppendOnDevice : public OpRun {
@@ -51,8 +51,8 @@ class AppendOnDevice : public OpRun {
         cosines_(device_sets(stream, angles(1), 1)),
         sines_(device_sets(stream, angles(0), 1)) {
     CpuContext context(1);
-    for (const bool is_k : {true, false})
-      if (float* const scales = expected_.tiles(is_k).head_scale)
+    for (const KvSide side : kKvSides)
+      if (float* const scales = expected_.tiles(side).head_scale)
         std::fill_n(scales, p.n_seq * p.n_kv_heads, 1.0f);  // as the device's fill() leaves them
     for (int seq = 0; seq < p.n_seq; ++seq) {
       std::vector<float> k = side_rows(seq, p.n_heads), v = side_rows(seq, p.n_heads + p.n_kv_heads);
@@ -65,8 +65,8 @@ class AppendOnDevice : public OpRun {
     const float* const rows = rows_.at(set);
     device_append(stream, {.rows = caches_.rows(set),
                            .n_heads = p_.n_heads,
-                           .k_tiles = caches_.tiles(true),
-                           .v_tiles = caches_.tiles(false),
+                           .k_tiles = caches_.tiles(KvSide::k),
+                           .v_tiles = caches_.tiles(KvSide::v),
                            .q = rows,
                            .k = rows + int64_t(p_.n_heads) * p_.head_dim,
                            .v = rows + int64_t(p_.n_heads + p_.n_kv_heads) * p_.head_dim,
@@ -82,7 +82,7 @@ class AppendOnDevice : public OpRun {
 
   OpCheck check(const gpu::Stream&, int set) override {
     return {.metric = "different bytes",
-            .error = double(different_bytes(true, set) + different_bytes(false, set)),
+            .error = double(different_bytes(KvSide::k, set) + different_bytes(KvSide::v, set)),
             .what = "all appended rows, byte for byte, against the host's append"};
   }
 
@@ -100,8 +100,8 @@ class AppendOnDevice : public OpRun {
     return own;
   }
 
-  int64_t different_bytes(bool is_k, int set) const {
-    const KvTiles& t = expected_.tiles(is_k);
+  int64_t different_bytes(KvSide side, int set) const {
+    const KvTiles& t = expected_.tiles(side);
     int64_t different = 0;
     for (int seq = 0; seq < p_.n_seq; ++seq) {
       const KvSpan span = expected_.span(seq, 0, 0, n_keys_);
@@ -111,7 +111,7 @@ class AppendOnDevice : public OpRun {
                                          : position < t.retention.coded_end(n_keys_)
                                              ? t.coded_row(span.pages, head, position)
                                              : t.ring_row(seq, head, position);
-          const std::vector<std::byte> found = caches_.row_bytes(is_k, set, seq, head, position);
+          const std::vector<std::byte> found = caches_.row_bytes(side, set, seq, head, position);
           for (size_t i = 0; i < found.size(); ++i) different += found[i] != right[i];
         }
     }
@@ -154,7 +154,7 @@ class LeavingOnDevice : public OpRun {
   }
 
   void queue(gpu::StreamHandle stream, int set) override {
-    const KvTiles &k = caches_.tiles(true), &v = caches_.tiles(false);
+    const KvTiles &k = caches_.tiles(KvSide::k), &v = caches_.tiles(KvSide::v);
     const StepRows rows = caches_.rows(set);
     encode_leaving(stream, {.n_sides = 2,
                             .pair = {k, v},
@@ -172,7 +172,7 @@ class LeavingOnDevice : public OpRun {
 
   OpCheck check(const gpu::Stream&, int set) override {
     return {.metric = "different bytes",
-            .error = double(different_bytes(true, set) + different_bytes(false, set)),
+            .error = double(different_bytes(KvSide::k, set) + different_bytes(KvSide::v, set)),
             .bound = 0,
             .what = "all rows that left, byte for byte, against the formats' encoders"};
   }
@@ -181,23 +181,23 @@ class LeavingOnDevice : public OpRun {
   int n() const { return p_.n_keys + p_.n_new; }
   int n_leaving(const KvTiles& t) const { return t.retention.coded_end(n()) - t.retention.coded_end(p_.n_keys); }
 
-  int64_t different_bytes(bool is_k, int set) {
-    const KvTiles& t = caches_.tiles(is_k);
-    const KvSideConfig& side = is_k ? p_.k : p_.v;
-    const bool weighs = side.policy.rounding == KvRounding::weighted;
+  int64_t different_bytes(KvSide side, int set) {
+    const KvTiles& t = caches_.tiles(side);
+    const KvSideConfig& settings = side == KvSide::k ? p_.k : p_.v;
+    const bool weighs = settings.policy.rounding == KvRounding::weighted;
     const int64_t size = int64_t(p_.head_dim) * p_.head_dim;
     const std::vector<float> metric =
-        metric_in_cache_space(RowRotation(side.policy.rotation, 0, p_.head_dim), p_.head_dim, metric_);
+        metric_in_cache_space(RowRotation(settings.policy.rotation, 0, p_.head_dim), p_.head_dim, metric_);
     int64_t different = 0;
     for (int head = 0; head < p_.n_kv_heads; ++head) {
       std::map<std::vector<float>, std::vector<std::byte>> coded;  // sequences and rings repeat few rows
       const KvCoding coding{.scale = t.scale, .fixed = 1.0f, .metric = weighs ? &metric[size_t(head * size)] : nullptr};
       for (int seq = 0; seq < p_.n_seq; ++seq)
         for (int position = t.retention.coded_end(p_.n_keys); position < t.retention.coded_end(n()); ++position) {
-          const std::vector<float> row = caches_.leaving_row(is_k, seq, head, position);
-          const auto [right, is_new] = coded.try_emplace(row, size_t(side.format->row_bytes(p_.head_dim)));
-          if (is_new) side.format->encode(row.data(), p_.head_dim, coding, right->second.data());
-          const std::vector<std::byte> found = caches_.row_bytes(is_k, set, seq, head, position);
+          const std::vector<float> row = caches_.leaving_row(side, seq, head, position);
+          const auto [right, is_new] = coded.try_emplace(row, size_t(settings.format->row_bytes(p_.head_dim)));
+          if (is_new) settings.format->encode(row.data(), p_.head_dim, coding, right->second.data());
+          const std::vector<std::byte> found = caches_.row_bytes(side, set, seq, head, position);
           for (size_t i = 0; i < found.size(); ++i) different += found[i] != right->second[i];
         }
     }
@@ -215,11 +215,11 @@ Support leaving_support(const OpProblem& p, const OpDevice&) {
     return {false, fmt::format("head_dim {} is odd or larger than 256", p.head_dim)};
   if (p.k.policy.centre || p.v.policy.centre) return {false, "a centre is not part of this bench"};
   if (p.n_keys < calibration_of(p)) return {false, fmt::format("calibration takes {} positions", calibration_of(p))};
-  const auto leaves = [&](bool is_k) {
-    const KvRetention r = KvLayout(p.layer(), is_k, false).tiles.retention;
+  const auto leaves = [&](KvSide side) {
+    const KvRetention r = KvLayout(p.layer(), side, false).tiles.retention;
     return r.window > 0 && r.coded_end(p.n_keys + p.n_new) > r.coded_end(p.n_keys);
   };
-  if (!leaves(true) && !leaves(false)) return {false, "no tile leaves a window"};
+  if (!leaves(KvSide::k) && !leaves(KvSide::v)) return {false, "no tile leaves a window"};
   return {};
 }
 

@@ -58,8 +58,8 @@ class AttentionCpu : public CpuOpRun {
     const int64_t rows = int64_t(p_.n_seq) * p_.n_new, width = int64_t(p_.n_heads) * p_.head_dim;
     variant_.run(context_, {.n_heads = p_.n_heads,
                             .scale = 1 / std::sqrt(float(p_.head_dim)),
-                            .k = caches_.tiles(true),
-                            .v = caches_.tiles(false),
+                            .k = caches_.tiles(KvSide::k),
+                            .v = caches_.tiles(KvSide::v),
                             .spans = s.spans,
                             .q = {q_.data(), rows, width},
                             .out = {s.out.data(), rows, width}});
@@ -94,14 +94,14 @@ class AttentionCpu : public CpuOpRun {
       const auto row = q_.begin() + (int64_t(seq + 1) * p_.n_new - 1) * width;
       q.insert(q.end(), row, row + width);
     }
-    for (int64_t at = 0; at < ssize(q); at += p_.head_dim) caches_.tiles(true).rotation.forward(q.data() + at);
+    for (int64_t at = 0; at < ssize(q); at += p_.head_dim) caches_.tiles(KvSide::k).rotation.forward(q.data() + at);
     OpProblem one = p_;
     one.n_seq = one.n_kv_heads = 1;
     one.n_heads = per_kv_head;
     reference_.resize(q.size());
     double error = 0;
     for (int head = 0; head < p_.n_kv_heads; ++head) {
-      const HeadRows k(caches_.tiles(true), all, head), v(caches_.tiles(false), all, head);
+      const HeadRows k(caches_.tiles(KvSide::k), all, head), v(caches_.tiles(KvSide::v), all, head);
       for (int seq = 0; seq < p_.n_seq; ++seq) {
         const size_t at = size_t(seq * width) + size_t(head) * group;
         const AttentionReference r = attention_reference(
@@ -116,7 +116,7 @@ class AttentionCpu : public CpuOpRun {
     }
     if (variant_.rounds) error = std::pow(std::sqrt(error) + std::sqrt(rounding_bound(all, q)), 2);
     // The centre and the rotation back are the same code here and there.
-    const KvTiles& v = caches_.tiles(false);
+    const KvTiles& v = caches_.tiles(KvSide::v);
     for (int64_t at = 0; at < ssize(reference_); at += p_.head_dim) {
       float* const row = reference_.data() + at;
       const int kv_head = int(at / p_.head_dim % p_.n_heads) / per_kv_head;
@@ -143,7 +143,7 @@ class AttentionCpu : public CpuOpRun {
     std::vector<double> p(size_t(p_.n_keys));
     for (int head = 0; head < p_.n_heads; ++head) {
       const int kv_head = head / (p_.n_heads / p_.n_kv_heads);
-      const HeadRows k(caches_.tiles(true), all, kv_head), v(caches_.tiles(false), all, kv_head);
+      const HeadRows k(caches_.tiles(KvSide::k), all, kv_head), v(caches_.tiles(KvSide::v), all, kv_head);
       const auto query = q.subspan(size_t(head) * dim, dim),
                  out = std::span<const float>(reference_).subspan(size_t(head) * dim, dim);
       std::vector<double> score, k_squares, v_squares;  // of the pools' rows, which many positions share

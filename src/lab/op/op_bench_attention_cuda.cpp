@@ -72,8 +72,8 @@ class AttentionOnDevice : public OpRun {
     const DeviceAttention a{.rows = caches_.rows(set),
                             .n_heads = p_.n_heads,
                             .scale = 1 / std::sqrt(float(p_.head_dim)),
-                            .k = caches_.tiles(true),
-                            .v = caches_.tiles(false),
+                            .k = caches_.tiles(KvSide::k),
+                            .v = caches_.tiles(KvSide::v),
                             .q = q_.at(set),
                             .out = out_.at(set)};
     switch (launch_.kernel) {
@@ -111,7 +111,7 @@ class AttentionOnDevice : public OpRun {
     bound_ = 0;
     for (int head = 0; head < p_.n_kv_heads; ++head) {
       const bool integers = launch_.kernel == Kernel::tiles;
-      const RowPool k = caches_.pool(true, head, integers), v = caches_.pool(false, head, integers);
+      const RowPool k = caches_.pool(KvSide::k, head, integers), v = caches_.pool(KvSide::v, head, integers);
       std::vector<float> of_head;
       for (int seq = 0; seq < p_.n_seq; ++seq) {
         const auto row = q.begin() + std::ptrdiff_t(size_t(seq) * width + size_t(head) * group);
@@ -119,8 +119,8 @@ class AttentionOnDevice : public OpRun {
       }
       const AttentionReference r = attention_reference(
           one, of_head, k, v,
-          [&](int64_t seq, int64_t position) { return caches_.index(true, int(seq), int(position)); },
-          [&](int64_t seq, int64_t position) { return caches_.index(false, int(seq), int(position)); });
+          [&](int64_t seq, int64_t position) { return caches_.index(KvSide::k, int(seq), int(position)); },
+          [&](int64_t seq, int64_t position) { return caches_.index(KvSide::v, int(seq), int(position)); });
       for (int seq = 0; seq < p_.n_seq; ++seq)
         std::copy_n(r.out.begin() + std::ptrdiff_t(size_t(seq) * group), group,
                     reference_.begin() + std::ptrdiff_t(size_t(seq) * width + size_t(head) * group));
@@ -154,16 +154,16 @@ class AttentionOnDevice : public OpRun {
         // steps of the largest of a tile; and float rounds as for float rows.
         double k2 = 0;
         for (int i = 0; i < k.n_rows(); ++i) k2 = std::max(k2, power_sum(k.row(i), 2));
-        const double score = std::sqrt(k2) * largest_of(q) * step(true) / std::sqrt(double(p_.head_dim));
-        const double e = 4 * score + 2 * r.score_error + 1e-5, coarse = step(false) * largest_of(v.rows());
+        const double score = std::sqrt(k2) * largest_of(q) * step(KvSide::k) / std::sqrt(double(p_.head_dim));
+        const double e = 4 * score + 2 * r.score_error + 1e-5, coarse = step(KvSide::v) * largest_of(v.rows());
         return std::pow(e * std::sqrt(r.amplification) + coarse / std::sqrt(r.mean_square), 2);
       }
     }
     return 0;
   }
   /// What multiplies rows is rounded to steps of this, 1 being its largest: 22 bits beside f16 alone, else 15.
-  double step(bool is_k) const {
-    const KvTiles& t = caches_.tiles(is_k);
+  double step(KvSide side) const {
+    const KvTiles& t = caches_.tiles(side);
     const bool fine = t.kind == TileKind::f16 && (t.ring_tiles == 0 || t.recent_kind == TileKind::f16);
     return fine ? 0x1p-21 : 0x1p-14;
   }

@@ -134,7 +134,7 @@ std::vector<LayerRows> capture_attention(const Model& model, std::span<const int
 AttentionError attention_error(CpuContext& context, const AttentionShape& shape, int layer, const LayerRows& rows,
                                HostKvMemory& memory) {
   const int dim = shape.head_dim, n = rows.n_keys, group = shape.n_heads / shape.n_kv_heads;
-  const KvTiles &k = memory.tiles(layer, true), &v = memory.tiles(layer, false);
+  const KvTiles &k = memory.tiles(layer, KvSide::k), &v = memory.tiles(layer, KvSide::v);
   std::vector<int32_t> pages(static_cast<size_t>(memory.n_pages()));
   std::iota(pages.begin(), pages.end(), 0);
   const KvSpan all{.n_rows = n, .pages = pages.data()};

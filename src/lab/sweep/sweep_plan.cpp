@@ -41,8 +41,8 @@ std::optional<double> decode_read_bytes(const SweepCell& cell) {
   const ModelPlan model = make_plan(plan.config);
   int64_t bytes = plan.decode_matrix_bytes();
   for (const KvLayerConfig& layer : layer_configs(session_options(kv, cell.depth + cell.n_gen, 1), model))
-    for (const bool is_k : {true, false})
-      bytes += kv_read_bytes(KvLayout(layer, is_k, false).tiles, cell.depth + (cell.n_gen + 1) / 2);
+    for (const KvSide side : kKvSides)
+      bytes += kv_read_bytes(KvLayout(layer, side, false).tiles, cell.depth + (cell.n_gen + 1) / 2);
   return double(bytes);
 }
 

@@ -53,7 +53,7 @@ Work attention_work(const Attention& a) {
     int64_t pairs = 0;  // query, key it may see
     for (int n = span.n_past + 1; n <= span.n_keys(); ++n) pairs += n - a.first_key(n);
     const auto read = [&](const KvTiles& t) { return kv_read_bytes(t, span.n_keys(), span.n_rows); };
-    work += {4 * values + read(a.k) + (a.v.is_k ? 0 : read(a.v)), 4 * values,
+    work += {4 * values + read(a.k) + (a.v.side == KvSide::k ? 0 : read(a.v)), 4 * values,
              4 * a.n_heads * int64_t(a.k.head_dim) * pairs};
   }
   return work;
@@ -72,8 +72,8 @@ AttentionProblem::AttentionProblem(const KvLayerConfig& layer, int n_heads, int 
     : spans_(size_t(n_seqs), {.n_rows = n_queries, .n_past = n_keys - n_queries}),
       a_{.n_heads = n_heads,
          .scale = 1,
-         .k = KvLayout(layer, true, false).tiles,
-         .v = KvLayout(layer, layer.v_is_k, false).tiles} {
+         .k = KvLayout(layer, KvSide::k, false).tiles,
+         .v = KvLayout(layer, layer.v_is_k ? KvSide::k : KvSide::v, false).tiles} {
   a_.spans = spans_;
 }
 

@@ -213,10 +213,10 @@ void kv_append(CpuContext& context, const KvTiles& k, const KvTiles& v, std::spa
   }
   std::vector<Coded> taken(size_t(2 * n_rows));
   const auto take = [&](int64_t task, int) {
-    const bool is_k = task < n_rows;
+    const bool of_k = task < n_rows;
     const NewRow& row = rows[size_t(task % n_rows)];
     taken[size_t(task)] =
-        take_row(is_k ? k : v, *row.span, row.i, &(is_k ? k_rows : v_rows)(row.span->first_row + row.i, 0));
+        take_row(of_k ? k : v, *row.span, row.i, &(of_k ? k_rows : v_rows)(row.span->first_row + row.i, 0));
   };
   if (n_rows == 1) {
     take(0, 0);

@@ -29,9 +29,9 @@ class DeviceKvMemory final : public KvMemory {
   /// No other memory of this process has or had the same.
   uint64_t serial() const { return serial_; }
   /// As kernels read and write a side.
-  const KvTiles& tiles(int layer, bool is_k) const { return side(layer, is_k).tiles; }
-  float* states(int layer) const { return side(layer, true).state.as<float>(); }  ///< [n_slots, state_values]
-  bool in_fragments(int layer) const { return tiles(layer, true).kind != TileKind::rows; }
+  const KvTiles& tiles(int layer, KvSide side) const { return held(layer, side).tiles; }
+  float* states(int layer) const { return held(layer, KvSide::k).state.as<float>(); }  ///< [n_slots, state_values]
+  bool in_fragments(int layer) const { return tiles(layer, KvSide::k).kind != TileKind::rows; }
   std::span<const SideGroup> groups() const { return groups_; }
   const Retentions& retentions() const { return retentions_; }
   /// Lists of pages of every slot's sequence, [n_slots, n_pages()]; of the first class that has layers.
@@ -40,10 +40,10 @@ class DeviceKvMemory final : public KvMemory {
 
   /// The bytes of a row in its format, for checks: of a coded row the place is a page, else a slot.
   enum class RowForm : uint8_t { coded, recent, sink };
-  std::vector<std::byte> row_bytes(int layer, bool is_k, RowForm form, int place, int head, int position) const;
+  std::vector<std::byte> row_bytes(int layer, KvSide side, RowForm form, int place, int head, int position) const;
 
   using KvMemory::allocated_bytes;
-  int64_t allocated_bytes(int layer, bool is_k) const override;
+  int64_t allocated_bytes(int layer, KvSide side) const override;
   void clear_slot(int slot) override;
   void copy_slot(int from, int to) override;
   using KvMemory::clear_counts;
@@ -52,13 +52,13 @@ class DeviceKvMemory final : public KvMemory {
   void copy_page(PageClass of, int from, int to) override;
   void clear_counts(PageClass of, int page) override;
   void set_pages(PageClass of, int slot, int first, std::span<const int32_t> pages) override;
-  SideImage read_side(int layer, bool is_k, const SequencePlace& place) override;
+  SideImage read_side(int layer, KvSide side, const SequencePlace& place) override;
   void write(const SequenceImage& image, const SequencePlace& place) override;
   /// Codes at random, in no time.
   void fill(const SequencePlace& place, uint64_t seed) override;
-  PageCounts counts(int layer, bool is_k, int page) override;
-  std::vector<PageCounts> counts(int layer, bool is_k) override;
-  int64_t saturated(int layer, bool is_k) override;
+  PageCounts counts(int layer, KvSide side, int page) override;
+  std::vector<PageCounts> counts(int layer, KvSide side) override;
+  int64_t saturated(int layer, KvSide side) override;
 
  private:
   struct Side {
@@ -85,7 +85,7 @@ class DeviceKvMemory final : public KvMemory {
   struct HostSide;
 
   const OfClass& of_class(PageClass of) const { return of_class_[size_t(of)]; }
-  const Side& side(int layer, bool is_k) const { return sides_[side_index(layer, is_k)]; }
+  const Side& held(int layer, KvSide side) const { return sides_[side_index(layer, side)]; }
   void fill_in_fragments(const Side& side, const SequencePlace& place, uint64_t seed);
   void fill_state(int layer, const SequencePlace& place, uint64_t seed);
   void fill_rows(int layer, const SequencePlace& place, uint64_t seed);

@@ -65,10 +65,10 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
   };
   sides_.reserve(2 * layers.size());
   for (int layer = 0; layer < n_layers(); ++layer)
-    for (const bool is_k : {true, false}) {
-      const KvLayout& of = layout(layer, is_k);
+    for (const KvSide side : kKvSides) {
+      const KvLayout& of = layout(layer, side);
       Side& s = sides_.emplace_back(stream, rotation_layer(layers, layer), of,
-                                    metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k),
+                                    metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(side),
                                     n_pages[page_class(layer)], n_slots);
       s.tiles.saturated = saturated_.as<unsigned long long>() + (sides_.size() - 1);
       const auto its_class = size_t(page_class(layer));
@@ -124,9 +124,9 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
   stream.synchronize();
 }
 
-std::vector<std::byte> DeviceKvMemory::row_bytes(int layer, bool is_k, RowForm form, int place, int head,
+std::vector<std::byte> DeviceKvMemory::row_bytes(int layer, KvSide side, RowForm form, int place, int head,
                                                  int position) const {
-  const KvTiles& t = tiles(layer, is_k);
+  const KvTiles& t = tiles(layer, side);
   const int tile = position / kTilePositions;
   const auto [of, from] = form == RowForm::sink    ? std::pair(sink_form(t), t.sink_tile(place, head))
                           : form == RowForm::coded ? std::pair(coded_form(t), t.coded_tile(place, head, tile))
@@ -140,7 +140,7 @@ std::vector<std::byte> DeviceKvMemory::row_bytes(int layer, bool is_k, RowForm f
   return row;
 }
 
-int64_t DeviceKvMemory::allocated_bytes(int layer, bool is_k) const { return side(layer, is_k).bytes(); }
+int64_t DeviceKvMemory::allocated_bytes(int layer, KvSide side) const { return held(layer, side).bytes(); }
 
 void DeviceKvMemory::clear_slot(int slot) { device_clear_parts(stream_, slot_floats_.get(), slot_floats_.n, slot); }
 void DeviceKvMemory::copy_slot(int from, int to) { device_copy_parts(stream_, of_slot_.get(), of_slot_.n, from, to); }
@@ -206,13 +206,13 @@ struct DeviceKvMemory::HostSide {
   std::vector<float> centre, head_scale, state;
 };
 
-SideImage DeviceKvMemory::read_side(int layer, bool is_k, const SequencePlace& place) {
-  const Side& of = side(layer, is_k);
+SideImage DeviceKvMemory::read_side(int layer, KvSide side, const SequencePlace& place) {
+  const Side& of = held(layer, side);
   HostSide host(of, place);
   host.for_each_piece(
       [&](const void* device, void* here, int64_t bytes) { gpu::download(stream_, here, device, bytes); });
   stream_.synchronize();
-  return image_of_side(of.layout, host.bytes(), place.n, place.ring_first[side_index(layer, is_k)],
+  return image_of_side(of.layout, host.bytes(), place.n, place.ring_first[side_index(layer, side)],
                        place.first_of(page_class(layer)));
 }
 
@@ -241,7 +241,7 @@ void DeviceKvMemory::fill_in_fragments(const Side& s, const SequencePlace& place
 }
 
 void DeviceKvMemory::fill_state(int layer, const SequencePlace& place, uint64_t seed) {
-  const int64_t n = layout(layer, true).state_values;
+  const int64_t n = layout(layer, KvSide::k).state_values;
   Rng rng(seed);
   std::vector<float> values(static_cast<size_t>(n));
   for (float& x : values) x = float(rng.uniform() * 0.346 - 0.173);  // as the host has it
@@ -251,16 +251,16 @@ void DeviceKvMemory::fill_state(int layer, const SequencePlace& place, uint64_t 
 
 /// One page of rows as the host fills it, and copies.
 void DeviceKvMemory::fill_rows(int layer, const SequencePlace& place, uint64_t seed) {
-  KvLayerConfig config{layout(layer, true).config, layout(layer, false).config, tiles(layer, true).n_kv_heads,
-                       tiles(layer, true).head_dim};
+  KvLayerConfig config{layout(layer, KvSide::k).config, layout(layer, KvSide::v).config,
+                       tiles(layer, KvSide::k).n_kv_heads, tiles(layer, KvSide::k).head_dim};
   config.k.policy.rounding = config.v.policy.rounding = KvRounding::nearest;
   HostKvMemory host({&config, 1}, {}, nullptr, 1, 1);
   const int32_t page = 0;
   const int ring_first[2] = {};
   host.fill({0, kPagePositions, {&page, 1}, ring_first}, seed);
-  for (const bool is_k : {true, false}) {
-    const KvTiles &from = host.tiles(0, is_k), &to = tiles(layer, is_k);
-    const KvLayout& l = layout(layer, is_k);
+  for (const KvSide side : kKvSides) {
+    const KvTiles &from = host.tiles(0, side), &to = tiles(layer, side);
+    const KvLayout& l = layout(layer, side);
     for (const int32_t at : place.held_pages_of(page_class(layer)))
       gpu::upload(stream_, to.pages + at * l.page_bytes(), from.pages, l.page_bytes());
     gpu::upload(stream_, to.ring + place.slot * l.ring_bytes(), from.ring, l.ring_bytes());
@@ -274,7 +274,7 @@ void DeviceKvMemory::fill_rows(int layer, const SequencePlace& place, uint64_t s
 void DeviceKvMemory::fill(const SequencePlace& place, uint64_t seed) {
   for (int layer = 0; layer < n_layers(); ++layer) {
     const uint64_t own_seed = seed + 6 * uint64_t(layer) * uint64_t(n_pages() + 1);
-    if (layout(layer, true).state_values > 0) {
+    if (layout(layer, KvSide::k).state_values > 0) {
       fill_state(layer, place, own_seed);
       continue;
     }
@@ -282,28 +282,28 @@ void DeviceKvMemory::fill(const SequencePlace& place, uint64_t seed) {
       fill_rows(layer, place, own_seed);
       continue;
     }
-    for (const bool is_k : {true, false})
-      fill_in_fragments(side(layer, is_k), place, own_seed + (is_k ? 0 : 3 * uint64_t(n_pages() + 1)));
+    for (const KvSide side : kKvSides)
+      fill_in_fragments(held(layer, side), place, own_seed + (side == KvSide::k ? 0 : 3 * uint64_t(n_pages() + 1)));
   }
 }
 
-PageCounts DeviceKvMemory::counts(int layer, bool is_k, int page) {
+PageCounts DeviceKvMemory::counts(int layer, KvSide side, int page) {
   PageCounts counts;
-  gpu::download(stream_, &counts, tiles(layer, is_k).counts + page, sizeof counts);
+  gpu::download(stream_, &counts, tiles(layer, side).counts + page, sizeof counts);
   stream_.synchronize();
   return counts;
 }
 
-std::vector<PageCounts> DeviceKvMemory::counts(int layer, bool is_k) {
+std::vector<PageCounts> DeviceKvMemory::counts(int layer, KvSide side) {
   std::vector<PageCounts> counts(static_cast<size_t>(n_pages(page_class(layer))));
-  gpu::download(stream_, counts.data(), tiles(layer, is_k).counts, int64_t(counts.size() * sizeof(PageCounts)));
+  gpu::download(stream_, counts.data(), tiles(layer, side).counts, int64_t(counts.size() * sizeof(PageCounts)));
   stream_.synchronize();
   return counts;
 }
 
-int64_t DeviceKvMemory::saturated(int layer, bool is_k) {
+int64_t DeviceKvMemory::saturated(int layer, KvSide side) {
   unsigned long long count = 0;
-  gpu::download(stream_, &count, tiles(layer, is_k).saturated, sizeof count);
+  gpu::download(stream_, &count, tiles(layer, side).saturated, sizeof count);
   stream_.synchronize();
   return int64_t(count);
 }

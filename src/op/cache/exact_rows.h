@@ -88,7 +88,7 @@ __device__ __forceinline__ int code_at(const TileShape& shape, TilePlace at) {
 __device__ __forceinline__ float read_exact(const KvTiles& t, const StepRow& of, int head, int position, int d) {
   const ExactTile at = exact_tile(t, of, head, position);
   const TileShape shape(at.kind, t.head_dim);
-  const std::byte* code = at.tile + code_at(shape, tile_place(t.is_k, at.position, d));
+  const std::byte* code = at.tile + code_at(shape, tile_place(t.side, at.position, d));
   if (at.kind == TileKind::f16) return f16_to_f32(tile_rows::load16(code));
   return float(int8_t(*code)) * f16_to_f32(tile_rows::load16(at.tile + shape.scale_at(0, at.position)));
 }
@@ -128,7 +128,7 @@ __device__ inline void write_exact_row(const KvTiles& t, const StepRow& of, int 
     tile_rows::store16(to.tile + shape.scale_at(0, to.position), f32_to_f16(scale));
   }
   for (int d = 0; d < t.head_dim; ++d) {
-    std::byte* code = to.tile + code_at(shape, tile_place(t.is_k, to.position, d));
+    std::byte* code = to.tile + code_at(shape, tile_place(t.side, to.position, d));
     const float x = saturate_f16(row[d], ignored);
     if (to.kind == TileKind::f16) tile_rows::store16(code, f32_to_f16(x));
     else *code = std::byte(int8_t(fminf(fmaxf(roundf(x * inverse), -127.0f), 127.0f)));

@@ -82,15 +82,15 @@ HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<cons
     : KvMemory(layers, false, n_pages, n_slots), lost_from_(size_t(n_slots), INT_MAX) {
   sides_.reserve(2 * layers.size());
   for (int layer = 0; layer < n_layers(); ++layer)
-    for (const bool is_k : {true, false})
-      sides_.emplace_back(rotation_layer(layers, layer), layout(layer, is_k),
-                          metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(is_k), round,
+    for (const KvSide side : kKvSides)
+      sides_.emplace_back(rotation_layer(layers, layer), layout(layer, side),
+                          metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(side), round,
                           n_pages[page_class(layer)], n_slots);
   for (Side& side : sides_) side.tiles.saturated = &side.saturated;
 }
 
-int64_t HostKvMemory::allocated_bytes(int layer, bool is_k) const {
-  const Side& s = side(layer, is_k);
+int64_t HostKvMemory::allocated_bytes(int layer, KvSide side) const {
+  const Side& s = held(layer, side);
   return s.pages.bytes() + s.ring.bytes() + s.sinks.bytes() + s.state.bytes() +
          4 * int64_t(s.centre.size() + s.head_scale.size()) + int64_t(s.counts.size() * sizeof(PageCounts));
 }
@@ -133,9 +133,9 @@ void HostKvMemory::clear_counts(PageClass of, int page) {
     if (page_class_of(side.tiles) == of) side.counts[size_t(page)] = {};
 }
 
-SideImage HostKvMemory::read_side(int layer, bool is_k, const SequencePlace& place) {
-  const Side& of = side(layer, is_k);
-  return image_of_side(of.layout, of.bytes(place), place.n, place.ring_first[side_index(layer, is_k)],
+SideImage HostKvMemory::read_side(int layer, KvSide side, const SequencePlace& place) {
+  const Side& of = held(layer, side);
+  return image_of_side(of.layout, of.bytes(place), place.n, place.ring_first[side_index(layer, side)],
                        place.first_of(page_class(layer)));
 }
 

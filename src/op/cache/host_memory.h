@@ -12,7 +12,7 @@ namespace ridge {
 /// no side of the layer rounds so.
 struct KvMetricView {
   std::span<const float> k, v;
-  std::span<const float> side(bool is_k) const { return is_k ? k : v; }
+  std::span<const float> side(KvSide side) const { return side == KvSide::k ? k : v; }
 };
 
 /// Whether weighted rounding of a side was given a metric of its shape.
@@ -28,12 +28,12 @@ class HostKvMemory final : public KvMemory {
                PageNumbers n_pages, int n_slots);
 
   /// As ops read and write a side; good as long as this object.
-  const KvTiles& tiles(int layer, bool is_k) const { return sides_[side_index(layer, is_k)].tiles; }
+  const KvTiles& tiles(int layer, KvSide side) const { return sides_[side_index(layer, side)].tiles; }
   /// States of a layer, [n_slots, state_values]; null where the layer has none.
-  float* states(int layer) { return sides_[side_index(layer, true)].states(); }
+  float* states(int layer) { return sides_[side_index(layer, KvSide::k)].states(); }
 
   using KvMemory::allocated_bytes;
-  int64_t allocated_bytes(int layer, bool is_k) const override;
+  int64_t allocated_bytes(int layer, KvSide side) const override;
   int lost_from(int slot) const override { return lost_from_[size_t(slot)]; }
   void set_lost_from(int slot, int position) { lost_from_[size_t(slot)] = position; }
   void clear_slot(int slot) override;
@@ -44,12 +44,12 @@ class HostKvMemory final : public KvMemory {
   void copy_page(PageClass of, int from, int to) override;
   void clear_counts(PageClass of, int page) override;
   void set_pages(PageClass, int, int, std::span<const int32_t>) override {}
-  SideImage read_side(int layer, bool is_k, const SequencePlace& place) override;
+  SideImage read_side(int layer, KvSide side, const SequencePlace& place) override;
   void write(const SequenceImage& image, const SequencePlace& place) override;
   void fill(const SequencePlace& place, uint64_t seed) override;
-  PageCounts counts(int layer, bool is_k, int page) override { return tiles(layer, is_k).counts[page]; }
-  std::vector<PageCounts> counts(int layer, bool is_k) override { return side(layer, is_k).counts; }
-  int64_t saturated(int layer, bool is_k) override { return int64_t(*tiles(layer, is_k).saturated); }
+  PageCounts counts(int layer, KvSide side, int page) override { return tiles(layer, side).counts[page]; }
+  std::vector<PageCounts> counts(int layer, KvSide side) override { return held(layer, side).counts; }
+  int64_t saturated(int layer, KvSide side) override { return int64_t(*tiles(layer, side).saturated); }
 
  private:
   struct Side {
@@ -69,7 +69,7 @@ class HostKvMemory final : public KvMemory {
     unsigned long long saturated = 0;
   };
 
-  const Side& side(int layer, bool is_k) const { return sides_[size_t(2 * layer + !is_k)]; }
+  const Side& held(int layer, KvSide side) const { return sides_[side_index(layer, side)]; }
 
   std::vector<Side> sides_;     // [2 n_layers], never moved after construction: tiles point into them
   std::vector<int> lost_from_;  // [n_slots]

@@ -99,7 +99,7 @@ SequenceImage cut_image(WholeLayouts whole, const SequenceImage& image, std::spa
               image.sides.size(), parts.size(), 2 * whole.size());
   SequenceImage own{.n = image.n, .calibrated = image.calibrated, .sides = {}};
   for (size_t i = 0; i < parts.size(); ++i)
-    own.sides.push_back(cut_side(whole[i / 2].side(i % 2 == 0), image.n, image.sides[i], parts[i]));
+    own.sides.push_back(cut_side(whole[i / 2].side(kKvSides[i % 2]), image.n, image.sides[i], parts[i]));
   return own;
 }
 
@@ -116,7 +116,7 @@ SequenceImage join_images(WholeLayouts whole, std::vector<SequenceImage> images,
       sides.push_back(std::move(images[r].sides[i]));
       of.push_back(parts[r][i]);
     }
-    joined.sides.push_back(join_sides(whole[i / 2].side(i % 2 == 0), joined.n, sides, of));
+    joined.sides.push_back(join_sides(whole[i / 2].side(kKvSides[i % 2]), joined.n, sides, of));
   }
   return joined;
 }

@@ -26,20 +26,20 @@ int format_number(const KvFormat& format) { return int(&format - kv_formats().da
 
 }  // namespace
 
-KvSideConfig default_kv_side(const KvFormat& format, bool is_k, bool k_has_bias) {
+KvSideConfig default_kv_side(const KvFormat& format, KvSide side, bool k_has_bias) {
   KvSideConfig config{.format = &format, .policy = format.policy};
-  config.policy.centre = config.policy.centre && is_k && k_has_bias;
+  config.policy.centre = config.policy.centre && side == KvSide::k && k_has_bias;
   return config;
 }
 
-KvLayout::KvLayout(const KvLayerConfig& layer, bool is_k, bool in_fragments) : config(layer.side(is_k)) {
+KvLayout::KvLayout(const KvLayerConfig& layer, KvSide side, bool in_fragments) : config(layer.side(side)) {
   const int head_dim = layer.head_dim;
-  if (is_k) state_values = layer.state_values;
-  if (is_k) state_elsewhere = layer.state_elsewhere;
+  if (side == KvSide::k) state_values = layer.state_values;
+  if (side == KvSide::k) state_elsewhere = layer.state_elsewhere;
   tiles.format = format_number(*config.format);
   tiles.recent = format_number(config.recent());
-  tiles.is_k = is_k;
-  tiles.n_kv_heads = is_k || !layer.v_is_k ? layer.n_kv_heads : 0;
+  tiles.side = side;
+  tiles.n_kv_heads = side == KvSide::k || !layer.v_is_k ? layer.n_kv_heads : 0;
   tiles.head_dim = head_dim;
   tiles.retention = make_retention(config);
   tiles.n_sinks = config.policy.sinks;
@@ -81,8 +81,7 @@ Support device_tiles(const KvLayerConfig& layer) {
   if (layer.v_is_k) return {false, "latent rows"};
   if (layer.head_dim != 64 && layer.head_dim != 128 && layer.head_dim != 256)
     return {false, fmt::format("head_dim {} is not 64, 128 or 256", layer.head_dim)};
-  for (const bool is_k : {true, false}) {
-    const KvSideConfig& side = layer.side(is_k);
+  for (const KvSideConfig& side : {layer.k, layer.v}) {
     const KvRetention retention = make_retention(side);
     const std::optional<TileKind> kind = tile_kind_of(format_number(*side.format));
     if (!kind) return {false, fmt::format("{} has no order for tensor cores", side.format->name)};

@@ -20,7 +20,7 @@ struct KvSideConfig {
 
 /// A format with its own policy, as a model gets it unless told otherwise. Only K is centred, and only where the
 /// model's K has a bias: elsewhere the mean of the first keys does not stay the mean (docs/decisions/0004).
-KvSideConfig default_kv_side(const KvFormat& format, bool is_k, bool k_has_bias);
+KvSideConfig default_kv_side(const KvFormat& format, KvSide side, bool k_has_bias);
 
 /// What one layer remembers: rows of its kv heads, or, without kv heads, a state.
 struct KvLayerConfig {
@@ -34,7 +34,7 @@ struct KvLayerConfig {
 
   bool v_is_k = false;  ///< the rows of K serve as V too: V has no rows of its own, and the settings of K
 
-  const KvSideConfig& side(bool is_k) const { return is_k ? k : v; }
+  const KvSideConfig& side(KvSide side) const { return side == KvSide::k ? k : v; }
 };
 
 /// Positions that must be held before the centre and the scales of heads are set, from then on for good.
@@ -42,7 +42,7 @@ inline constexpr int kCalibration = 64;
 
 struct KvLayout {
   /// `in_fragments`: tiles are in the order of tensor cores (device_tiles() must be ok); else they hold rows.
-  KvLayout(const KvLayerConfig& layer, bool is_k, bool in_fragments);
+  KvLayout(const KvLayerConfig& layer, KvSide side, bool in_fragments);
 
   KvSideConfig config;
   KvTiles tiles;  ///< rules and sizes; its pointers are null
@@ -72,9 +72,9 @@ int64_t kv_read_bytes(const KvTiles& tiles, int n, int n_new = 1);
 /// The two sides of a layer.
 struct KvLayouts {
   KvLayouts(const KvLayerConfig& layer, bool in_fragments)
-      : k(layer, true, in_fragments), v(layer, false, in_fragments) {}
+      : k(layer, KvSide::k, in_fragments), v(layer, KvSide::v, in_fragments) {}
   KvLayout k, v;
-  const KvLayout& side(bool is_k) const { return is_k ? k : v; }
+  const KvLayout& side(KvSide side) const { return side == KvSide::k ? k : v; }
 };
 
 /// Pages that hold the coded rows of n positions.

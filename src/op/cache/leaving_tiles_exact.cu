@@ -19,7 +19,7 @@ __device__ __forceinline__ void read_exact_lane(const KvTiles& t, const StepRow&
                                                 float (&x)[kPer]) {
   const ExactTile from = exact_tile(t, of, head, position);
   const TileShape shape(from.kind, 32 * kPer);
-  const std::byte* const code = from.tile + code_at(shape, tile_place(t.is_k, from.position, lane));
+  const std::byte* const code = from.tile + code_at(shape, tile_place(t.side, from.position, lane));
   if (from.kind == TileKind::f16) {
 #pragma unroll
     for (int j = 0; j < kPer; ++j) x[j] = gpu::half_to_float(tile_rows::load16(code + 128 * 16 * j));
@@ -32,7 +32,7 @@ __device__ __forceinline__ void read_exact_lane(const KvTiles& t, const StepRow&
 
 /// The words of half a tile from the codes of its rows, a thread a word.
 template <int kBits, int kPer>
-__device__ __forceinline__ void store_words(const uint8_t (&codes)[kRotorRows][32 * kPer + 4], bool is_k, int half,
+__device__ __forceinline__ void store_words(const uint8_t (&codes)[kRotorRows][32 * kPer + 4], KvSide side, int half,
                                             std::byte* tile) {
   constexpr TileShape kShape(kBits == 3 ? TileKind::rotor3 : TileKind::rotor4, 32 * kPer);
   static_assert(16 * kShape.lane_words <= kRotorThreads);
@@ -41,10 +41,11 @@ __device__ __forceinline__ void store_words(const uint8_t (&codes)[kRotorRows][3
   // This half's lanes of the tile: K, r = 4 half .. 4 half + 3; V, columns 2 half and 2 half + 1.
   const int mine = unit / kShape.chunk_words % 16;
   const int w = unit / (16 * kShape.chunk_words) * kShape.chunk_words + unit % kShape.chunk_words;
-  const int r = is_k ? 4 * half + mine / 4 : mine / 2, c = is_k ? mine % 4 : 2 * half + mine % 2;
+  const int r = side == KvSide::k ? 4 * half + mine / 4 : mine / 2,
+            c = side == KvSide::k ? mine % 4 : 2 * half + mine % 2;
   const uint32_t word = rotor_word<kBits>(w, [&](int group, int i) {
-    return is_k ? codes[position_row(group % 4 * 8 + r)][group / 4 * 32 + 8 * c + i]
-                : codes[position_row(i / 2 * 8 + 2 * c + i % 2)][8 * group + r];
+    return side == KvSide::k ? codes[position_row(group % 4 * 8 + r)][group / 4 * 32 + 8 * c + i]
+                             : codes[position_row(i / 2 * 8 + 2 * c + i % 2)][8 * group + r];
   });
   *reinterpret_cast<uint32_t*>(tile + kShape.word_at(4 * r + c, w)) = word;
 }
@@ -66,7 +67,7 @@ __device__ __forceinline__ float code_rotor(RotorRoom<kPer>& room, const KvTiles
     error2 += error * error;
   }
   __syncthreads();
-  store_words<kBits, kPer>(room.codes, side.is_k, half, tile);
+  store_words<kBits, kPer>(room.codes, side.side, half, tile);
   return error2;
 }
 
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kRotorThreads, kPer <= 4 ? 2 : 1) leaving_kern
       saturated += saturate<kPer>(side.kind, x);
 #pragma unroll 1
       for (int turn = 0; turn < 2; ++turn) {  // positions 16 apart share bytes of V's nibbles
-        if (turn == p / 16) error2 = write_row<kPer>(side.kind, side.is_k, false, p, lane, x, tile);
+        if (turn == p / 16) error2 = write_row<kPer>(side.kind, side.side, false, p, lane, x, tile);
         __syncthreads();
       }
     }

@@ -12,7 +12,7 @@ namespace {
 void write_row(const TileRowsForm& form, const KvTiles& t, std::byte* tile, int position, const std::byte* row) {
   const int p = position % kTilePositions;
   if (form.kind == TileKind::rows) std::memcpy(tile + p * form.row_bytes, row, size_t(form.row_bytes));
-  else write_tile_row(form.format, row, t.is_k, p, t.head_dim, tile);
+  else write_tile_row(form.format, row, t.side, p, t.head_dim, tile);
 }
 
 /// Calls visit(form, tile, position) for every row of an image, in its order; tile is null where the page is given back.
@@ -48,7 +48,7 @@ TileRowsForm sink_form(const KvTiles& t) {
 void read_row(const TileRowsForm& form, const KvTiles& t, const std::byte* tile, int position, std::byte* row) {
   const int p = position % kTilePositions;
   if (form.kind == TileKind::rows) std::memcpy(row, tile + p * form.row_bytes, size_t(form.row_bytes));
-  else read_tile_row(form.format, tile, t.is_k, p, t.head_dim, row);
+  else read_tile_row(form.format, tile, t.side, p, t.head_dim, row);
 }
 
 int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots) {
@@ -71,9 +71,9 @@ KvMemory::KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNu
     if (std::ranges::any_of(layouts_, is_of)) classes_.push_back(of);
   }
   for (const KvLayouts& layer : layouts_)
-    for (const bool is_k : {true, false}) {
-      page_bytes_[size_t(page_class_of(layer.k.tiles))] += layer.side(is_k).page_bytes();
-      slot_bytes_ += layer.side(is_k).slot_bytes();
+    for (const KvSide side : kKvSides) {
+      page_bytes_[size_t(page_class_of(layer.k.tiles))] += layer.side(side).page_bytes();
+      slot_bytes_ += layer.side(side).slot_bytes();
     }
 }
 
@@ -90,19 +90,19 @@ void KvMemory::set_pages(int slot, int first, std::span<const int32_t> pages) {
 SequenceImage KvMemory::read(const SequencePlace& place, bool calibrated) {
   SequenceImage image{.n = place.n, .calibrated = calibrated, .lost_from = lost_from(place.slot)};
   for (int layer = 0; layer < n_layers(); ++layer)
-    for (const bool is_k : {true, false}) image.sides.push_back(read_side(layer, is_k, place));
+    for (const KvSide side : kKvSides) image.sides.push_back(read_side(layer, side, place));
   return image;
 }
 
 int64_t KvMemory::allocated_bytes() const {
   int64_t bytes = 0;
   for (int layer = 0; layer < n_layers(); ++layer)
-    bytes += allocated_bytes(layer, true) + allocated_bytes(layer, false);
+    bytes += allocated_bytes(layer, KvSide::k) + allocated_bytes(layer, KvSide::v);
   return bytes;
 }
 
-int64_t KvMemory::overhead_bytes(int layer, bool is_k) const {
-  const KvLayout& l = layout(layer, is_k);
+int64_t KvMemory::overhead_bytes(int layer, KvSide side) const {
+  const KvLayout& l = layout(layer, side);
   return kPadBytes * (1 + (l.ring_bytes() > 0) + (l.sinks_bytes() > 0)) +
          n_pages_[page_class(layer)] * int64_t(sizeof(PageCounts));
 }
@@ -112,8 +112,8 @@ int64_t KvMemory::bytes_with_pages(PageNumbers n) const {
               n_pages_.full, n_pages_.sliding);
   int64_t bytes = allocated_bytes();
   for (int layer = 0; layer < n_layers(); ++layer)
-    for (const bool is_k : {true, false})
-      bytes += (n[page_class(layer)] - 1) * (layout(layer, is_k).page_bytes() + int64_t(sizeof(PageCounts)));
+    for (const KvSide side : kKvSides)
+      bytes += (n[page_class(layer)] - 1) * (layout(layer, side).page_bytes() + int64_t(sizeof(PageCounts)));
   return bytes;
 }
 

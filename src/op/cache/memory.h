@@ -70,9 +70,9 @@ class KvMemory {
   virtual ~KvMemory() = default;
 
   int n_layers() const { return int(layouts_.size()); }
-  const KvLayout& layout(int layer, bool is_k) const { return layouts_[size_t(layer)].side(is_k); }
+  const KvLayout& layout(int layer, KvSide side) const { return layouts_[size_t(layer)].side(side); }
   std::span<const KvLayouts> layouts() const { return layouts_; }
-  PageClass page_class(int layer) const { return page_class_of(layout(layer, true).tiles); }
+  PageClass page_class(int layer) const { return page_class_of(layout(layer, KvSide::k).tiles); }
   /// Classes that have layers: one, or both.
   std::span<const PageClass> page_classes() const { return classes_; }
   int n_pages(PageClass of) const { return n_pages_[of]; }
@@ -84,9 +84,9 @@ class KvMemory {
   int64_t page_bytes() const { return page_bytes_[0] + page_bytes_[1]; }
   int64_t slot_bytes() const { return slot_bytes_; }
   /// What the allocator gave one side: its pages and slots, and overhead_bytes().
-  virtual int64_t allocated_bytes(int layer, bool is_k) const = 0;
+  virtual int64_t allocated_bytes(int layer, KvSide side) const = 0;
   /// Padding behind rows, and counts.
-  int64_t overhead_bytes(int layer, bool is_k) const;
+  int64_t overhead_bytes(int layer, KvSide side) const;
   int64_t allocated_bytes() const;
   /// What allocated_bytes() of such a memory with as many pages is; this one has one page of each class.
   int64_t bytes_with_pages(PageNumbers n) const;
@@ -109,21 +109,21 @@ class KvMemory {
   virtual int lost_from(int /*slot*/) const { return INT_MAX; }
 
   SequenceImage read(const SequencePlace& place, bool calibrated);
-  virtual SideImage read_side(int layer, bool is_k, const SequencePlace& place) = 0;
+  virtual SideImage read_side(int layer, KvSide side, const SequencePlace& place) = 0;
   virtual void write(const SequenceImage& image, const SequencePlace& place) = 0;
   /// Valid rows of unit variance in all pages and rings of a sequence, for benchmarks at depth: made quickly, unlike
   /// any other memory's, and the same for the same seed.
   virtual void fill(const SequencePlace& place, uint64_t seed) = 0;
 
-  virtual PageCounts counts(int layer, bool is_k, int page) = 0;
+  virtual PageCounts counts(int layer, KvSide side, int page) = 0;
   /// Of all pages of the layer's class: one copy from a device.
-  virtual std::vector<PageCounts> counts(int layer, bool is_k) = 0;
+  virtual std::vector<PageCounts> counts(int layer, KvSide side) = 0;
   /// Values that were clamped while coding, since the memory was made.
-  virtual int64_t saturated(int layer, bool is_k) = 0;
+  virtual int64_t saturated(int layer, KvSide side) = 0;
 
  protected:
   /// In lists of sides: K and V of each layer.
-  static size_t side_index(int layer, bool is_k) { return 2 * size_t(layer) + !is_k; }
+  static size_t side_index(int layer, KvSide side) { return 2 * size_t(layer) + size_t(side); }
   static int rotation_layer(std::span<const KvLayerConfig> layers, int i) {
     return layers[size_t(i)].layer >= 0 ? layers[size_t(i)].layer : i;
   }

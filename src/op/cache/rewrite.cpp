@@ -19,7 +19,7 @@ void decode_coded(const KvTiles& t, const SequencePlace& place, int head, int po
 int read_window_as_coded(HostKvMemory& memory, const SequencePlace& place, int n, std::vector<int>& ring_first) {
   int most = 0;
   for (size_t i = 0; i < ring_first.size(); ++i) {
-    const KvTiles& t = memory.tiles(int(i / 2), i % 2 == 0);
+    const KvTiles& t = memory.tiles(int(i / 2), kKvSides[i % 2]);
     if (t.ring_tiles == 0) continue;
     const int wanted = t.retention.coded_end(n), first = std::max(wanted, t.n_sinks), last = std::min(n, ring_first[i]);
     std::vector<float> row(size_t(t.head_dim));
@@ -38,10 +38,11 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
                     const std::function<void(int layer, float* row)>& turn) {
   const int n = place.n - n_removed;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
-    for (const bool is_k : {true, false}) {
-      const KvTiles& t = memory.tiles(layer, is_k);
-      const KvLayout& layout = memory.layout(layer, is_k);
-      const int old_ring_first = place.ring_first[size_t(2 * layer + !is_k)], coded_end = t.retention.coded_end(n);
+    for (const KvSide side : kKvSides) {
+      const KvTiles& t = memory.tiles(layer, side);
+      const KvLayout& layout = memory.layout(layer, side);
+      const int old_ring_first = place.ring_first[2 * size_t(layer) + size_t(side)],
+                coded_end = t.retention.coded_end(n);
       const int32_t* const pages = place.pages_of(page_class_of(t)).data();
       const int old_first = place.first_of(page_class_of(t));  // earlier rows are given back
       // Rows move to lower positions in order, so coded rows can be read where they are; ring slots cannot.
@@ -64,7 +65,7 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
       for (int head = 0; head < t.n_kv_heads; ++head)
         for (int to = 0; to < n; ++to) {
           const int from = to < first ? to : to + n_removed;
-          const bool turned = is_k && from != to, becomes_coded = to >= t.n_sinks && to < coded_end;
+          const bool turned = side == KvSide::k && from != to, becomes_coded = to >= t.n_sinks && to < coded_end;
           if (!is_exact(from) && from < old_first) continue;
           std::byte* const home = becomes_coded ? t.coded_row(pages, head, to) : nullptr;
           if (becomes_coded && !turned && !is_exact(from)) {

@@ -9,8 +9,8 @@ namespace {
 
 struct Entry {
   std::optional<TileKind> kind;
-  void (*read)(const std::byte* tile, bool is_k, int position, int head_dim, std::byte* row) = nullptr;
-  void (*write)(const std::byte* row, bool is_k, int position, int head_dim, std::byte* tile) = nullptr;
+  void (*read)(const std::byte* tile, KvSide side, int position, int head_dim, std::byte* row) = nullptr;
+  void (*write)(const std::byte* row, KvSide side, int position, int head_dim, std::byte* tile) = nullptr;
   int64_t (*row_bytes)(int head_dim) = nullptr;
 };
 template <class F>
@@ -28,14 +28,14 @@ const Entry& entry_of(int format, KvTypes<F...>) {
 
 std::optional<TileKind> tile_kind_of(int format) { return entry_of(format, KvFormatTypes()).kind; }
 
-void read_tile_row(int format, const std::byte* tile, bool is_k, int position, int head_dim, std::byte* row) {
+void read_tile_row(int format, const std::byte* tile, KvSide side, int position, int head_dim, std::byte* row) {
   const Entry& entry = entry_of(format, KvFormatTypes());
   std::memset(row, 0, size_t(entry.row_bytes(head_dim)));  // codes are put into zeros
-  entry.read(tile, is_k, position, head_dim, row);
+  entry.read(tile, side, position, head_dim, row);
 }
 
-void write_tile_row(int format, const std::byte* row, bool is_k, int position, int head_dim, std::byte* tile) {
-  entry_of(format, KvFormatTypes()).write(row, is_k, position, head_dim, tile);
+void write_tile_row(int format, const std::byte* row, KvSide side, int position, int head_dim, std::byte* tile) {
+  entry_of(format, KvFormatTypes()).write(row, side, position, head_dim, tile);
 }
 
 }  // namespace ridge

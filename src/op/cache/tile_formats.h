@@ -12,7 +12,7 @@ namespace ridge {
 std::optional<TileKind> tile_kind_of(int format);
 
 /// Row `position` of a tile of such a format as bytes of the format [row_bytes], and back.
-void read_tile_row(int format, const std::byte* tile, bool is_k, int position, int head_dim, std::byte* row);
-void write_tile_row(int format, const std::byte* row, bool is_k, int position, int head_dim, std::byte* tile);
+void read_tile_row(int format, const std::byte* tile, KvSide side, int position, int head_dim, std::byte* row);
+void write_tile_row(int format, const std::byte* row, KvSide side, int position, int head_dim, std::byte* tile);
 
 }  // namespace ridge

@@ -88,12 +88,16 @@ struct TileShape {
   }
 };
 
+/// The two sides of a layer's cache.
+enum class KvSide : uint8_t { k, v };
+inline constexpr KvSide kKvSides[] = {KvSide::k, KvSide::v};
+
 /// Where an element is: lane, group and place in the group.
 struct TilePlace {
   int lane, group, i;
 };
-RIDGE_HD constexpr TilePlace tile_place(bool is_k, int position, int channel) {
-  if (is_k) return {4 * (position % 8) + channel % 32 / 8, channel / 32 * 4 + position / 8, channel % 8};
+RIDGE_HD constexpr TilePlace tile_place(KvSide side, int position, int channel) {
+  if (side == KvSide::k) return {4 * (position % 8) + channel % 32 / 8, channel / 32 * 4 + position / 8, channel % 8};
   return {4 * (channel % 8) + position % 8 / 2, channel / 8, position / 8 * 2 + position % 2};
 }
 

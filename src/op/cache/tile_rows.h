@@ -115,23 +115,23 @@ struct TileRows<KvQ4_0> : tile_rows::BlockRow<TileKind::q4, Q4_0::Block> {
 
 /// Row `position` of a tile as bytes of format F (`row` is F::row_bytes(head_dim) zeros before).
 template <class F>
-RIDGE_HD void tile_to_row(const std::byte* tile, bool is_k, int position, int head_dim, std::byte* row) {
+RIDGE_HD void tile_to_row(const std::byte* tile, KvSide side, int position, int head_dim, std::byte* row) {
   const TileShape shape(TileRows<F>::kKind, head_dim);
   const auto load = [&](int at) { return tile_rows::load32(tile + at); };
   for (int d = 0; d < head_dim; ++d)
-    TileRows<F>::put_code(row, d, tile_code(TileRows<F>::kKind, shape, tile_place(is_k, position, d), load));
+    TileRows<F>::put_code(row, d, tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d), load));
   for (int s = 0; s < shape.scale_blocks; ++s)
     TileRows<F>::put_scale(row, head_dim, s, tile_rows::load16(tile + shape.scale_at(s, position)));
 }
 
 /// The other way; words of the tile are read, changed and written back.
 template <class F>
-RIDGE_HD void row_to_tile(const std::byte* row, bool is_k, int position, int head_dim, std::byte* tile) {
+RIDGE_HD void row_to_tile(const std::byte* row, KvSide side, int position, int head_dim, std::byte* tile) {
   const TileShape shape(TileRows<F>::kKind, head_dim);
   const auto load = [&](int at) { return tile_rows::load32(tile + at); };
   const auto store = [&](int at, uint32_t word) { std::memcpy(tile + at, &word, 4); };
   for (int d = 0; d < head_dim; ++d)
-    set_tile_code(TileRows<F>::kKind, shape, tile_place(is_k, position, d), TileRows<F>::code(row, d), load, store);
+    set_tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d), TileRows<F>::code(row, d), load, store);
   for (int s = 0; s < shape.scale_blocks; ++s)
     tile_rows::store16(tile + shape.scale_at(s, position), TileRows<F>::scale(row, head_dim, s));
 }

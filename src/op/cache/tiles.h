@@ -49,7 +49,7 @@ struct KvTiles {
   int recent = 0;                         ///< of the ring's rows
   TileKind kind = TileKind::rows;         ///< of coded tiles
   TileKind recent_kind = TileKind::rows;  ///< of the ring's tiles; the sinks' are f16 or rows, as the ring's
-  bool is_k = false;
+  KvSide side = KvSide::v;
   int n_kv_heads = 0;
   int head_dim = 0;
   KvRetention retention;

@@ -14,14 +14,14 @@ __device__ inline float top_of_warp(float value) {
 /// lanes; lane has channels lane + 32 j, which have the same place in groups four apart. With `many` other warps may write
 /// nibbles of the same bytes. Returns the square of what coding took from the lane's values.
 template <int kPer>
-__device__ __forceinline__ float write_row(TileKind kind, bool is_k, bool many, int p, int lane, const float (&x)[kPer],
-                                           std::byte* tile) {
+__device__ __forceinline__ float write_row(TileKind kind, KvSide side, bool many, int p, int lane,
+                                           const float (&x)[kPer], std::byte* tile) {
   const bool q4 = kind == TileKind::q4;
   const int bits = kind == TileKind::f16 || kind == TileKind::bf16 ? 16 : q4 ? 4 : 8;
   // tile_place() of channel `lane`, without a division. A group of a lane is `bits` bytes; 16 bytes a lane stand
   // together, 512 a warp.
-  const int r = is_k ? p & 7 : lane & 7, c = is_k ? lane >> 3 : (p & 7) >> 1;
-  const int group = is_k ? p >> 3 : lane >> 3, i = is_k ? lane & 7 : (p >> 3) * 2 + (p & 1);
+  const int r = side == KvSide::k ? p & 7 : lane & 7, c = side == KvSide::k ? lane >> 3 : (p & 7) >> 1;
+  const int group = side == KvSide::k ? p >> 3 : lane >> 3, i = side == KvSide::k ? lane & 7 : (p >> 3) * 2 + (p & 1);
   const int byte = group * bits + (q4 ? i & 3 : i * bits >> 3), step = 128 * bits;
   std::byte* const to = tile + (byte >> 4) * 512 + (4 * r + c) * 16 + (byte & 15);
   float error2 = 0;
@@ -37,7 +37,7 @@ __device__ __forceinline__ float write_row(TileKind kind, bool is_k, bool many, 
   }
 
   uint32_t shared[kPer];  // the other nibble of V's bytes is another position's
-  if (q4 && !is_k && !many)
+  if (q4 && side == KvSide::v && !many)
 #pragma unroll
     for (int j = 0; j < kPer; ++j) shared[j] = uint32_t(to[j * step]);
   float top[kPer], all = 0;
@@ -79,7 +79,7 @@ __device__ __forceinline__ float write_row(TileKind kind, bool is_k, bool many, 
     const uint32_t nibble = uint32_t(code) ^ 8u;
     lost(x[j], float(code - 8) * __shfl_sync(gpu::kAllLanes, kept_scale, j));
     const int shift = i & 4;
-    if (is_k) {  // bytes hold channels i and i + 4 of this row
+    if (side == KvSide::k) {  // bytes hold channels i and i + 4 of this row
       const uint32_t upper = __shfl_down_sync(gpu::kAllLanes, nibble, 4);
       if (i < 4) to[j * step] = std::byte(nibble | upper << 4);
     } else if (many) {
