@@ -191,7 +191,8 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
 #pragma unroll
     for (int j = 0; j < kPer; ++j) norm2 += x[j] * x[j];
     saturated += saturate<kPer>(kind, x);
-    const float error2 = write_row<kPer>(kind, role == kKey, many, position & (kTilePositions - 1), lane, x, tile);
+    const float error2 = write_row<kPer>(kind, role == kKey ? KvSide::k : KvSide::v, many,
+                                         position & (kTilePositions - 1), lane, x, tile);
     if (place == kToCoded) {
       const float all_norm2 = gpu::warp_sum(norm2), all_error2 = gpu::warp_sum(error2);
       if (lane == 0) add_counts(r.counts[page], all_norm2, all_error2);
