@@ -126,7 +126,7 @@ class CpuBackend final : public Backend {
   int stage_of(int layer) const { return slice_ ? slice_->stage_of(layer) : 0; }
   void hand_on(int from, int to, View2<float> x);
   void hand_to_all(int from, View2<float> x);
-  void norm_whole(View2<float> x, const std::vector<float>& weight, bool is_k);
+  void norm_whole(View2<float> x, const std::vector<float>& weight, std::vector<int64_t> ModelSlice::*columns);
 
   CpuContext& context_;
   const ModelPlan& plan_;
@@ -237,10 +237,12 @@ void CpuBackend::hand_to_all(int from, View2<float> x) {
 }
 
 /// RMSNorm of all heads of x together, of which ranks have parts; several ranks may have the same heads of k.
-void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight, bool is_k) {
+void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight,
+                            std::vector<int64_t> ModelSlice::*columns) {
   if (!ranks_) return norm_heads(x, weight);
-  const std::vector<int64_t>& borders = is_k ? slice_->kv : slice_->q;
-  const int64_t n = x.rows, n_copies = is_k ? slice_->kv_copies : 1, n_parts = slice_->size / n_copies;
+  const std::vector<int64_t>& borders = slice_->*columns;
+  const int64_t n = x.rows, n_copies = columns == &ModelSlice::kv ? slice_->kv_copies : 1,
+                n_parts = slice_->size / n_copies;
   const View2<float> whole = gather_columns(*stage_, x, borders, matrix(B::whole, n, borders.back()));
   for (int64_t t = 0; t < n; ++t)
     for (int64_t part = 1; part < n_parts; ++part)
@@ -321,8 +323,8 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
     for (int h = 0; h < a.n_heads; ++h)
       std::copy_n(&q_gate(t, 2 * h * a.head_dim), a.head_dim, &rows.q(t, h * a.head_dim));
   if (a.qk_norm_whole) {
-    norm_whole(rows.q, w.q_norm, false);
-    norm_whole(rows.k, w.k_norm, true);
+    norm_whole(rows.q, w.q_norm, &ModelSlice::q);
+    norm_whole(rows.k, w.k_norm, &ModelSlice::kv);
   } else if (a.qk_norm) {
     norm_heads(rows.q, w.q_norm);
     norm_heads(rows.k, w.k_norm);

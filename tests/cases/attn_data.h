@@ -91,8 +91,8 @@ class Caches {
   float scale;
 
   Caches(const KvLayerConfig& layer, const TokenRows& rows, uint64_t order = 1)
-      : k(layer, true, n_pages(rows), n_slots(rows)),
-        v(layer, false, n_pages(rows), n_slots(rows)),
+      : k(layer, KvSide::k, n_pages(rows), n_slots(rows)),
+        v(layer, KvSide::v, n_pages(rows), n_slots(rows)),
         scale(float(1 / std::sqrt(double(rows.head_dim)))),
         rows_(rows),
         n_past_(rows.q.size(), 0) {

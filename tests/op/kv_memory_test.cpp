@@ -21,7 +21,7 @@ TEST(SequenceImage, HoldsEveryRowInTheOrderOfItsHeader) {
   const SequenceImage image = host.image();
   ASSERT_EQ(image.sides.size(), 2 * layers.size());
   for (size_t i = 0; i < image.sides.size(); ++i) {
-    const KvTiles& t = host.memory.tiles(int(i / 2), i % 2 == 0);
+    const KvTiles& t = host.memory.tiles(int(i / 2), kKvSides[i % 2]);
     std::vector<std::byte> expected;
     const auto add = [&](const void* from, int64_t n) {
       const auto* const first = static_cast<const std::byte*>(from);
@@ -38,7 +38,7 @@ TEST(SequenceImage, HoldsEveryRowInTheOrderOfItsHeader) {
         add(t.coded_row(host.pages.data(), h, p), t.row_bytes);
     }
     EXPECT_EQ(image.sides[i].bytes, expected) << "side " << i;
-    EXPECT_EQ(side_image_bytes(host.memory.layout(int(i / 2), i % 2 == 0), kLength, host.ring_first[i]),
+    EXPECT_EQ(side_image_bytes(host.memory.layout(int(i / 2), kKvSides[i % 2]), kLength, host.ring_first[i]),
               ssize(expected));
   }
 }
@@ -174,7 +174,7 @@ TEST(HostKvMemory, FilledSequencesAreValidAndTheSameForASeed) {
   for (Host* host : {&a, &b, &c}) {
     host->n = 250;
     for (size_t i = 0; i < host->ring_first.size(); ++i) {
-      const KvTiles& t = host->memory.tiles(int(i / 2), i % 2 == 0);
+      const KvTiles& t = host->memory.tiles(int(i / 2), kKvSides[i % 2]);
       host->ring_first[i] = t.ring_tiles > 0 ? t.retention.coded_end(250) : 0;
     }
     host->memory.fill(host->place(), host == &c ? 2 : 1);
