@@ -105,7 +105,6 @@ class CpuBackend final : public Backend {
                 room_[of].bytes());
     return {room_[of].as<float>(), rows, cols};
   }
-  void make_room(int64_t n, int64_t n_logits);
   void embed(std::span<const int32_t> tokens, View2<float> x);
   void join(View2<const float> hidden, View2<float> x);
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
@@ -145,11 +144,6 @@ class CpuBackend final : public Backend {
   OnAttention on_attention_;
   OnBlock on_block_;
 };
-
-void CpuBackend::make_room(int64_t n, int64_t n_logits) {
-  const CpuRoom<int64_t> floats = cpu_room_floats({plan_, weights_, slice_}, n, n_logits);
-  for (size_t i = 0; i < room_.size(); ++i) room_.at(i).ensure<float>(floats.at(i));
-}
 
 CpuBackend::Rows CpuBackend::rows_of(int64_t n) {
   return {.x = matrix(B::x, n, plan_.d_model),
@@ -511,7 +505,8 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   n_ctx_ = pool.n_ctx();
 
   const int64_t n_logits = batch.n_logits();
-  make_room(n, n_logits);
+  const CpuRoom<int64_t> floats = cpu_room_floats({plan_, weights_, slice_}, n, n_logits);
+  for (size_t i = 0; i < room_.size(); ++i) room_.at(i).ensure<float>(floats.at(i));
   const Rows rows = rows_of(n);
   int stage = 0;  // the one that has the residual stream
   if (!slice_ || slice_->stage == stage) embed(batch.tokens, rows.x);

@@ -64,8 +64,8 @@ double divergence(const std::string& kv) {
     KvSideOptions k = choice.k, v = choice.v;
     for (const KvLayerOptions& own : choice.layers)
       if (own.first <= layer && layer <= own.last) k = own.k, v = own.v;
-    if (k.format != "f16") sum += sensitivity(layer, true, k.format);
-    if (v.format != "f16") sum += sensitivity(layer, false, v.format);
+    if (k.format != "f16") sum += sensitivity(layer, KvSide::k, k.format);
+    if (v.format != "f16") sum += sensitivity(layer, KvSide::v, v.format);
   }
   return sum > 0 ? sum + kFloor : 0;
 }

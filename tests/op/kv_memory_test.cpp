@@ -76,15 +76,15 @@ TEST(SequenceImage, IsTheSameWhateverTheOrderOfTiles) {
         Guarded<uint8_t> pages(2 * layout.page_bytes()), ring(layout.ring_bytes()), sinks(layout.sinks_bytes());
         Guarded<float> centre(layout.centre_bytes() / 4), head_scale(layout.head_scale_bytes() / 4);
         const auto bytes = [](Guarded<uint8_t>& b) { return reinterpret_cast<std::byte*>(b.data()); };
-        const SideBytes side{{bytes(pages) + layout.page_bytes(), bytes(pages)},
+        const SideBytes held{{bytes(pages) + layout.page_bytes(), bytes(pages)},
                              bytes(sinks),
                              bytes(ring),
                              centre.data(),
                              head_scale.data()};
         const SideImage& expected = image.sides[size_t(side)];
-        write_side(layout, expected.bytes.data(), kLength, expected.ring_first, side);
+        write_side(layout, expected.bytes.data(), kLength, expected.ring_first, held);
         Guarded<uint8_t> back(ssize(expected.bytes));
-        read_side(layout, side, kLength, expected.ring_first, bytes(back));
+        read_side(layout, held, kLength, expected.ring_first, bytes(back));
         EXPECT_TRUE(pages.intact() && ring.intact() && sinks.intact() && centre.intact() && head_scale.intact() &&
                     back.intact());
         EXPECT_TRUE(std::equal(expected.bytes.begin(), expected.bytes.end(), bytes(back))) << format.name;

@@ -107,13 +107,6 @@ void few_outputs(const Linear& w, RowDecoder decode, float* decoded, int64_t fir
     for (int64_t r = 0; r < n_rows; ++r) y(t, first + r) = total[t / kTile][t % kTile * kRows + r];
 }
 
-/// Decoded rows of each thread, and x in whole vectors.
-inline ScratchBytes few_scratch(const Linear& w, int64_t n_tokens, int n_threads) {
-  const int64_t whole = whole_vectors(w.n_in);
-  return {4 * n_threads * few_rows(n_tokens == 1 ? 1 : kFewTokens) * kBlockStride,
-          whole == w.n_in ? 0 : 4 * n_tokens * whole};
-}
-
 /// Up to kMostFew tokens, kTile at a time.
 template <int kTile>
 void run_few(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {

@@ -81,13 +81,6 @@ constexpr int64_t kStripRoomFloats = kStripFloats + Simd::kLanes * kBlockStride;
 
 inline int64_t whole_blocks(int64_t n) { return (n + kBlockColumns - 1) / kBlockColumns * kBlockColumns; }
 
-/// Memory of the threads; turned activations; x in whole vectors, then sums of each thread.
-inline ScratchBytes strip_scratch(const Linear& w, int64_t n_tokens, int n_threads) {
-  const int64_t whole = whole_vectors(w.n_in);
-  return {4 * n_threads * kStripRoomFloats, 4 * n_tokens * whole_blocks(w.n_in),
-          4 * n_tokens * std::max<int64_t>(whole == w.n_in ? 0 : whole, n_threads * kStripRows)};
-}
-
 void run_strips(CpuContext& context, const Linear& w, View2<const float> x_in, View2<float> y) {
   const int64_t n_strips = (w.n_out + kStripRows - 1) / kStripRows, n_tokens = y.rows;
   const int64_t n_columns = whole_blocks(w.n_in);
@@ -130,8 +123,13 @@ void run_strips(CpuContext& context, const Linear& w, View2<const float> x_in, V
   });
 }
 
+/// Few tokens: decoded rows of each thread; x in whole vectors. Strips: memory of the threads; turned activations; x in
+/// whole vectors, then sums of each thread.
 inline ScratchBytes rows_scratch(const Linear& w, int64_t n_tokens, int n_threads) {
-  return (n_tokens <= kMostFew ? few_scratch : strip_scratch)(w, n_tokens, n_threads);
+  const int64_t whole = whole_vectors(w.n_in), padded = whole == w.n_in ? 0 : 4 * n_tokens * whole;
+  if (n_tokens <= kMostFew) return {4 * n_threads * few_rows(n_tokens == 1 ? 1 : kFewTokens) * kBlockStride, padded};
+  return {4 * n_threads * kStripRoomFloats, 4 * n_tokens * whole_blocks(w.n_in),
+          std::max(padded, 4 * n_tokens * n_threads * kStripRows)};
 }
 
 void run_rows(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
