@@ -100,10 +100,9 @@ TEST(KvAppend, HoldsTheSameBitsHoweverTokensAreBatched) {
       const int second = together.length(1);
       if (second < 150) together.bring(one, {{Bring{1, 150 - second}}});
       for (const int seq : {0, 1})
-        for (const KvSide side : kKvSides)
-          ASSERT_EQ(held(side == KvSide::k ? together.k : together.v, together.span(seq, 0, 0)),
-                    held(side == KvSide::k ? alone.k : alone.v, alone.span(seq, 0, 0)))
-              << name_of(side) << ", " << step << " at a time, sequence " << seq << (side == KvSide::k ? " K" : " V");
+        for (FencedSide Twins::*of : {&Twins::k, &Twins::v})
+          ASSERT_EQ(held(together.*of, together.span(seq, 0, 0)), held(alone.*of, alone.span(seq, 0, 0)))
+              << name_of(side) << ", " << step << " at a time, sequence " << seq << (of == &Twins::k ? " K" : " V");
       EXPECT_EQ(together.k.saturated, alone.k.saturated);
     }
   }
