@@ -285,12 +285,11 @@ class CudaRunner {
   void take(const StepPlan& step, const FedInputs& fed);
   void upload_lists(const StepPlan& step);
   /// The forward pass: everything that a step launches.
-  void queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits, int64_t n_logits,
-             DrawingRoom* room);
+  void queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits, DrawingRoom* room);
   void begin(const StepPlan& step, DeviceKvMemory& memory);
   void embed(const int32_t* tokens, int64_t n);
   void mix(int layer, const StepPlan& step, DeviceKvMemory& memory);
-  void output(const StepPlan& step, float* logits, int64_t n_logits);
+  void output(const StepPlan& step, float* logits);
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory);
   void norm_whole(int layer, int64_t n, float* q, float* k);
   void attend_latent(int layer, const StepPlan& step, DeviceKvMemory& memory);

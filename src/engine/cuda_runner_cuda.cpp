@@ -119,7 +119,10 @@ void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& 
     r[B::expert_out].ensure(choice.n_slots() * plan.d_model);
     if (e.shared) r[B::shared].ensure(n * plan.d_model);
   }
-  if (!step.logits_in_order) r[B::logit_x].ensure(ssize(step.logit_rows) * plan.d_model);
+  if (!step.logits_in_order) {
+    r[B::logit_rows].template ensure<int32_t>(ssize(step.logit_rows));
+    r[B::logit_x].ensure(ssize(step.logit_rows) * plan.d_model);
+  }
   for (const StepSlice& slice : step.slices)
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
       const AttentionPlan& a = plan.layers[size_t(layer)].attention;
@@ -529,7 +532,8 @@ void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory) {
 }
 
 /// Of several ranks each makes the logits of its rows of the output matrix, if it has any, and gets all.
-void CudaRunner::output(const StepPlan& step, float* logits, int64_t n_logits) {
+void CudaRunner::output(const StepPlan& step, float* logits) {
+  const int64_t n_logits = step.n_logits();
   if (model_.output.bytes() > 0) {
     const float* x = room_[B::x].as<float>();
     if (!step.logits_in_order) {
@@ -553,7 +557,7 @@ void CudaRunner::output(const StepPlan& step, float* logits, int64_t n_logits) {
 }
 
 void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
-                       int64_t n_logits, DrawingRoom* room) {
+                       DrawingRoom* room) {
   const int64_t n = step.n_rows();
   begin(step, memory);
   if (has_layer(0)) embed(tokens, n);
@@ -565,10 +569,10 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     if (has_layer(i)) feed_forward(i, step);
   }
   show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
-  if (n_logits > 0) output(step, logits, n_logits);
+  if (step.n_logits() > 0) output(step, logits);
   if (!room) return;
   {
-    const gpu::OpRange range([&] { return small_op("sample", n_logits * plan_.vocab_size); });
+    const gpu::OpRange range([&] { return small_op("sample", step.n_logits() * plan_.vocab_size); });
     room->sampler.sample(stream_, logits, room->tokens.as<int32_t>(), room->ring.view());
   }
   const gpu::OpRange range([&] { return small_op("other", n); });
@@ -582,38 +586,27 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
   StepPlan step = plan_step(batch, pool, memory, plan_, fed ? fed->reach : 0);
   step.recorded = step.recorded && !on_block_;  // what the host does between launches shall stay in between
   step.overlap = step.recorded && options_.overlap;
-  const int64_t n_logits = ssize(step.logit_rows);
-  // Padding rows get logits too, where all rows do: nobody reads them.
-  const int64_t padded =
-      step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
-  float* const logits = outputs.make_room(n_logits, padded);
+  float* const logits = outputs.make_room(ssize(step.logit_rows), step.n_logits());
   {
     const gpu::MemoryLabel label(gpu::MemoryOf::activations);
     make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, memory);
-    if (step.logit_rows.size() > 0 && !step.logits_in_order)
-      room_[B::logit_rows].ensure<int32_t>(ssize(step.logit_rows));
-    if (rank_) make_rank_room(step.n_rows(), padded);
+    if (rank_) make_rank_room(step.n_rows(), step.n_logits());
   }
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   if (fed) take(step, *fed);
   else upload(step, room ? std::span<const int32_t>() : batch.tokens, batch.joined);
   const int32_t* const tokens = (room ? room->tokens : room_[B::tokens]).as<int32_t>();
   if (rank_) rank_->meet();
-  const auto queue_all = [&] { queue(step, memory, tokens, logits, padded, room); };
+  const auto queue_all = [&] { queue(step, memory, tokens, logits, room); };
   if (!step.recorded) {
     queue_all();
   } else {
     const DeviceSampler::Needs needs = room ? room->sampler.needs() : DeviceSampler::Needs{};
     const StepSlice& slice = step.slices[0];
-    const std::vector<int64_t> key{int64_t(memory.serial()),
-                                   slice.n_rows,
-                                   slice.most,
-                                   padded,
-                                   step.logits_in_order,
-                                   next_power_of_two(step.n_leaving),
-                                   ssize(step.blocks),
-                                   int64_t(room),
-                                   2 * int64_t(needs.kind) + needs.penalty};
+    const std::vector<int64_t> key{
+        int64_t(memory.serial()), slice.n_rows,         slice.most,
+        step.n_logits(),          step.logits_in_order, next_power_of_two(step.n_leaving),
+        ssize(step.blocks),       int64_t(room),        2 * int64_t(needs.kind) + needs.penalty};
     if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
     replay(recorded_[key], logits, queue_all);
   }

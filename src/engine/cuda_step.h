@@ -55,6 +55,10 @@ struct StepPlan {
 
   /// Rows of its matrices: tokens, and padding of a recorded step.
   int64_t n_rows() const { return std::max<int64_t>(n_tokens, ssize(rows)); }
+  /// Rows of logits. Padding rows get logits too, where all rows do: nobody reads them.
+  int64_t n_logits() const {
+    return logits_in_order && !logit_rows.empty() ? std::max(ssize(logit_rows), ssize(rows)) : ssize(logit_rows);
+  }
 };
 
 /// A cache as plan_step() looks at it: rules and sizes of its sides, no memory.

@@ -24,17 +24,14 @@ class Steps {
                                                                              : LogitRows::last;
     const StepPlan step = plan_shape(n_seqs, shape.n_tokens, shape.n_past, rows, sides_, plan_);
     make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, sides_);
-    const int64_t n = step.n_rows(), n_logits = ssize(step.logit_rows);
+    const int64_t n = step.n_rows();
     for (const LayerPlan& layer : plan_.layers)
       if (layer.mixer == MixerKind::latent) {
         const int64_t most = n == 1 ? 1 : ExpertPack::kMost;
         room_[B::head_packs].ensure<ExpertPack>(layer.attention.n_heads * ((n + most - 1) / most));
       }
-    if (!step.logits_in_order && n_logits > 0) room_[B::logit_rows].ensure<int32_t>(n_logits);
-    const int64_t padded =
-        step.logits_in_order && n_logits > 0 ? std::max<int64_t>(n_logits, ssize(step.rows)) : n_logits;
-    rows_.ensure(padded * plan_.vocab_size);
-    plan_products(plan_, model_, n, padded, scratch_);
+    rows_.ensure(step.n_logits() * plan_.vocab_size);
+    plan_products(plan_, model_, n, step.n_logits(), scratch_);
     if (keeps_hidden) hidden_.ensure(step.n_tokens * plan_.d_model);
     if (step.recorded)
       all.n_graph_nodes = std::max(all.n_graph_nodes, kMostOtherLaunches + kMostLayerLaunches * ssize(plan_.layers));
