@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "cases/attn_data.h"
+#include "cases/scratch.h"
 
 namespace ridge {
 namespace {
@@ -102,7 +103,9 @@ void expect_all_kernels(Problem& p) {
     const Attention a = p.caches.problem(p.spans);
     if (variant.rounds || variant.isa > detect_isa() || !variant.supports(a).ok) continue;
     SCOPED_TRACE(fmt::format("{} {}", variant.name, p.name()));
-    variant.run(test_context(), a);
+    CpuContext& context = test_context();
+    expect_scratch(context, variant.scratch_bytes ? variant.scratch_bytes(a, context.pool.size()) : ScratchBytes{},
+                   [&] { variant.run(context, a); });
     size_t at = 0;
     for (const KvSpan& span : p.spans)
       for (int i = 0; i < span.n_rows; ++i)

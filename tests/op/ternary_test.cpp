@@ -6,6 +6,7 @@
 
 #include "cases/guarded.h"
 #include "cases/linear_cases.h"
+#include "cases/scratch.h"
 #include "op/gemv/ternary.h"
 #include "op/kernels.h"
 #include "op/norm_rope/norm_rope.h"
@@ -79,7 +80,9 @@ std::vector<float> run_guarded(const LinearVariant& variant, const Problem& p, c
   const LinearCase& c = p.shape;
   GuardedMatrix x(c.n_tokens, c.n_in, 5, 1), y(c.n_tokens, c.n_out, 3, 1);
   for (int64_t t = 0; t < c.n_tokens; ++t) std::copy_n(&x_values[size_t(t * c.n_in)], c.n_in, &x.view()(t, 0));
-  variant.run(test_context(), p.linear(), x.view(), y.view());
+  CpuContext& context = test_context();
+  expect_scratch(context, variant.scratch_bytes(p.linear(), c.n_tokens, context.pool.size()),
+                 [&] { variant.run(context, p.linear(), x.view(), y.view()); });
   EXPECT_TRUE(x.intact() && y.intact()) << "wrote outside y";
   return y.values();
 }
