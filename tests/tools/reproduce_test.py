@@ -36,6 +36,13 @@ class Reproduce(unittest.TestCase):
             self.assertIn("ridge-bitnet is not there", done.stderr)
         self.assertNotIn("attention", self.steps("cpu"))
 
+    def test_public_models_are_measured_where_they_are(self):
+        with tempfile.TemporaryDirectory() as folder:
+            none = self.steps("cpu", RIDGE_PUBLIC=folder)
+            self.assertIn("policy-ridge-ref", none)
+            pathlib.Path(folder, "gemma-3-270m-q4_k_m.gguf").touch()
+            self.assertEqual([s for s in self.steps("cpu", RIDGE_PUBLIC=folder) if s not in none], ["policy-gemma-3-270m-q4_k_m", "bare-gemma-3-270m-q4_k_m"])
+
     def test_unknown_words_are_usage(self):
         done = run("gpu")
         self.assertEqual(done.returncode, 2)

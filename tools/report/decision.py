@@ -74,33 +74,25 @@ def draw(lines, look):
     return f
 
 
-def gate_cell(candidate, n):
-    for gate in objects(candidate, "gates"):
-        if number(gate, "number") == n:
-            verdict = text(gate, "verdict", default="?")
-            shade = {"PASS": "good", "FAIL": "bad"}.get(verdict, "how")
-            return Markup(f"<span class={shade}>{esc(verdict)}</span><br><small>{esc(text(gate, 'why'))}</small>")
-    return ""
-
-
 def gates_table(record):
-    names = {}
+    """A line a gate of each candidate: as many columns for any number of gates."""
+    shades = {"PASS": "good", "FAIL": "bad"}
+    lines = []
     for candidate in objects(record, "candidates"):
+        on = candidate.get("on") is True
+        cache = Markup(f"<code>{esc(text(candidate, 'kv', default='?'))}</code>")
+        lines.append((cache, "", Markup(f"<span class={'good' if on else 'how'}>{'ON' if on else 'opt-in'}</span>"), text(candidate, "why")))
         for gate in objects(candidate, "gates"):
-            n = number(gate, "number")
-            if n is not None:
-                names.setdefault(int(n), text(gate, "name").split(" of ")[0].split(":")[0])
-    columns = [("cache", lambda c: Markup(f"<code>{esc(text(c, 'kv', default='?'))}</code>"), None),
-               ("on", lambda c: Markup(f"<span class={'good' if c.get('on') is True else 'how'}>{'ON' if c.get('on') is True else 'opt-in'}</span><br><small>{esc(text(c, 'why'))}</small>"), None)]
-    columns += [(f"{n} {name}", lambda c, n=n: gate_cell(c, n), None) for n, name in sorted(names.items())]
-    return table(columns, objects(record, "candidates"), sortable=False)
+            n, verdict = number(gate, "number"), text(gate, "verdict", default="?")
+            lines.append(("", f"{'' if n is None else int(n)} {text(gate, 'name')}", Markup(f"<span class={shades.get(verdict, 'how')}>{esc(verdict)}</span>"), text(gate, "why")))
+    return table([(name, lambda line, i=i: line[i], None) for i, name in enumerate(("cache", "gate", "verdict", "why"))], lines, sortable=False)
 
 
 def to_type(record):
     """Command lines for the reader: the choice, and what would fill gaps."""
     model, choice = text(record, "subject", "model_path", default="MODEL"), whole_text(record, "choice", default="f16")
     start = int(number(record, "from_depth") or 0)
-    lines = [f"ridge run -m {shlex.quote(model)} --kv-quant auto --decision RECORD"]
+    lines = [f"ridge run -m {shlex.quote(model)} --kv-quant auto"]
     if choice != "f16":
         lines.append(f"ridge run -m {shlex.quote(model)} --kv-quant {shlex.quote(choice)}" + (f"   # from {start} tokens on" if start else ""))
     commands = [whole_text({"c": c}, "c") for candidate in objects(record, "candidates") for gate in objects(candidate, "gates") if isinstance(gate.get("commands"), list) for c in gate["commands"]]
@@ -137,7 +129,7 @@ def render(record, figure_svg, search_svg):
     facts = [("model", f"{text(subject, 'model_path')} ({text(subject, 'model_hash')})"), ("machine", f"{text(subject, 'device_name')}, {text(subject, 'device')}"),
              ("build", f"{text(subject, 'build')}, {text(record, 'date')}"), ("asked", f"{int(number(record, 'n_ctx') or 0)} tokens, {int(number(record, 'n_sessions') or 0)} session(s)")]
     said = "<br>".join(f"{esc(name)}: {esc(value)}" for name, value in facts)
-    gap = "<p class=how>Gates without a verdict want rows: the command of the decision, run again, measures what is missing.</p>" if gaps else ""
+    gap = "<p class=how>Gates without a verdict want rows: the command of the decision, run again, measures what is missing, and with <code>--again</code> what was too noisy.</p>" if gaps else ""
     crossing = (f"<figure>{figure_svg}</figure><p class=how>Above 1 a format is faster than f16. Hollow points are inside the noise; bars are 95 % intervals.</p>" if figure_svg else
                 "<div class=none><p>No times are in this record: gates 1 to 3 have no rows.</p></div>")
     return (f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'><title>Ridge: decision</title>"

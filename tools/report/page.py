@@ -131,11 +131,11 @@ def findings(data):
             out[place].append(f"{fmt} is {'faster' if place == 'win' else 'slower'} than f16 wherever it can be told, {min(ratios):.2f}x to {max(ratios):.2f}x: "
                               f"{'attention ' if section == 'depth' else ''}{names}; {where}.")
     for d in data["quality"]:
-        if d["gate"] and d["kv"] != "f16" and d["bits_per_value"]:
+        if d["gate"] in ("pass", "FAIL") and d["kv"] != "f16" and d["bits_per_value"]:
             what = (f"{d['kv']} at {d['bits_per_value']:g} bits {'passes' if d['gate'] == 'pass' else 'fails'}: "
                     f"perplexity {d['ppl_rise']:+.4g} against f16, mean KLD {amount(d['kld'])}: {d['model']}.")
             if d["gate"] == "FAIL":
-                out["loss"].append(what + f" The gate is +{quality.GATE}.")
+                out["loss"].append(what + f" The limits are +{quality.PPL_RISE} and {quality.KLD}.")
             elif d["bits_per_value"] <= 8.5:
                 out["win"].append(what)
     slow = [d for d in data["decode"] if d["pct_of_roof"] and d["pct_of_roof"] < 60 and not d["in_cache"]]
@@ -160,7 +160,7 @@ def tiles(data):
     small = [d for d in data["quality"] if d["gate"] == "pass" and d["bits_per_value"]]
     if small:
         least = min(small, key=lambda d: (d["bits_per_value"], d["kld"]))
-        out.append((f"{least['bits_per_value']:g} bits", f"smallest cache within +{quality.GATE} perplexity: {least['kv']}, mean KLD {amount(least['kld'])}"))
+        out.append((f"{least['bits_per_value']:g} bits", f"smallest cache within +{quality.PPL_RISE} perplexity and {quality.KLD} nats: {least['kv']}, mean KLD {amount(least['kld'])}"))
     return "".join(f"<div class=tile><b>{esc(a)}</b><span>{esc(b)}</span></div>" for a, b in out)
 
 
@@ -196,7 +196,7 @@ def quality_table(lines, look):
         ("bits", lambda d: shown(d["bits_per_value"], 4), lambda d: d["bits_per_value"]), ("bits at 4k", lambda d: shown(d["bits_at_4k"]), lambda d: d["bits_at_4k"]),
         ("mean KLD", lambda d: amount(d["kld"]) + error(d), lambda d: d["kld"]),
         ("PPL − f16", lambda d: "" if d["ppl_rise"] is None else f"{d['ppl_rise']:+.4f}", lambda d: d["ppl_rise"]),
-        ("gate", lambda d: Markup(f'<span class={"bad" if d["gate"] == "FAIL" else "good"}>{d["gate"]}</span>'), None),
+        ("gate", lambda d: Markup(f'<span class={"bad" if d["gate"] == "FAIL" else "good" if d["gate"] == "pass" else "how"}>{d["gate"]}</span>'), None),
         ("same top", lambda d: "" if d["same_top"] is None else f"{100 * d['same_top']:.2f} %", lambda d: d["same_top"]),
         ("tok/s", lambda d: shown(d["tok_s"]), lambda d: d["tok_s"]), ("vs f16", lambda d: f"{d['tok_s_vs_f16']:.2f}x" if d["tok_s_vs_f16"] else "",
                                                                        lambda d: d["tok_s_vs_f16"])], lines) + note + "</details>"

@@ -43,7 +43,7 @@ SECTIONS = [
             lambda lines, look, rows: regime.draw(lines, look, "depth", "cached tokens (depth)"), lambda lines: "",
             "As above, for caches. `whole step` is tokens per second of a whole model, where the weights are read as well."),
     Section("quality", quality.TITLE, quality.COMMAND, quality.FIELDS, quality.data, lambda lines, look, rows: quality.draw(lines, look),
-            quality.sentence, f"Down and left is better. Hollow circles fail the gate (perplexity at most +{quality.GATE} above f16); area is speed relative to "
+            quality.sentence, f"Down and left is better. Hollow circles fail the gate (perplexity at most +{quality.PPL_RISE} above f16, mean KLD at most {quality.KLD}); area is speed relative to "
             "f16 where it was measured (on the model and depth that the table names)."),
     Section("search", search.TITLE, search.COMMAND, search.FIELDS, search.data, lambda lines, look, rows: search.draw(lines, look), search.sentence,
             "Down and left is better. Green points lie below the line of the best uniform pairs by more than two standard errors of the difference."),

@@ -1,30 +1,37 @@
 """The table of README.md."""
 
 from tables import quality, speed
-from tables.rows import estimate, rate, table
+from tables.rows import NO_ROWS, percent, rate, table
 
-CACHES = ("f16", "q8_0", "p8/q4_0", "q4_0", "rotor-4", "rotor-3", "rotor-3u")
-MODELS = (("cpu", "synth:qwen2.5-0.5b@weights=q4_0"), ("cuda", "synth:qwen2.5-1.5b@weights=int4_g128"))
-DEPTHS = (0, 131072)
+SAME = ":window=96:sinks=4"
+CACHES = (  # name, K and V as the rows of kv-policy have them, the cache whose speed is shown
+    ("f16", "f16", "f16"), ("q8_0", f"q8_0{SAME}", "q8_0"), ("q4_0, rotated", f"q4_0:hadamard{SAME}", None), ("rotor-4", f"rotor-4{SAME}", "rotor-4"),
+    ("rotor-4 for K, rotor-3 for V", f"rotor-4{SAME}/rotor-3{SAME}", None), ("rotor-3", f"rotor-3{SAME}", "rotor-3"), ("q4_0, bare", "q4_0:window=0:sinks=0", "q4_0"),
+    ("rotor-3, bare", "rotor-3:window=0:sinks=0", None))
+MODELS = (("SmolLM2 135M", "SmolLM2"), ("Gemma 3 270M", "gemma-3"), ("ridge-ref 30M", "ridge-ref"))
+SPEEDS = (("cpu", "synth:qwen2.5-0.5b@weights=q4_0", "CPU"), ("cuda", "synth:qwen2.5-1.5b@weights=int4_g128", "H200"))
+N_CTX, DEPTH = 512, 131072
 
 
 def summary():
-    """What a cache costs and gains: quality of one model, and speed of two synthetic ones with an empty cache and behind 128k positions."""
-    of = {r["kv"]: r for r in quality.finished("kv-matrix") if r["path"] == "decode" and r["model_name"] == "ridge-ref"}
-    speeds, head = [], []
-    for device, name in MODELS:
-        found = {kv: by for (_, model, kv), by in speed.decode_speeds(device).items() if model == name}
-        for depth in DEPTHS:
-            speeds.append({kv: by[depth]["avg_ts"] for kv, by in found.items() if depth in by})
-            head.append(f"{'CPU' if device == 'cpu' else 'H200'}, depth {'0' if depth == 0 else '128k'}")
+    """What a cache costs on each model with the same exact rows for every codec, and what it gains behind 128k positions."""
+    found = [r for r in quality.finished("kv-policy") if r["n_ctx"] == N_CTX]
+    if not found:
+        return NO_ROWS
+    by_model = [(name, {r["kv"]: r for r in found if quality.stem(r).startswith(start)}) for name, start in MODELS]
+    by_model = [(name, of) for name, of in by_model if of]
+    speeds = [{kv: by[DEPTH]["avg_ts"] for (_, model, kv), by in speed.decode_speeds(device).items() if model == synth and DEPTH in by} for device, synth, _ in SPEEDS]
     lines = []
-    for kv in CACHES:
-        r = of[kv]
-        line = [kv, f"{r['effective_bits_4k']:.2f}", f"{r['kld']['mean']['value']:.6f}", f"{100 * r['same_top']['value']:.1f}", estimate(r["difference"], 3)]
-        for by in speeds:
-            line.append("" if kv not in by else rate(by[kv]) if kv == "f16" else f"{rate(by[kv])} ({by[kv] / by['f16']:.2f}x)")
+    for name, kv, fast in CACHES:
+        some = next(of[kv] for _, of in by_model if kv in of)
+        line = [name, f"{some['effective_bits_4k']:.2f}"]
+        for _, of in by_model:
+            r = of.get(kv)
+            line += ["", ""] if r is None else [f"{r['kld']['mean']['value']:.4f} ({percent(r['same_top']).split(' ')[0]} %)", f"{r['difference']['value']:+.2f}"]
+        line += ["" if fast not in by else rate(by[fast]) if fast == "f16" else f"{rate(by[fast])} ({by[fast] / by['f16']:.2f}x)" for by in speeds]
         lines.append(line)
-    return table(["K and V cache", "bits a value at 4k", "mean KLD", "same top token %", "PPL - f16", *head], lines)
+    head = [text for name, _ in by_model for text in (f"{name}: KLD (same top)", "PPL - f16")]
+    return table(["K and V cache", "bits at 4k", *head, *(f"{name} at 128k" for _, _, name in SPEEDS)], lines)
 
 
 TABLES = {"summary": summary}
