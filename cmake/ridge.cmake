@@ -3,6 +3,7 @@
 # No contraction: a multiply and an add are fused only where a kernel says fma, so that kernels that must agree bit for
 # bit with their scalar reference do.
 set(RIDGE_AVX2_FLAGS -mavx2 -mfma -mf16c -ffp-contract=off)
+set(RIDGE_AVXVNNI_FLAGS ${RIDGE_AVX2_FLAGS} -mavxvnni)
 set(RIDGE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi -mfma -mf16c -ffp-contract=off
                        -mprefer-vector-width=512
                        -Wno-uninitialized -Wno-maybe-uninitialized) # g++ 12's own intrinsics headers trip these
@@ -56,12 +57,14 @@ function(ridge_joined name)
   endforeach()
 endfunction()
 
-# Files ending in _avx2.cpp or _avx512.cpp get their ISA's flags and must be reached only after a run-time check
-# (op/cpu.h).
+# Files ending in _avx2.cpp, _avxvnni.cpp or _avx512.cpp get their ISA's flags and must be reached only after a run-time
+# check (op/cpu.h).
 function(ridge_isa_flags)
   foreach(source IN LISTS ARGN)
     if(source MATCHES "_avx2\\.cpp$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVX2_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
+    elseif(source MATCHES "_avxvnni\\.cpp$")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVXVNNI_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
     elseif(source MATCHES "_avx512\\.cpp$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVX512_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
     endif()

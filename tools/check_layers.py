@@ -35,7 +35,8 @@ HAVE_DEVICE_HEADERS = {("src", "gpu"), ("tests", "emulate")}  # the second one b
 LAYERS_OF_FOLDERS = ("op", "lab")  # their folders are layers too, in an order that only has to be one
 DEVICE_HEADER = re.compile(r"^(cuda|nv|cub/|thrust/|cooperative_groups|mma\.h|hip/|rocm)")
 INTRINSICS_HEADER = re.compile(r"^([a-z]+mmintrin|immintrin|x86intrin)\.h$")
-ISA_FILE = re.compile(r"(?:^|[_/])(avx2|avx512)\.(h|cpp)$")
+ISAS = ("avx2", "avxvnni", "avx512")  # the flags of one have the instructions of those before it that its files use
+ISA_FILE = re.compile(r"(?:^|[_/])(avx2|avxvnni|avx512)\.(h|cpp)$")
 C_HEADERS = {"stdbool.h", "stddef.h", "stdint.h"}
 
 
@@ -78,9 +79,10 @@ def reach_offence(path, header):
         return ("a machine without a GPU toolkit must build this file", ["src/gpu/*", "tests/emulate/*", "*.cu", "*.hip"])
     own, other = ISA_FILE.search(path.name), ISA_FILE.search(header)
     if INTRINSICS_HEADER.match(header) and not own:
-        return ("vector intrinsics stay where the compiler's ISA flags are", ["*avx2.{h,cpp}", "*avx512.{h,cpp}"])
-    if other and (not own or own.group(1) != other.group(1)):
-        return (f"only {other.group(1)} code may see {other.group(1)} code", [f"*{other.group(1)}.{{h,cpp}}"])
+        return ("vector intrinsics stay where the compiler's ISA flags are", [f"*{isa}.{{h,cpp}}" for isa in ISAS])
+    if other and (not own or ISAS.index(own.group(1)) < ISAS.index(other.group(1))):
+        may = ISAS[ISAS.index(other.group(1)):]
+        return (f"only {', '.join(may)} code may see {other.group(1)} code", [f"*{isa}.{{h,cpp}}" for isa in may])
     return None
 
 

@@ -23,6 +23,15 @@ bool is_allowed(const ForcedKernels& forced, std::string_view op, std::string_vi
   return choice == forced.end() || ('+' + choice->second + '+').find(fmt::format("+{}+", name)) != std::string::npos;
 }
 
+bool has_avxvnni() {
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return detect_isa() >= Isa::avx2 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+#else
+  return false;
+#endif
+}
+
 Isa detect_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

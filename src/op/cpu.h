@@ -24,6 +24,9 @@ Result<Isa> find_isa(std::string_view name);
 /// The best one this processor runs.
 Isa detect_isa();
 
+/// Whether the processor has the integer dot product of AVX-VNNI beside AVX2.
+bool has_avxvnni();
+
 /// Bytes and flops an op must move and do at least; declared once per op and used by bench, explain and profile.
 struct Work {
   int64_t read_bytes = 0;

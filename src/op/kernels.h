@@ -7,6 +7,7 @@ namespace ridge {
 
 Support needs_rows(const Linear& w);
 Support needs_panels(const Linear& w);
+Support needs_avxvnni(const Linear& w);  // panels, and a processor with AVX-VNNI
 Support needs_ternary_rows(const Linear& w);
 Support needs_ternary_panels(const Linear& w);
 
@@ -14,6 +15,7 @@ using LinearKernel = void(CpuContext& context, const Linear& w, View2<const floa
 LinearKernel linear_ref;              // op/gemv/ref.cpp: double accumulation, the oracle
 LinearKernel rows_avx2, rows_avx512;  // op/gemv/rows_simd.h, op/gemv/strips_simd.h
 using LinearsKernel = void(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all);
+LinearsKernel panel_1plane_avxvnni, panel_2planes_avxvnni;
 LinearsKernel panel_1plane_avx2, panel_1plane_avx512, panel_2planes_avx2, panel_2planes_avx512;  // op/gemv/panel_simd.h
 LinearKernel ternary_ref;                   // op/gemv/ternary.cpp: int8 activations one by one, the oracle
 LinearKernel ternary_avx2, ternary_avx512;  // op/gemv/ternary_simd.h

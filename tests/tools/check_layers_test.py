@@ -40,6 +40,7 @@ class CheckLayers(unittest.TestCase):
             ("src/op/norm_rope/norm.cpp", "<immintrin.h>"),
             ("src/op/gemv/rows_avx2.cpp", '"op/simd/avx512.h"'),
             ("src/op/gemv/ref.cpp", '"op/simd/avx2.h"'),
+            ("src/op/gemv/panel_avxvnni.cpp", '"op/simd/avx512.h"'),
         ]:
             with self.subTest(file=file, include=include):
                 code, out = run((file, include))
@@ -60,6 +61,7 @@ class CheckLayers(unittest.TestCase):
             ("src/op/gemv/rows_sm90.cu", "<cuda_fp16.h>"),
             ("src/op/gemv/rows_avx512.cpp", '"op/simd/avx512.h"'),
             ("src/op/simd/avx2.h", "<immintrin.h>"),
+            ("src/op/gemv/panel_avxvnni.cpp", '"op/simd/avx2.h"'),
             ("tests/op/gemv_test.cpp", '"cases/gemv_cases.h"'),
         ]:
             with self.subTest(file=file, include=include):

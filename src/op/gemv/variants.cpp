@@ -19,6 +19,11 @@ Support needs_panels(const Linear& w) {
   return {};
 }
 
+Support needs_avxvnni(const Linear& w) {
+  static const bool has = has_avxvnni();
+  return has ? needs_panels(w) : Support{false, "this processor has no AVX-VNNI"};
+}
+
 /// A kernel of several matrices with one.
 template <LinearsKernel kKernel>
 void alone(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
@@ -38,10 +43,14 @@ std::span<const LinearVariant> gemv_variants() {
       {"rows-avx2", Isa::avx2, needs_rows, rows_avx2, rows_avx2_scratch},
       {"rows-avx512", Isa::avx512, needs_rows, rows_avx512, rows_avx512_scratch},
       {"panel-1plane-avx2", Isa::avx2, needs_panels, alone<panel_1plane_avx2>, panel_scratch<1>, 1, panel_1plane_avx2},
+      {"panel-1plane-avxvnni", Isa::avx2, needs_avxvnni, alone<panel_1plane_avxvnni>, panel_scratch<1>, 1,
+       panel_1plane_avxvnni},
       {"panel-1plane-avx512", Isa::avx512, needs_panels, alone<panel_1plane_avx512>, panel_scratch<1>, 1,
        panel_1plane_avx512},
       {"panel-2planes-avx2", Isa::avx2, needs_panels, alone<panel_2planes_avx2>, panel_scratch<2>, 2,
        panel_2planes_avx2},
+      {"panel-2planes-avxvnni", Isa::avx2, needs_avxvnni, alone<panel_2planes_avxvnni>, panel_scratch<2>, 2,
+       panel_2planes_avxvnni},
       {"panel-2planes-avx512", Isa::avx512, needs_panels, alone<panel_2planes_avx512>, panel_scratch<2>, 2,
        panel_2planes_avx512},
       {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref, ternary_ref_scratch},

@@ -95,15 +95,24 @@ struct Simd {
   static I izero() { return _mm256_setzero_si256(); }
   static I iset1(int32_t x) { return _mm256_set1_epi32(x); }
   static I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  /// As on AVX-512. maddubs would saturate past 2 x 255 x 127, so even and odd bytes are multiplied apart.
+  /// As on AVX-512.
   static I dot4(I acc, I weights, I activations) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(acc, weights, activations);
+#elif defined(__AVX512VNNI__)  // the same instruction as tests of AVX-512 machines can run it
+    return _mm256_dpbusd_epi32(acc, weights, activations);
+#else                          // maddubs would saturate past 2 x 255 x 127, so even and odd bytes are multiplied apart
     const I even_w = _mm256_and_si256(weights, _mm256_set1_epi16(0xFF));
     const I odd_w = _mm256_srli_epi16(weights, 8);
     const I even_a = _mm256_srai_epi16(_mm256_slli_epi16(activations, 8), 8);
     const I odd_a = _mm256_srai_epi16(activations, 8);
     return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(even_w, even_a), _mm256_madd_epi16(odd_w, odd_a)));
+#endif
   }
   static I dot4_small(I acc, I weights, I activations) {  // 2 x 127 x 128 fits 16 bits
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+    return dot4(acc, weights, activations);
+#endif
     const I pairs = _mm256_maddubs_epi16(weights, activations);
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
