@@ -63,9 +63,9 @@ class StepScratch {
     const LinearVariant& kernel = select_variant(isa_, {}, "linear", n == 1 ? gemv_variants() : gemm_variants(), m);
     if (kernel.scratch_bytes) add(kernel.scratch_bytes(m, n, n_threads_));
   }
-  void attention(const Attention& a) {
+  void attention(const Attention& a, int64_t n_seqs) {
     const AttentionVariant& kernel = select_variant(isa_, {}, "attention", attention_variants(), a);
-    if (kernel.scratch_bytes) add(kernel.scratch_bytes(a, n_threads_));
+    if (kernel.scratch_bytes) add(kernel.scratch_bytes(a, n_seqs, n_threads_));
   }
   int64_t sum() const { return bytes_[0] + bytes_[1] + bytes_[2]; }
 
@@ -107,7 +107,7 @@ void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, 
     add_products(layer, w, n, scratch);
     if (layer.mixer == MixerKind::delta) continue;
     const int n_keys = step.n_past + step.n_tokens;
-    scratch.attention(AttentionProblem(layers[i], layer.attention.n_heads, n_keys, most_rows, step.n_seqs).get());
+    scratch.attention(AttentionProblem(layers[i], layer.attention.n_heads, n_keys, most_rows).get(), step.n_seqs);
   }
   scratch.product(model.weights.join, n);
   scratch.product(model.weights.output, step.n_logits);

@@ -104,7 +104,7 @@ void expect_all_kernels(Problem& p) {
     if (variant.rounds || variant.isa > detect_isa() || !variant.supports(a).ok) continue;
     SCOPED_TRACE(fmt::format("{} {}", variant.name, p.name()));
     CpuContext& context = test_context();
-    expect_scratch(context, variant.scratch_bytes ? variant.scratch_bytes(a, context.pool.size()) : ScratchBytes{},
+    expect_scratch(context, variant.scratch_bytes ? variant.scratch_bytes(a, 1, context.pool.size()) : ScratchBytes{},
                    [&] { variant.run(context, a); });
     size_t at = 0;
     for (const KvSpan& span : p.spans)

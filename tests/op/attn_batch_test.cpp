@@ -36,7 +36,7 @@ Outputs run(const KvLayerConfig& layer, const TokenRows& rows, std::span<const i
       for (const AttentionVariant& variant : attention_variants()) {
         if (variant.isa > detect_isa() || !variant.supports(a).ok || (variant.isa == Isa::scalar && !with_ref))
           continue;
-        expect_scratch(context, variant.scratch_bytes ? variant.scratch_bytes(a, cut.n_threads) : ScratchBytes{},
+        expect_scratch(context, variant.scratch_bytes ? variant.scratch_bytes(a, 1, cut.n_threads) : ScratchBytes{},
                        [&] { variant.run(context, a); });
         std::vector<float>& to = out[variant.name];
         to.resize(size_t(a.q.rows) * q_dim);

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "base/view.h"
 #include "op/cache/layout.h"
@@ -38,7 +37,8 @@ struct AttentionVariant {
   Isa isa;
   Support (*supports)(const Attention& a);
   void (*run)(CpuContext& context, const Attention& a);
-  ScratchBytes (*scratch_bytes)(const Attention& a, int n_threads) = nullptr;  ///< of run(); null: none
+  /// Of run() with the spans of `a` n_times; null: none.
+  ScratchBytes (*scratch_bytes)(const Attention& a, int64_t n_times, int n_threads) = nullptr;
   bool rounds = false;  ///< multiplies integers: queries, weights and levels as int_rounding() says
 };
 std::span<const AttentionVariant> attention_variants();
@@ -54,15 +54,15 @@ std::optional<IntRounding> int_rounding(const KvFormat& format, int head_dim);
 
 void attention(CpuContext& context, const Attention& a);
 
-/// A problem without rows, for asking which kernels serve it and what it moves: the newest n_queries of n_seqs sequences
-/// with n_keys each.
+/// A problem without rows, for asking which kernels serve it and what it moves: the newest n_queries of a sequence with
+/// n_keys.
 class AttentionProblem {
  public:
-  AttentionProblem(const KvLayerConfig& layer, int n_heads, int n_keys, int n_queries = 1, int n_seqs = 1);
+  AttentionProblem(const KvLayerConfig& layer, int n_heads, int n_keys, int n_queries = 1);
   const Attention& get() const { return a_; }
 
  private:
-  std::vector<KvSpan> spans_;
+  KvSpan span_;
   Attention a_;
 };
 

@@ -14,8 +14,8 @@ inline DecodeRows decode_rows(const KvFormat& format, int head_dim) { return dec
 namespace ridge {
 
 void attention_avx2(CpuContext& context, const Attention& a) { run_attention<NoIntegers>(context, a); }
-ScratchBytes attention_avx2_scratch(const Attention& a, int n_threads) {
-  return AttentionRoom<NoIntegers>(a, n_threads).bytes();
+ScratchBytes attention_avx2_scratch(const Attention& a, int64_t n_times, int n_threads) {
+  return AttentionRoom<NoIntegers>(a, n_times, n_threads).bytes();
 }
 
 }  // namespace ridge

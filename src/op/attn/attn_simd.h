@@ -334,7 +334,7 @@ struct AttentionRoom {
   int64_t room_floats, thread_bytes;  // of a thread: its ThreadRoom, and all
   int64_t state_floats, item_floats;  // partial results of a pair, and of an item
 
-  AttentionRoom(const Attention& a, int threads)
+  AttentionRoom(const Attention& a, int64_t n_times, int threads)
       : n_threads(threads),
         stride(padded_dim(a.k.head_dim)),
         most_pairs(kBlockRows * a.group()),
@@ -344,8 +344,8 @@ struct AttentionRoom {
         state_floats((stride + 2 + 15) / 16 * 16),
         item_floats(most_pairs * state_floats) {
     for (const KvSpan& span : a.spans) {
-      n_pairs += int64_t(span.n_rows) * a.n_heads;
-      n_items += (span.n_rows + kBlockRows - 1) / kBlockRows * a.k.n_kv_heads;
+      n_pairs += n_times * span.n_rows * a.n_heads;
+      n_items += n_times * ((span.n_rows + kBlockRows - 1) / kBlockRows) * a.k.n_kv_heads;
       n_splits = std::max(n_splits, (span.n_keys() + kSplit - 1) / kSplit);
     }
   }
@@ -360,7 +360,7 @@ struct AttentionRoom {
 
 template <class Integers>
 void run_attention(CpuContext& context, const Attention& a) {
-  const AttentionRoom<Integers> sizes(a, context.pool.size());
+  const AttentionRoom<Integers> sizes(a, 1, context.pool.size());
   context.make_scratch(sizes.bytes());
   const int group = a.group(), dim = a.k.head_dim, stride = sizes.stride;
   const int n_kv_heads = a.k.n_kv_heads, most_pairs = sizes.most_pairs;

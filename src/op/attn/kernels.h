@@ -10,9 +10,9 @@ void attention_avx2(CpuContext& context, const Attention& a);
 void attention_avx512(CpuContext& context, const Attention& a);
 void attention_int_avx512(CpuContext& context, const Attention& a);
 
-ScratchBytes attention_avx2_scratch(const Attention& a, int n_threads);
-ScratchBytes attention_avx512_scratch(const Attention& a, int n_threads);
-ScratchBytes attention_int_avx512_scratch(const Attention& a, int n_threads);
+ScratchBytes attention_avx2_scratch(const Attention& a, int64_t n_times, int n_threads);
+ScratchBytes attention_avx512_scratch(const Attention& a, int64_t n_times, int n_threads);
+ScratchBytes attention_int_avx512_scratch(const Attention& a, int64_t n_times, int n_threads);
 
 /// f16, for code of other instruction sets, which may make no function that they share.
 const KvFormat& sink_format();

@@ -68,13 +68,13 @@ void attention(CpuContext& context, const Attention& a) {
   variant.run(context, a);
 }
 
-AttentionProblem::AttentionProblem(const KvLayerConfig& layer, int n_heads, int n_keys, int n_queries, int n_seqs)
-    : spans_(size_t(n_seqs), {.n_rows = n_queries, .n_past = n_keys - n_queries}),
+AttentionProblem::AttentionProblem(const KvLayerConfig& layer, int n_heads, int n_keys, int n_queries)
+    : span_{.n_rows = n_queries, .n_past = n_keys - n_queries},
       a_{.n_heads = n_heads,
          .scale = 1,
          .k = KvLayout(layer, KvSide::k, false).tiles,
          .v = KvLayout(layer, layer.v_is_k ? KvSide::k : KvSide::v, false).tiles} {
-  a_.spans = spans_;
+  a_.spans = {&span_, 1};
 }
 
 }  // namespace ridge
