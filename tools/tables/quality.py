@@ -128,6 +128,13 @@ def alone(path):
     return table(["card", "weights", "windows", "K/V cache", "mean KLD", "same top %", LIMITS], lines)
 
 
+def some_layers():
+    """rotor-3 with rotor-4 for the K of some layers."""
+    return table(["card", "weights", "windows", "rotor-4 for K of", "bits at 4k", "mean KLD", "same top %", LIMITS],
+                 [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", "all layers" if r["kv"] == "rotor-4/rotor-3" else "layers " + ", ".join(re.findall(r";(\d+):", r["kv"])) if ";" in r["kv"] else
+                   "no layer", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 5), percent(r["same_top"]), rise(r)] for r in finished("kv-split") if r["kv"] != "f16"])
+
+
 def layers_alone():
     """One layer's K at a time, by a line of layers in their order: thousandths of a nat."""
     found = [r for r in finished("kv-sides") if ";" in r["kv"]]
@@ -287,6 +294,7 @@ TABLES = {
     "kv-policy-none": lambda: policies(0, 0),
     "kv-policy-sides": lambda: alone("prefill"),
     "kv-policy-layers": layers_alone,
+    "kv-policy-split": some_layers,
     "kv-hybrid": hybrid,
     "kv-device": devices,
     "kv-integers": integers,
