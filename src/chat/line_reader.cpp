@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/interrupt.h"
+#include "base/user_folder.h"
 #include "engine/kv_choice.h"
 #include "io/line_file.h"
 #include "io/mapped_file.h"
@@ -134,13 +135,8 @@ io::LineFile open_history(const fs::path& path) {
 }  // namespace
 
 fs::path history_path() {
-  const auto folder = [](const char* name) {
-    const char* value = std::getenv(name);
-    return fs::path(value && value[0] == '/' ? value : "");  // the XDG rules: relative paths are ignored
-  };
-  if (const fs::path state = folder("XDG_STATE_HOME"); !state.empty()) return state / "ridge" / "chat_history";
-  if (const fs::path home = folder("HOME"); !home.empty()) return home / ".local/state/ridge/chat_history";
-  return {};
+  const fs::path folder = user_folder("XDG_STATE_HOME", ".local/state");
+  return folder.empty() ? folder : folder / "chat_history";
 }
 
 struct LineReader::Terminal {

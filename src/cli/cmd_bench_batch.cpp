@@ -14,7 +14,7 @@ struct BatchFlags {
   ModelFlags model;
   OutputFlags output;
   std::vector<std::string> n_prompt, n_gen, n_parallel;
-  std::string lengths, kv = "f16", decision = ".", format = "md";
+  std::string lengths, kv = "f16", decision, format = "md";
   int n_ubatch = 0, repeats = 1;
   bool fill = false, no_warm_up = false, no_check = false;
   int64_t seed = 42;

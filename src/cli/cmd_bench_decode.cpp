@@ -19,7 +19,7 @@ struct BenchFlags {
   ModelFlags device;
   OutputFlags output;
   std::vector<std::string> models, n_prompt, n_gen, prompt_gen, n_depth, n_batch, n_ubatch, n_threads, type_k, type_v;
-  std::string list, decision = ".", format = "md", text;
+  std::string list, decision, format = "md", text;
   SpecFlags spec;
   float temperature = 0;
   double forced_accept = -1;

@@ -26,9 +26,9 @@ struct EvalFlags {
 /// The caches that flags name; the shelf and single layers come when the model is known.
 std::vector<KvChoice> listed_caches(const EvalFlags& flags) {
   if (flags.list.empty()) return flags.each_layer.empty() ? std::vector{flags.kv.choice()} : std::vector<KvChoice>();
-  if (flags.kv.any())
-    bad_flag("--kv", "does not go with --kv-quant, -ctk, -ctv and their refinements",
-             "write them into the list: rotor-3:planar:window=32");
+  if (flags.kv.names_cache())
+    bad_flag("--kv", "does not go with --kv-quant, -ctk, -ctv and --kv-layers",
+             "write them into the list: q8_0/rotor-3");
   return flags.list == kShelf ? std::vector<KvChoice>() : parse_kv_list(flags.list).or_throw();
 }
 
@@ -36,6 +36,7 @@ void add_caches_of_model(const EvalFlags& flags, const ModelInfo& info, std::vec
   const auto add = [&](const std::vector<KvChoice>& more) { caches.insert(caches.end(), more.begin(), more.end()); };
   if (flags.list == kShelf) add(lab::shelf_caches(info.head_dim));
   if (!flags.each_layer.empty()) add(lab::each_layer(parse_kv_choice(flags.each_layer).or_throw(), info.n_layers));
+  if (!flags.list.empty()) flags.kv.refine(caches);
 }
 
 /// --save-base writes what running the base gives, so the base must be run.
@@ -233,9 +234,11 @@ tokens with window and sinks, and whether perplexity stays within 0.25 of the ba
 whose row is there is not run again, if model, text, windows, path and build are the same: the same command
 goes on after Ctrl-C. --save-base writes the base's distributions in llama-perplexity's format, --base FILE
 reads such a file (of either program) instead of running the base; its 16 bits have a floor, which the control
-row shows.)",
+row shows. --kv-window, --kv-sinks and their kind give every cache of --kv one policy: formats are compared with
+the same exact rows, or with 0 of them, as other programs store caches.)",
     R"(ridge eval kld -m model.gguf -f wiki.test.raw --path decode --kv f16,q8_0,rotor-3
 ridge eval kld -m model.gguf -f wiki.test.raw --kv rotor-3:hadamard,rotor-3:planar,q8_0/rotor-3:window=32
+ridge eval kld -m model.gguf -f wiki.test.raw --kv q4_0:hadamard,rotor-4,rotor-3 --kv-window 96 --kv-sinks 4
 ridge eval kld -m model.gguf -f wiki.test.raw -c 1024 --kv shelf --results results/kv-matrix.jsonl)",
     declare_eval_kld};
 

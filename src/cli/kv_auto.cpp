@@ -1,18 +1,32 @@
 #include "cli/kv_auto.h"
 
+#include "base/user_folder.h"
 #include "lab/decide/measure.h"
 
 namespace ridge::cli {
 
+namespace {
+
+/// The file that `where` means for a model, whether or not it is there.
+std::filesystem::path record_file(const std::filesystem::path& where, const std::string& model_hash) {
+  std::error_code error;
+  if (!where.empty()) return std::filesystem::is_directory(where, error) ? lab::record_path(where, model_hash) : where;
+  const std::filesystem::path here = lab::record_path(".", model_hash), users = user_records();
+  return std::filesystem::exists(here, error) || users.empty() ? here : lab::record_path(users, model_hash);
+}
+
+}  // namespace
+
+std::filesystem::path user_records() { return user_folder("XDG_DATA_HOME", ".local/share"); }
+
 AutoChoice choose_by_record(const Model& model, const std::filesystem::path& where, int n) {
   const lab::RecordSubject here = lab::subject_of(model);
   std::error_code error;
-  const bool is_directory = std::filesystem::is_directory(where, error);
-  const std::filesystem::path path = is_directory ? lab::record_path(where, here.model_hash) : where;
+  const std::filesystem::path path = record_file(where, here.model_hash);
   const auto f16 = [&](const std::string& why) {
-    return AutoChoice{{},
-                      fmt::format("f16: {} (ridge decide -m {} --results FILE makes a record, --decision names it)",
-                                  why, model.info().path)};
+    return AutoChoice{
+        {},
+        fmt::format("f16: {} (ridge decide -m {} makes a record, --decision names another)", why, model.info().path)};
   };
   if (!std::filesystem::exists(path, error)) return f16(fmt::format("there is no record {}", path.native()));
   const auto record = lab::read_record(path);
@@ -21,16 +35,20 @@ AutoChoice choose_by_record(const Model& model, const std::filesystem::path& whe
     return f16(fmt::format("{}: {}", path.native(), why));
   const std::string kv = lab::choice_at(*record, n);
   return {parse_kv_choice(kv).or_throw(),
-          fmt::format("{} for up to {} tokens, by {}: {}", kv, n, path.native(), record->sentence)};
+          fmt::format("{} for up to {} tokens, by {}{}", kv, n, path.native(),
+                      record->choice == "f16" ? ": no faster cache is proven here" : "")};
 }
 
 void add_decision_flag(CLI::App& app, KvFlags& flags) {
-  add_text(app, "--decision", flags.decision, "PATH",
-           "with --kv-quant auto: the record that `ridge decide` wrote, or the record's directory");
+  add_text(
+      app, "--decision", flags.decision, "PATH",
+      "with --kv-quant auto: the record that `ridge decide` wrote, or its directory; left out: where decide puts it")
+      ->default_str("");
 }
 void add_decision_flag(CLI::App& app, std::string& decision) {
   add_text(app, "--decision", decision, "PATH",
-           "with --kv auto: the record that `ridge decide` wrote, or the record's directory");
+           "with --kv auto: the record that `ridge decide` wrote, or its directory; left out: where decide puts it")
+      ->default_str("");
 }
 
 void check_kv_flags(const KvFlags& flags) {

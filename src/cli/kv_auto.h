@@ -14,8 +14,12 @@ struct AutoChoice {
   std::string says;  ///< for people: what was chosen and by which record, or why f16 and what to do
 };
 
-/// For a sequence that may reach n tokens. `where` is a record, or a directory that holds the model's; f16 where there
-/// is none, or it is damaged or of another model, machine or build. It never throws for a record.
+/// The folder of a user's rows and records: $XDG_DATA_HOME/ridge, or ~/.local/share/ridge; empty without either.
+std::filesystem::path user_records();
+
+/// For a sequence that may reach n tokens. `where` is a record, or a directory that holds the model's; empty: the current
+/// directory, else user_records(). f16 where there is none, or it is damaged or of another model, machine or build. It
+/// never throws for a record.
 AutoChoice choose_by_record(const Model& model, const std::filesystem::path& where, int n);
 
 /// --decision, in the caller's group.

@@ -15,6 +15,7 @@
 #include "engine/finite.h"
 #include "engine/kv_options.h"
 #include "engine/rank_device.h"
+#include "format/list.h"
 #include "gpu/device_query.h"
 #include "rank/mpi.h"
 
@@ -428,6 +429,8 @@ int context_for(const ContextFlags& flags, const KvFlags& kv, const Model& model
 
 bool KvFlags::any() const { return quant || refines_quant(); }
 
+bool KvFlags::names_cache() const { return quant || type_k || type_v || layers; }
+
 bool KvFlags::refines_quant() const {
   return type_k || type_v || rotation || centre || scale || layers || window || sinks;
 }
@@ -438,13 +441,7 @@ KvChoice KvFlags::choice() const {
   if (type_k) choice.k = parse_kv_side(*type_k).or_throw();
   if (type_v) choice.v = parse_kv_side(*type_v).or_throw();
   if (layers) choice.layers = parse_kv_layers(*layers).or_throw();
-  // The refinements are properties of compressed rows: an f16 side beside a compressed one is left alone.
-  std::string refined;
-  if (rotation) refined += ":" + *rotation;
-  if (window) refined += fmt::format(":window={}", *window);
-  if (sinks) refined += fmt::format(":sinks={}", *sinks);
-  if (centre) refined += ":centre=" + *centre;
-  if (scale) refined += ":scale=" + *scale;
+  const std::string refined = refinements();
   if (refined.empty()) return choice;
   if (choice.k.format == "f16" && choice.v.format == "f16")
     bad_flag("--kv-rotation, --kv-window, --kv-sinks, --kv-center, --kv-scale",
@@ -453,6 +450,31 @@ KvChoice KvFlags::choice() const {
   for (KvSideOptions* side : {&choice.k, &choice.v})
     if (side->format != "f16") *side = parse_kv_side(kv_side_text(*side) + refined).or_throw();
   return choice;
+}
+
+std::string KvFlags::refinements() const {
+  std::string refined;
+  if (rotation) refined += ":" + *rotation;
+  if (window) refined += fmt::format(":window={}", *window);
+  if (sinks) refined += fmt::format(":sinks={}", *sinks);
+  if (centre) refined += ":centre=" + *centre;
+  if (scale) refined += ":scale=" + *scale;
+  return refined;
+}
+
+void KvFlags::refine(std::vector<KvChoice>& list) const {
+  const std::string refined = refinements();
+  constexpr int kHeadDim = 64;
+  const auto refine_side = [&](KvSideOptions& side) {
+    if (find_kv_format(side.format).or_throw()->bits_per_value(kHeadDim) >= 16) return;
+    // Options of the list come last, and hold.
+    const std::string own = kv_side_text(side).substr(side.format.size());
+    side = parse_kv_side(side.format + refined + own).or_throw();
+  };
+  for (KvChoice& choice : list) {
+    refine_side(choice.k), refine_side(choice.v);
+    for (KvLayerOptions& own : choice.layers) refine_side(own.k), refine_side(own.v);
+  }
 }
 
 void add_kv_flags(CLI::App& app, KvFlags& flags) {

@@ -106,13 +106,22 @@ struct ContextFlags {
 struct KvFlags {
   std::optional<std::string> quant, type_k, type_v, rotation, centre, scale, layers;
   std::optional<int> window, sinks;
-  std::string decision = ".";  ///< of commands that know --kv-quant auto (kv_auto.h)
+  std::string decision;  ///< of commands that know --kv-quant auto (kv_auto.h)
 
   bool is_auto() const { return quant == "auto"; }
   bool any() const;
   /// Whether a flag changes what --kv-quant names.
   bool refines_quant() const;
+  /// Whether a flag names a format.
+  bool names_cache() const;
   KvChoice choice() const;
+  /// Puts --kv-rotation, --kv-window, --kv-sinks, --kv-center and --kv-scale on every compressed side of a list whose
+  /// text does not say otherwise. Throws usage where a format does not have one of them.
+  void refine(std::vector<KvChoice>& list) const;
+
+ private:
+  /// The options as they stand behind a format: ":window=96:sinks=4".
+  std::string refinements() const;
 };
 void add_kv_flags(CLI::App& app, KvFlags& flags);
 

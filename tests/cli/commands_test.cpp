@@ -827,6 +827,53 @@ TEST(Decide, WritesARecordThatAutoObeys) {
   EXPECT_EQ(run_ridge({"decide", "--show", lie}).code, 4);
 }
 
+/// What is asked without a file goes into the user's folder, where `auto` looks; the answer is in words.
+TEST(Decide, QuicklyWithRowsInTheUsersFolder) {
+  const TempDir dir;
+  const RunOptions home{.env = {"XDG_DATA_HOME=" + dir.path().native()}};
+  const std::string model = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
+  std::vector<std::string> args{"decide",
+                                "-m",
+                                model,
+                                "--quick",
+                                "-c",
+                                "256",
+                                "--candidates",
+                                "rotor-3",
+                                "-t",
+                                "1",
+                                "--target-depths",
+                                "256",
+                                "--samples",
+                                "5",
+                                "--max-seconds",
+                                "0.02",
+                                "--roof-mib",
+                                "16",
+                                "--eval-ctx",
+                                "64",
+                                "--chunks",
+                                "1",
+                                "-f",
+                                RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt"};
+  const Outcome first = run_ridge(args, home);
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.err, ContainsRegex("to do    6 measurements of attention, about .*\n.*18 requests"));
+  EXPECT_THAT(first.err, ContainsRegex("decide   about [0-9a-z]+ in all; rows go to .*/ridge/lab.jsonl"));
+  EXPECT_THAT(first.err, ContainsRegex("\n +[0-9]+ s  .*rotor-3 pp128")) << "a line a step where stderr is a file";
+  EXPECT_THAT(first.out, ContainsRegex("^(Use rotor-3|Stay with f16. Speed: )"));
+  EXPECT_THAT(first.out, Not(HasSubstr("rows      ")));
+  std::vector<std::string> again = args;
+  again.insert(again.end(), {"--rows", "--again"});
+  const Outcome second = run_ridge(again, home);
+  EXPECT_EQ(second.code, 0) << second.err;
+  EXPECT_THAT(second.out, HasSubstr("rows      "));
+  const Outcome run =
+      run_ridge({"run", "-m", model, "-p", "One", "-n", "2", "-c", "64", "-t", "1", "--kv-quant", "auto"}, home);
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, ContainsRegex("auto     (f16|rotor-3) for up to [0-9]+ tokens, by .*/ridge/decision-"));
+}
+
 TEST(Decide, SearchesByLayerAndSideAndAutoTakesWhatARecordSays) {
   const TempDir dir;
   const std::string model = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
@@ -901,7 +948,6 @@ TEST(Decide, RefusesFlagsThatMakeNoSense) {
     EXPECT_THAT(outcome.err, HasSubstr(why));
   };
   refused({"decide", "--results", store}, "--model: is required");
-  refused({"decide", "-m", kTinyModel}, "--results: is required");
   refused({"decide", "-m", kTinyModel, "--results", store, "--candidates", "f16"}, "--candidates");
   refused({"decide", "-m", kTinyModel, "--results", store, "--candidates", "f17"}, "f17");
   refused({"decide", "-m", kTinyModel, "--results", store, "--search", kTinyModel}, "name that text with -f");

@@ -39,12 +39,26 @@ TEST_F(EvalCommands, KldPrintsATableAndStoresARowPerCache) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("| f16 |"));  // the control row comes by itself
   EXPECT_THAT(outcome.out, HasSubstr("| rotor-3 |"));
-  EXPECT_THAT(outcome.out, HasSubstr("(gate +0.25)"));
+  EXPECT_THAT(outcome.out, HasSubstr("(limits: +0.25, KLD 0.02)"));
   std::istringstream lines(slurp(results));
   int n = 0;
   for (std::string line; std::getline(lines, line); ++n) EXPECT_EQ(json::parse(line)["kind"], "eval_kld");
   EXPECT_EQ(n, 3);
   EXPECT_THAT(outcome.err, HasSubstr("caches   3 to run, 2 at a time beside f16"));
+}
+
+TEST_F(EvalCommands, KldGivesEveryCacheOfAListOnePolicy) {
+  const Outcome outcome = eval({"kld", "-f", text_, "-o", "json", "--quiet", "--chunks", "1", "-c", "32", "--kv",
+                                "f16,f32,q8_0,f16/rotor-3:sinks=1", "--kv-window", "0", "--kv-sinks", "2"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  std::vector<std::string> names;
+  for (const json& row : json::parse(outcome.out)) {
+    names.push_back(row["kv"]);
+    EXPECT_EQ(row["kv_v"]["window"], 0) << row["kv"];
+  }
+  EXPECT_THAT(names, testing::ElementsAre("f16", "f32", "q8_0:window=0:sinks=2", "f16/rotor-3:window=0:sinks=1"));
+  EXPECT_EQ(eval({"kld", "-f", text_, "--kv", "q8_0", "-ctk", "q4_0"}).code, 2);
+  EXPECT_EQ(eval({"kld", "-f", text_, "--kv", "q8_0,rotor-3", "--kv-scale", "nothing"}).code, 2);
 }
 
 TEST_F(EvalCommands, KldTakesTheShelfAndSingleLayers) {

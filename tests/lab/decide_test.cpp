@@ -54,10 +54,20 @@ TEST(Decide, ATrainedModelGetsAllRowsOnce) {
   params.text = RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt";
   const Model model = Model::load(params.model, params.place);
   Store store = Store::open(dir / "lab.jsonl").or_throw();
+  const DecisionQuestion q = ask(model, params);
+  const auto to_do = [&] {
+    std::vector<std::string> steps;
+    for (const DecisionStep& step : steps_left(model, params, q, nullptr, store)) {
+      steps.push_back(step.what);
+      EXPECT_GT(step.seconds, 0) << step.what;
+    }
+    return steps;
+  };
+  EXPECT_THAT(to_do(), ElementsAre("9 measurements of attention", "18 requests", "1 caches on the text"));
   EXPECT_THAT(benches_of(model, params, store), ElementsAre("plan", "attention", "service", "quality"));
   EXPECT_THAT(benches_of(model, params, store), ElementsAre());
+  EXPECT_THAT(to_do(), ElementsAre());
 
-  const DecisionQuestion q = ask(model, params);
   const std::vector<Row> rows = store.rows();
   const DecisionRecord record = decide(rows, q, params.candidates, {});
   ASSERT_EQ(record.candidates.size(), 1u);
@@ -70,6 +80,16 @@ TEST(Decide, ATrainedModelGetsAllRowsOnce) {
   EXPECT_LT(gates[3].numbers["kld"].get<double>(), 0.1);
   EXPECT_GT(gates[2].numbers["speedup"].get<double>(), 0.1);
   EXPECT_EQ(record_text(decide(rows, q, params.candidates, {})), record_text(record));
+
+  // Times from which a gate has no verdict, with those that they are compared with: here of every gate of times.
+  DecisionRecord noisy = record;
+  for (GateResult& gate : noisy.candidates[0].gates) gate.verdict = GateVerdict::none;
+  params.again = noisy_rows(noisy);
+  EXPECT_THAT(to_do(), ElementsAre("9 measurements of attention", "18 requests"));
+  EXPECT_THAT(benches_of(model, params, store), ElementsAre("attention", "service"));
+  for (GateResult& gate : noisy.candidates[0].gates) gate.verdict = GateVerdict::fail;
+  EXPECT_THAT(noisy_rows(noisy), ElementsAre());
+  params.again.clear();
 
   // One more candidate: its own rows, and the requests that it is compared in.
   params.candidates.push_back("q8_0");

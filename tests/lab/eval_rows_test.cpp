@@ -104,8 +104,10 @@ TEST_F(EvalRows, TheTableMarksTheGate) {
   std::vector<Row> rows = run(8);
   EXPECT_THAT(eval_table(rows), HasSubstr("| f16 | none | 16 | 16.000 |"));
   EXPECT_THAT(eval_table(rows), HasSubstr("+0.0000 ± 0.0000 pass"));
-  rows[0]["difference"]["value"] = kPplGate + 0.001;
+  rows[0]["difference"] = {{"value", 0.251}, {"error", 0.0}};
   EXPECT_THAT(eval_table(rows), HasSubstr("+0.2510 ± 0.0000 FAIL"));
+  rows[0]["difference"]["error"] = 0.01;
+  EXPECT_THAT(eval_table(rows), HasSubstr("+0.2510 ± 0.0100 no verdict"));
 }
 
 TEST(CacheList, EachLayerIsCompressedAlone) {

@@ -316,7 +316,8 @@ TEST(Record, ChoosesTheFastestThatIsOnAndSaysSo) {
   const DecisionRecord none = record_of({.service = 0.95});
   EXPECT_EQ(none.choice, "f16");
   EXPECT_THAT(none.sentence, HasSubstr("Stay with f16."));
-  EXPECT_THAT(none.sentence, HasSubstr("rotor-3 is opt-in: gate 3 FAIL."));
+  EXPECT_THAT(none.sentence, HasSubstr("Speed: no cache is faster in whole requests."));
+  EXPECT_THAT(none.sentence, HasSubstr("Smallest cache within the quality limit: rotor-3 (perplexity"));
   EXPECT_THAT(record_page(record), HasSubstr("measured by\n  ridge sweep\n"));
 }
 

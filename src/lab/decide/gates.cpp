@@ -7,6 +7,7 @@
 #include <set>
 
 #include "engine/kv_choice.h"
+#include "lab/quality/statistics.h"
 #include "lab/rows/results.h"
 #include "lab/sweep/compare.h"
 
@@ -335,11 +336,8 @@ GateResult quality_gate(std::span<const Row> rows, const DecisionQuestion& q, co
   const std::string text =
       fmt::format("perplexity {:+.4f} ± {:.4f} (limit {:+g}), mean KLD {:.5f} ± {:.5f} (limit {:g})", rise, rise_error,
                   limits.ppl_rise, kld, kld_error, limits.kld);
-  // Two standard errors on either side of a limit decide; between them nothing does.
-  if (rise - 2 * rise_error > limits.ppl_rise || kld - 2 * kld_error > limits.kld) return of.end(false, text);
-  if (rise + 2 * rise_error > limits.ppl_rise || kld + 2 * kld_error > limits.kld)
-    return of.none("the errors reach a limit: " + text);
-  return of.end(true, text);
+  const Kept kept = keeps({limits.ppl_rise, limits.kld}, {rise, rise_error}, {kld, kld_error});
+  return kept == Kept::unknown ? of.none("the errors reach a limit: " + text) : of.end(kept == Kept::yes, text);
 }
 
 GateResult bound_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
@@ -472,6 +470,55 @@ CandidateRecord judge_candidate(std::span<const Row> rows, const DecisionQuestio
   return c;
 }
 
+namespace {
+
+/// What gates 1 to 3 say where no format is on.
+std::string speed_in_words(const DecisionRecord& record) {
+  bool has_rows = false, unclear = false;
+  std::string slower;
+  for (const CandidateRecord& c : record.candidates) {
+    const GateResult& requests = c.gates[2];
+    for (const GateResult& gate : std::span(c.gates).first(3)) has_rows |= !gate.rows.empty();
+    unclear |= requests.verdict == GateVerdict::none;
+    if (requests.verdict == GateVerdict::fail) slower += (slower.empty() ? "" : ", ") + c.kv;
+  }
+  if (!has_rows) return "not measured";
+  if (unclear && slower.empty()) return "too noisy to tell (on a quiet machine, the same command with --again)";
+  if (unclear) return fmt::format("{} not faster in whole requests; the others too noisy to tell", slower);
+  return slower.empty() ? "not every gate passes" : "no cache is faster in whole requests";
+}
+
+/// The smallest cache that gate 4 passes, by the bytes of the plan.
+std::string quality_in_words(const DecisionRecord& record) {
+  const auto bytes = [](const CandidateRecord& c) { return number_in(c.gates[5].numbers, "total_bytes"); };
+  const CandidateRecord* smallest = nullptr;
+  bool has_rows = false;
+  for (const CandidateRecord& c : record.candidates) {
+    has_rows |= !c.gates[3].rows.empty();
+    if (c.gates[3].verdict == GateVerdict::pass && (!smallest || bytes(c) < bytes(*smallest))) smallest = &c;
+  }
+  if (record.subject.synthetic) return "Quality: random weights say nothing about it.";
+  if (!has_rows) return "Quality: not measured (-f names a text).";
+  if (!smallest) return "No cache is within the quality limit beyond doubt (more --chunks narrow the errors).";
+  return fmt::format("Smallest cache within the quality limit: {} ({}).", smallest->kv, smallest->gates[3].why);
+}
+
+}  // namespace
+
+std::vector<std::string> noisy_rows(const DecisionRecord& record) {
+  std::set<int> noisy;
+  std::set<std::string> ids;
+  const auto is_timed = [](const GateResult& gate) { return gate.number <= 3 || gate.number == 7; };
+  for (const CandidateRecord& c : record.candidates)
+    for (const GateResult& gate : c.gates)
+      if (is_timed(gate) && gate.verdict == GateVerdict::none) noisy.insert(gate.number);
+  // Rows of one gate are compared with one another: all of them are measured again.
+  for (const CandidateRecord& c : record.candidates)
+    for (const GateResult& gate : c.gates)
+      if (noisy.contains(gate.number)) ids.insert(gate.rows.begin(), gate.rows.end());
+  return {ids.begin(), ids.end()};
+}
+
 DecisionRecord decide(std::span<const Row> rows, const DecisionQuestion& q, const std::vector<std::string>& candidates,
                       const GateThresholds& limits) {
   DecisionRecord record{.subject = q.subject,
@@ -485,9 +532,7 @@ DecisionRecord decide(std::span<const Row> rows, const DecisionQuestion& q, cons
   for (const CandidateRecord& c : record.candidates)
     if (c.on && (!best || c.speedup > best->speedup)) best = &c;
   if (!best) {
-    record.sentence = "Stay with f16.";
-    for (const CandidateRecord& c : record.candidates)
-      record.sentence += fmt::format(" {} is opt-in: {}.", c.kv, c.why);
+    record.sentence = fmt::format("Stay with f16. Speed: {}. {}", speed_in_words(record), quality_in_words(record));
     return record;
   }
   record.choice = best->kv;

@@ -72,6 +72,8 @@ GateResult promotion_gate(std::span<const Row> rows, const DecisionQuestion& q, 
 /// All gates and the flip rule, by the first six: on if 1, 2, 3 and 4 pass; or if 4 and 6 pass and f16 does not fit.
 CandidateRecord judge_candidate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
                                 const GateThresholds& limits);
+/// Ids of the rows of times from which a gate has no verdict, and of those that they are compared with.
+std::vector<std::string> noisy_rows(const DecisionRecord& record);
 /// All candidates, and the choice among those that are on: the fastest in gate 3.
 DecisionRecord decide(std::span<const Row> rows, const DecisionQuestion& q, const std::vector<std::string>& candidates,
                       const GateThresholds& limits);

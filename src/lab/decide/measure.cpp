@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 
 #include "engine/device_name.h"
@@ -16,7 +17,9 @@ namespace ridge::lab {
 namespace {
 
 constexpr const char* kReferenceFormat = "f16";
-constexpr size_t kQualityGroup = 8;  // caches beside one base: a stop loses these
+constexpr size_t kQualityGroup = 8;                 // caches beside one base: a stop loses these
+constexpr int kProbePrompt = 64, kProbeTokens = 8;  // a short request: what times are expected by
+constexpr double kCheckSteps = 200;                 // decode steps that a check by the reference kernels takes, about
 
 /// The cells of a question, with what is stored.
 class Measurer {
@@ -41,6 +44,13 @@ class Measurer {
   }
 
   void attention() {
+    const SweepSpec spec = attention_spec();
+    SweepHooks hooks{.stop = hooks_.stop, .on_status = hooks_.on_status};
+    hooks.on_row = [&](const PlannedCell&, const Row& row) { say(row); };
+    run_sweep(spec, attention_plan(spec), op_kernels(), store_, hooks);
+  }
+
+  SweepSpec attention_spec() const {
     // A cache whose layers differ is measured layer by layer.
     std::vector<std::string> kinds;
     for (const std::string& kv : formats_)
@@ -67,21 +77,17 @@ class Measurer {
     };
     add_shape(q_.shape, q_.depths);
     add_shape(q_.target, q_.target_depths);
-    const SweepTarget target{
-        .device = params_.place.device, .n_threads = q_.subject.n_threads, .isa = params_.place.isa};
-    const SweepPlan plan = plan_sweep(spec, target, store_.rows());
-    SweepHooks hooks{.stop = hooks_.stop, .on_status = hooks_.on_status};
-    hooks.on_row = [&](const PlannedCell&, const Row& row) { say(row); };
-    run_sweep(spec, plan, op_kernels(), store_, hooks);
+    return spec;
+  }
+  SweepPlan attention_plan(const SweepSpec& spec) const {
+    return plan_sweep(
+        spec, {.device = params_.place.device, .n_threads = q_.subject.n_threads, .isa = params_.place.isa}, rows());
   }
 
   void requests() {
     std::optional<BenchReference> reference;
     for (const int n_prompt : q_.prompts) {
-      // Formats of a prompt are compared: they are measured in one run, or all again.
-      bool all_stored = is_stored(service_cell(q_, n_prompt, kReferenceFormat, true));
-      for (const std::string& kv : formats_) all_stored &= is_stored(service_cell(q_, n_prompt, kv, false));
-      if (all_stored || stopped()) continue;
+      if (has_requests(n_prompt) || stopped()) continue;
       if (params_.check && !reference) {
         status("the reference of " + params_.model);
         reference.emplace(params_.model);
@@ -91,11 +97,7 @@ class Measurer {
   }
 
   void quality() {
-    if (params_.text.empty() || q_.subject.synthetic) return;
-    std::vector<std::string> missing;
-    for (const auto* list : {&params_.candidates, &params_.quality_caches})
-      for (const std::string& kv : *list)
-        if (!is_stored(quality_cell(q_, kv)) && std::ranges::find(missing, kv) == missing.end()) missing.push_back(kv);
+    const std::vector<std::string> missing = missing_quality();
     if (missing.empty()) return;
     evaluate_groups(params_.text, eval_options(), missing, "quality, token by token",
                     [&](const EvalResult& result, const CandidateResult& candidate) {
@@ -104,11 +106,7 @@ class Measurer {
   }
 
   void sensitivity(const SearchQuestion& s) {
-    std::vector<std::string> missing;
-    for (const SearchItem& item : s.items)
-      for (const std::string& side : sides_alone(s))
-        if (const std::string kv = side_alone(item.layer, item.side, side); !is_stored(sensitivity_cell(q_, s, kv)))
-          missing.push_back(kv);
+    const std::vector<std::string> missing = missing_sides(s);
     if (missing.empty()) return;
     const EvalOptions options{
         .n_ctx = s.n_ctx, .max_chunks = s.chunks, .device = params_.place.device, .against_base = true};
@@ -122,6 +120,41 @@ class Measurer {
                       row["tokens_scored"] = candidate.scores.pair.count();
                       add(sensitivity_cell(q_, s, kv_text(candidate.kv)), std::move(row));
                     });
+  }
+
+  /// What is missing, and its time by the speed of a short request.
+  std::vector<DecisionStep> steps(const SearchQuestion* search) {
+    std::vector<DecisionStep> steps;
+    const auto add_step = [&](size_t n, const char* what, double seconds) {
+      if (n > 0) steps.push_back({fmt::format("{} {}", n, what), seconds});
+    };
+    const size_t n_rows = formats_.size() + 1;  // f16 comes twice
+    size_t n_requests = 0;
+    double prompt_tokens = 0, checked = 0;
+    for (const int n_prompt : q_.prompts) {
+      if (params_.only_quality || has_requests(n_prompt)) continue;
+      n_requests += n_rows * size_t(params_.repeats + 1);
+      prompt_tokens += double(n_rows) * (params_.repeats + 1) * n_prompt;
+      if (params_.check) checked += double(formats_.size());
+    }
+    const std::vector<std::string> missing = missing_quality(),
+                                   sides = search ? missing_sides(*search) : std::vector<std::string>();
+    const double n_bases = std::ceil(double(missing.size()) / double(kQualityGroup));
+    const double scored = (double(missing.size()) + n_bases) * q_.eval_ctx * q_.eval_chunks;
+    const bool any = n_requests > 0 || !missing.empty() || !sides.empty();
+    const Request probe = any ? short_request() : Request();
+    const double prompt_s = probe.prompt / kProbePrompt, decode_s = probe.decode / kProbeTokens;
+    if (search) add_step(sides.size(), "sides alone", double(sides.size()) * search->n_ctx * search->chunks * prompt_s);
+    if (!params_.only_quality) {
+      const SweepPlan plan = attention_plan(attention_spec());
+      add_step(size_t(plan.n_left()), "measurements of attention", plan.seconds_left());
+    }
+    const double generated =
+        n_requests > 0 ? double(n_requests) * q_.n_gen * params_.repeats / (params_.repeats + 1) : 0;
+    add_step(n_requests, "requests",
+             prompt_tokens * prompt_s + generated * decode_s + checked * kCheckSteps * decode_s);
+    add_step(missing.size(), "caches on the text", scored * decode_s * (q_.eval_chunks >= 8 ? 0.5 : 1));
+    return steps;
   }
 
   EvalOptions eval_options() const {
@@ -140,7 +173,37 @@ class Measurer {
   void say(const Row& row) const {
     if (hooks_.on_row) hooks_.on_row(row);
   }
-  bool is_stored(const Row& cell) const { return find_evidence(store_.rows(), cell).row != nullptr; }
+  /// Stored rows but those that are measured again.
+  std::vector<Row> rows() const {
+    std::vector<Row> rows = store_.rows();
+    if (!params_.again.empty())
+      std::erase_if(
+          rows, [&](const Row& row) { return std::ranges::find(params_.again, row_id(row)) != params_.again.end(); });
+    return rows;
+  }
+  bool is_stored(const Row& cell) const { return find_evidence(rows(), cell).row != nullptr; }
+  /// Formats of a prompt are compared: they are measured in one run, or all again.
+  bool has_requests(int n_prompt) const {
+    return is_stored(service_cell(q_, n_prompt, kReferenceFormat, true)) &&
+           std::ranges::all_of(formats_,
+                               [&](const std::string& kv) { return is_stored(service_cell(q_, n_prompt, kv, false)); });
+  }
+  std::vector<std::string> missing_sides(const SearchQuestion& s) const {
+    std::vector<std::string> missing;
+    for (const SearchItem& item : s.items)
+      for (const std::string& side : sides_alone(s))
+        if (const std::string kv = side_alone(item.layer, item.side, side); !is_stored(sensitivity_cell(q_, s, kv)))
+          missing.push_back(kv);
+    return missing;
+  }
+  std::vector<std::string> missing_quality() const {
+    std::vector<std::string> missing;
+    if (params_.text.empty() || q_.subject.synthetic) return missing;
+    for (const auto* list : {&params_.candidates, &params_.quality_caches})
+      for (const std::string& kv : *list)
+        if (!is_stored(quality_cell(q_, kv)) && std::ranges::find(missing, kv) == missing.end()) missing.push_back(kv);
+    return missing;
+  }
   /// Some caches at a time beside f16; take(result, candidate) of groups that are complete.
   template <class Take>
   void evaluate_groups(const std::string& text, EvalOptions options, const std::vector<std::string>& caches,
@@ -150,8 +213,13 @@ class Measurer {
       const size_t end = std::min(caches.size(), begin + kQualityGroup);
       options.candidates.clear();
       for (size_t i = begin; i < end; ++i) options.candidates.push_back(parse_kv_choice(caches[i]).or_throw());
-      status(fmt::format("{}: {} of {}", what, begin, caches.size()));
-      const EvalResult result = evaluate(model_, corpus, options, {.stop = hooks_.stop});
+      status(fmt::format("{}: {} of {} caches, {} windows of {} tokens", what, end, caches.size(), options.max_chunks,
+                         options.n_ctx));
+      int64_t done = 0;
+      const auto on_progress = [&](int64_t steps, int64_t total) {
+        if (hooks_.on_tokens) hooks_.on_tokens(done += steps, total);
+      };
+      const EvalResult result = evaluate(model_, corpus, options, {.stop = hooks_.stop, .on_progress = on_progress});
       if (!result.complete()) return;
       for (const CandidateResult& candidate : result.candidates) take(result, candidate);
     }
@@ -179,6 +247,14 @@ class Measurer {
     session.draw(greedy, prompt, n_gen, [&](int32_t) { return !stopped(); });
     const auto seconds = [](auto from, auto to) { return std::chrono::duration<double>(to - from).count(); };
     return {seconds(start, prompt_end), seconds(prompt_end, std::chrono::steady_clock::now())};
+  }
+
+  Request short_request() const {
+    BenchTest test;
+    test.kv = parse_kv_choice(kReferenceFormat).or_throw();
+    test.n_prompt = kProbePrompt, test.n_gen = kProbeTokens;
+    Rng rng(params_.seed);
+    return request(test, random_tokens(model_, kProbePrompt, rng), kProbeTokens);
   }
 
   void requests_of(int n_prompt, BenchReference* reference) {
@@ -283,7 +359,7 @@ DecisionQuestion ask(const Model& model, const DecisionParams& params) {
       q.attention_layers.push_back(int(i));
   if (q.depths.empty()) q.depths = sweep_depths(q.n_ctx);
   if (q.target_depths.empty()) q.target_depths = {4096, 8192, 16384, 32768};
-  if (q.n_gen == 0) q.n_gen = std::clamp(q.n_ctx / 4, 1, 1024);
+  if (q.n_gen == 0) q.n_gen = std::clamp(q.n_ctx / 4, 1, 256);
   if (q.prompts.empty()) q.prompts = {std::min(4096, q.n_ctx - q.n_gen)};
   for (std::vector<int>* list : {&q.depths, &q.target_depths, &q.prompts}) std::ranges::sort(*list);
   if (q.prompts.front() < 1 || q.prompts.back() > q.n_ctx - q.n_gen)
@@ -348,6 +424,12 @@ SearchQuestion ask_search(const Model& model, const DecisionParams& params, cons
 void measure_sensitivity(const Model& model, const DecisionParams& params, const DecisionQuestion& question,
                          const SearchQuestion& asked, Store& store, const DecisionHooks& hooks) {
   Measurer(model, params, question, store, hooks).sensitivity(asked);
+}
+
+std::vector<DecisionStep> steps_left(const Model& model, const DecisionParams& params, const DecisionQuestion& question,
+                                     const SearchQuestion* search, Store& store) {
+  const DecisionHooks none;
+  return Measurer(model, params, question, store, none).steps(search);
 }
 
 void measure_missing(const Model& model, const DecisionParams& params, const DecisionQuestion& question, Store& store,

@@ -19,13 +19,13 @@ struct DecisionParams {
   std::vector<std::string> candidates;              ///< as kv_text() writes them, without f16
   int n_ctx = 0, n_sessions = 1;                    ///< n_ctx 0: what the model was trained for
   std::vector<int> depths, target_depths, prompts;  ///< empty: chosen by the context
-  int n_gen = 0;                                    ///< 0: 1024, at most a quarter of the context
+  int n_gen = 0;                                    ///< 0: 256, at most a quarter of the context
   int repeats = 5;                                  ///< of requests, of each format
   int samples = 40;                                 ///< of an attention cell
   double max_seconds = 2;                           ///< that an attention cell's samples take
   int roof_mib = 0;                         ///< buffer of the read roof of attention; 0: as bench bandwidth chooses
   std::string text;                         ///< what quality is measured on; empty: it is not
-  int eval_ctx = 0, eval_chunks = 20;       ///< windows of the text; 0: 1024, at most the trained context
+  int eval_ctx = 0, eval_chunks = 8;        ///< windows of the text; 0: 1024, at most the trained context
   int64_t memory_bytes = 0;                 ///< of gate 6; 0: what is available
   int64_t available_bytes = 0;              ///< before the model was loaded
   bool only_quality = false;                ///< measure nothing that other processes disturb: plans and quality only
@@ -34,6 +34,7 @@ struct DecisionParams {
   int search_chunks = 16;                   ///< windows of the searched text
   double kld_budget = 0;                    ///< of the search; 0: none
   std::vector<double> search_bits;          ///< limits of the search
+  std::vector<std::string> again;           ///< ids of stored rows of times that are measured again
   std::vector<std::string> quality_caches;  ///< whose quality is measured beside the candidates'
   bool check = true;                        ///< against the reference kernels, before requests are timed
   uint64_t seed = 42;
@@ -42,7 +43,14 @@ struct DecisionParams {
 struct DecisionHooks {
   std::function<bool()> stop;
   std::function<void(const std::string& what)> on_status;
-  std::function<void(const Row& row)> on_row;  ///< after it was stored
+  std::function<void(const Row& row)> on_row;                  ///< after it was stored
+  std::function<void(int64_t done, int64_t total)> on_tokens;  ///< of a quality run: tokens of all its caches
+};
+
+/// A part of what is not stored yet.
+struct DecisionStep {
+  std::string what;    ///< "48 measurements of attention"
+  double seconds = 0;  ///< expected, on a quiet machine
 };
 
 /// What is asked of this model: everything that was left open is chosen. Throws usage for what the model cannot do.
@@ -54,6 +62,10 @@ SearchQuestion ask_search(const Model& model, const DecisionParams& params, cons
 void measure_sensitivity(const Model& model, const DecisionParams& params, const DecisionQuestion& question,
                          const SearchQuestion& asked, Store& store, const DecisionHooks& hooks);
 
+/// What measure_sensitivity() of a search (or none) and measure_missing() will do, with times that follow from a few
+/// tokens run now: expect half to twice of them.
+std::vector<DecisionStep> steps_left(const Model& model, const DecisionParams& params, const DecisionQuestion& question,
+                                     const SearchQuestion* search, Store& store);
 /// Measures missing cells. After a `stop` unfinished cells have no rows.
 void measure_missing(const Model& model, const DecisionParams& params, const DecisionQuestion& question, Store& store,
                      const DecisionHooks& hooks);

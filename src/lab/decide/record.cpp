@@ -267,7 +267,7 @@ std::string why_not_for(const DecisionRecord& record, const RecordSubject& here)
 
 std::string choice_at(const DecisionRecord& record, int n) { return n >= record.from_depth ? record.choice : "f16"; }
 
-std::string record_page(const DecisionRecord& r) {
+std::string record_page(const DecisionRecord& r, PageRows rows) {
   const RecordSubject& s = r.subject;
   std::string page = fmt::format(
       "{}\n\nmodel    {} (hash {}{})\nmachine  {}, {}{}\nbuild    {}, {}\nasked    {} tokens, {} session{}\n",
@@ -282,7 +282,8 @@ std::string record_page(const DecisionRecord& r) {
       page += fmt::format("  {} {:<10} {}: {}\n", g.number, gate_verdict_name(g.verdict), g.name, g.why);
       if ((g.number <= 3 || g.number == 7) && g.noise > 0)
         page += fmt::format("      noise     {:.1f} %\n", 100 * g.noise);
-      if (!g.rows.empty()) page += fmt::format("      rows      {}\n", fmt::join(g.rows, " "));
+      if (rows == PageRows::shown && !g.rows.empty())
+        page += fmt::format("      rows      {}\n", fmt::join(g.rows, "\n                "));
       commands.insert(g.commands.begin(), g.commands.end());
     }
   }

@@ -113,7 +113,8 @@ std::string why_not_for(const DecisionRecord& record, const RecordSubject& here)
 /// The format for a sequence that may reach n tokens: the record's choice, or f16.
 std::string choice_at(const DecisionRecord& record, int n);
 
-/// A page for people: gates of every candidate with numbers, noise, rows and commands.
-std::string record_page(const DecisionRecord& record);
+enum class PageRows : uint8_t { hidden, shown };
+/// A page for people: gates of every candidate with numbers, noise and commands; ids of rows where they are shown.
+std::string record_page(const DecisionRecord& record, PageRows rows = PageRows::hidden);
 
 }  // namespace ridge::lab

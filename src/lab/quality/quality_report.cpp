@@ -167,6 +167,8 @@ std::string curve_text(std::span<const Row> rows) {
 
 namespace {
 
+Estimate estimate_in(const Row& row) { return {number_in(row, "value"), number_in(row, "error")}; }
+
 std::string plus_minus(const Row& estimate, int digits, double factor = 1, std::string_view unit = "") {
   return fmt::format("{:.{}f} ± {:.{}f}{}", factor * number_in(estimate, "value"), digits,
                      factor * number_in(estimate, "error"), digits, unit);
@@ -193,11 +195,10 @@ constexpr Column<Row> kPairColumns[] = {
     {"", [](auto& r) -> Row { return plus_minus(r["same_top"], 2, 100, " %"); }, ">same top p"},
     {"",
      [](auto& r) -> Row {
-       const double rise = number_in(r["difference"], "value");
-       return fmt::format("{:+.4f} ± {:.4f} {}", rise, number_in(r["difference"], "error"),
-                          rise <= kPplGate ? "pass" : "FAIL");
+       const Estimate rise = estimate_in(r["difference"]), kld = estimate_in(r["kld"]["mean"]);
+       return fmt::format("{:+.4f} ± {:.4f} {}", rise.value, rise.error, kept_name(keeps({}, rise, kld)));
      },
-     ">PPL - base (gate +0.25)"},
+     ">PPL - base (limits: +0.25, KLD 0.02)"},
 };
 
 }  // namespace

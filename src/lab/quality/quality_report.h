@@ -15,9 +15,8 @@ std::string chunk_heading(const EvalResult& result);
 std::string ppl_text(const Row& row);
 /// Three blocks of statistics, labelled as llama-perplexity labels them.
 std::string kld_text(const Row& row);
-/// Perplexity may rise by this much (absolute) before a cache fails the gate for being a default.
-inline constexpr double kPplGate = 0.25;
-/// A line a row: format, rotation, bits, bytes, perplexity; against a base the divergence and whether the gate holds.
+/// A line a row: format, rotation, bits, bytes, perplexity; against a base the divergence and whether the cache keeps
+/// QualityLimits.
 std::string eval_table(std::span<const Row> rows);
 /// Mean divergence over the parts of the window, a line a part and a column a row.
 std::string curve_text(std::span<const Row> rows);

@@ -7,6 +7,18 @@
 #include "base/metrics.h"
 
 namespace ridge::lab {
+
+Kept keeps(const QualityLimits& limits, const Estimate& ppl_rise, const Estimate& kld) {
+  const auto low = [](const Estimate& of) { return of.value - 2 * of.error; };
+  const auto high = [](const Estimate& of) { return of.value + 2 * of.error; };
+  if (low(ppl_rise) > limits.ppl_rise || low(kld) > limits.kld) return Kept::no;
+  return high(ppl_rise) <= limits.ppl_rise && high(kld) <= limits.kld ? Kept::yes : Kept::unknown;
+}
+
+std::string_view kept_name(Kept kept) {
+  constexpr std::string_view kNames[] = {"no verdict", "pass", "FAIL"};
+  return kNames[size_t(kept)];
+}
 namespace {
 
 // Below this many values a standard error says nothing.

@@ -19,6 +19,16 @@ struct Estimate {
   double error = 0;  ///< one standard error
 };
 
+/// What a cache may cost and still be a default.
+struct QualityLimits {
+  double ppl_rise = 0.25;  ///< perplexity above the base's, absolute
+  double kld = 0.02;       ///< mean divergence, nats
+};
+enum class Kept : uint8_t { unknown, yes, no };
+/// Whether a cache keeps the limits. Two standard errors on either side of a limit decide; between them nothing does.
+Kept keeps(const QualityLimits& limits, const Estimate& ppl_rise, const Estimate& kld);
+std::string_view kept_name(Kept kept);  ///< "no verdict", "pass", "FAIL"
+
 /// Mean of a stream and its standard error; fewer than 11 values give no error.
 class MeanStat {
  public:
