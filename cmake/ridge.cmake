@@ -198,5 +198,5 @@ function(ridge_emulated_gpu_test)
   ridge_quick_build(test_emulated)
   target_compile_options(test_emulated PRIVATE -ffp-contract=off -Wno-unknown-pragmas -U_FORTIFY_SOURCE)
   # Whole models take minutes here; their kernels are the same.
-  gtest_discover_tests(test_emulated TEST_PREFIX "emulated/" TEST_FILTER "-OpBenchCuda.Attention*:ModelCuda.Logits*:ModelCuda.AShipped*:ModelCuda.Recorded*:ModelCuda.Prompts*:ModelCuda.Draws*:RaggedCuda.StepsOfPacked*:EvaluateCuda.*" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+  gtest_discover_tests(test_emulated TEST_PREFIX "emulated/" TEST_FILTER "-OpBenchCuda.Attention*:ModelCuda.Logits*:ModelCuda.AShipped*:ModelCuda.Recorded*:ModelCuda.Prompts*:ModelCuda.Samples*:RaggedCuda.StepsOfPacked*:EvaluateCuda.*" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
 endfunction()

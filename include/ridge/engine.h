@@ -21,8 +21,8 @@ class Engine;
 class Speculation;
 
 struct LoadOptions {
-  /// "cpu", "cuda[:N]", or "cuda:N,M,...": devices that share the model. A missing device is an error, not a reason to use
-  /// the CPU.
+  /// "cpu", "cuda[:N]", or "cuda:N,M,...": devices that share the model. A missing device is an error, not a reason to
+  /// use the CPU.
   std::string device = "cpu";
   int n_stages = 1;                  ///< of several devices: equal groups, in order, that have some of the layers each
   int n_threads = 0;                 ///< 0: one per available processor
@@ -151,9 +151,10 @@ struct KvReport {
 /// Logits of consecutive positions: row i belongs to token index `first + i` of the prefilled span.
 using LogitsCallback = std::function<void(int first, int n_rows, const float* logits)>;  // [n_rows, vocab_size]
 
-/// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, draw. temperature <= 0 is
+/// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, sampling. temperature <= 0 is
 /// greedy: the first index of the largest logit, whatever the other settings but the penalty. A logit of -infinity is a
-/// token that never comes; NaN, +infinity and nothing but -infinity are errors (bad_file). Logits, settings and the number of draws so far decide the token, on every device.
+/// token that never comes; NaN, +infinity and nothing but -infinity are errors (bad_file). Logits, settings and the
+/// number of tokens sampled so far decide the token, on every device.
 struct SamplerOptions {
   float temperature = 0.8f;
   int top_k = 40;               ///< 0: off
@@ -162,19 +163,19 @@ struct SamplerOptions {
   float repeat_penalty = 1.0f;  ///< 1: off
   int repeat_last_n = 64;       ///< tokens the penalty looks back
   uint64_t seed = 0;
-  uint64_t first_draw = 0;  ///< draws of this text that came before: a sampler made anew goes on with the next number
+  uint64_t n_sampled = 0;  ///< tokens of this text that were sampled before: a new sampler goes on with the next number
 };
 
-/// What the tokens of a text may be: that it has a structure, for example. Used by one thread at a time. Throws Error where
-/// it cannot go on.
+/// What the tokens of a text may be: that it has a structure, for example. Used by one thread at a time. Throws Error
+/// where it cannot go on.
 class TokenRule {
  public:
   virtual ~TokenRule() = default;
-  /// Sets the logits [vocab_size] of all tokens that may not come next to -infinity. When so few tokens are left that the
-  /// text must be brought to its end, only those that do so may come.
+  /// Sets the logits [vocab_size] of all tokens that may not come next to -infinity. When so few tokens are left that
+  /// the text must be brought to its end, only those that do so may come.
   virtual void mask(std::span<float> logits, int tokens_left) = 0;
-  /// Moves on by a token that was drawn; returns the token that takes its place in the text, itself but for reasons that
-  /// the rule documents.
+  /// Moves on by a token that was sampled; returns the token that takes its place in the text, itself but for reasons
+  /// that the rule documents.
   virtual int32_t accept(int32_t token) = 0;
   /// Whether nothing but an end token may follow.
   virtual bool complete() const = 0;
@@ -193,14 +194,15 @@ class Session {
   void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits);
   /// Appends one token, returns the logits after it, [vocab_size]; valid until the next call.
   std::span<const float> decode(int32_t token);
-  /// Draws tokens, starting from the last call's logits, and hands them to on_token one by one, until it returns false,
-  /// n_max were drawn or the context is full; every token but the last is appended. Throws bad_file where logits are not
-  /// finite; the session is empty then. A device draws by itself, a few steps ahead of on_token, but for a text with a
-  /// rule. `recent` are the tokens the penalty knows. Returns how many were handed on.
-  int draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
-           const std::function<bool(int32_t)>& on_token, TokenRule* rule = nullptr);
-  /// From here on steps of draw() take several tokens where draft tokens are accepted (engine/decode/text.h), to the same
-  /// text and the same cache, but for a device's rounding; null ends it. `recent` is then the text that proposers go by.
+  /// Samples tokens, starting from the last call's logits, and hands them to on_token one by one, until it returns
+  /// false, n_max were sampled or the context is full; every token but the last is appended. Throws bad_file where
+  /// logits are not finite; the session is empty then. A device samples by itself, a few steps ahead of on_token, but
+  /// for a text with a rule. `recent` are the tokens the penalty knows. Returns how many were handed on.
+  int generate(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
+               const std::function<bool(int32_t)>& on_token, TokenRule* rule = nullptr);
+  /// From here on passes of generate() take several tokens where draft tokens are accepted (engine/decode/text.h), to
+  /// the same text and the same cache, but for a device's rounding; null ends it. `recent` is then the text that
+  /// proposers go by.
   void speculate(Speculation* speculation);
   /// Forgets all tokens and calibration.
   void reset();
@@ -216,8 +218,8 @@ class Session {
   /// Forgets all but the first n tokens. Bit-identical to never having gone further as long as the exact rows that the
   /// shorter sequence needs are still held: always without a window, and for up to 32 tokens with one. Beyond that
   /// coded rows stand in for exact ones. Throws usage below 64 tokens when a centre or scales of heads were set at 64
-  /// (0 is allowed), and where layers with a sliding window would see rows again that they gave back: these are held for
-  /// up to 32 tokens back.
+  /// (0 is allowed), and where layers with a sliding window would see rows again that they gave back: these are held
+  /// for up to 32 tokens back.
   void truncate(int n);
   /// Makes room: forgets n_discard tokens after the first n_keep and moves the later ones down, K turned to the new
   /// positions by RoPE. Lossy: rows are rounded again, coded K rows decoded and coded again. Throws usage where layers
@@ -283,8 +285,8 @@ struct GenerateResult {
   int n_prompt = 0,
       n_decoded = 0;  ///< tokens that were read; n_decoded tokens took decode_seconds, a step each but with speculation
 };
-/// Reads what the session does not hold of `prompt` (not empty), and generates. `on_text` gets whole UTF-8 sequences as they become final and returns
-/// false to stop. Text that may still turn into a stop string is held back.
+/// Reads what the session does not hold of `prompt` (not empty), and generates. `on_text` gets whole UTF-8 sequences as
+/// they become final and returns false to stop. Text that may still turn into a stop string is held back.
 GenerateResult generate(Session& session, const Model& model, std::span<const int32_t> prompt,
                         const GenerateOptions& options, const std::function<bool(std::string_view text)>& on_text);
 

@@ -1,4 +1,4 @@
-// Guesses for names that were typed wrong.
+// Suggestions for names that were typed wrong.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
-// Ctrl-C (and SIGTERM): the first asks the running command to end cleanly with its results so far, the second kills. In a
-// conversation it ends one answer.
+// Ctrl-C (and SIGTERM): the first asks the running command to end cleanly with its results so far, the second kills. In
+// a conversation it ends one answer.
 #pragma once
 
 namespace ridge {

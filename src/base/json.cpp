@@ -11,8 +11,8 @@
 namespace ridge {
 namespace {
 
-/// Builds a document from nlohmann's parse events and stops at the first thing that is not allowed. The parser keeps its
-/// own stack on the heap, so depth is refused here before any recursive code can see it.
+/// Builds a document from nlohmann's parse events and stops at the first thing that is not allowed. The parser keeps
+/// its own stack on the heap, so depth is refused here before any recursive code can see it.
 template <class Json>
 class Builder final : public nlohmann::json_sax<Json> {
   using Sax = nlohmann::json_sax<Json>;

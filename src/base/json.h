@@ -19,7 +19,8 @@ struct JsonLimits {
 };
 
 /// Parses one document in time linear in its bytes. A failure says why, with line and column where the text is no JSON;
-/// its kind is usage for a limit and bad_file for anything else. The types are nlohmann's json and ordered_json and OrderedJson.
+/// its kind is usage for a limit and bad_file for anything else. The types are nlohmann's json and ordered_json and
+/// OrderedJson.
 template <class Json>
 Result<Json> parse_within(std::string_view text, const JsonLimits& limits = {});
 extern template Result<nlohmann::json> parse_within(std::string_view text, const JsonLimits& limits);

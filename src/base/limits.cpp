@@ -19,7 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The whole number that a text begins with, behind spaces; nothing where it begins with none ("max") or a negative one.
+/// The whole number that a text begins with, behind spaces; nothing where it begins with none ("max") or a negative
+/// one.
 std::optional<int64_t> number_in(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
   int64_t value = 0;

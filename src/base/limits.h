@@ -1,5 +1,5 @@
-// What the kernel leaves to this process: processors and memory, by affinity mask, control groups and limits. `root` is the
-// folder that has proc/ and sys/; tests have trees of their own.
+// What the kernel leaves to this process: processors and memory, by affinity mask, control groups and limits. `root` is
+// the folder that has proc/ and sys/; tests have trees of their own.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ double processor_quota(const std::filesystem::path& root = "/");
 /// least 1.
 int available_processors(const std::filesystem::path& root = "/");
 
-/// Bytes that can be taken without swapping: what the machine has available, what the control groups leave at every level
-/// (files in memory count as free, as they do for the machine), and what RLIMIT_AS and RLIMIT_DATA leave. Nothing where
-/// the system does not say.
+/// Bytes that can be taken without swapping: what the machine has available, what the control groups leave at every
+/// level (files in memory count as free, as they do for the machine), and what RLIMIT_AS and RLIMIT_DATA leave. Nothing
+/// where the system does not say.
 std::optional<int64_t> available_memory(const std::filesystem::path& root = "/");
 /// The same for new buffers, without what this process already counts on: its buffers (AlignedBuffer) that are not
 /// touched yet, and `mapped` bytes of files that its steps read. INT64_MAX where the system does not say.

@@ -11,7 +11,7 @@
 
 namespace ridge {
 
-/// A hash that nobody can aim at: its seed is drawn once a process.
+/// A hash that nobody can aim at: its seed is random, one a process.
 uint64_t secret_hash(std::string_view text);
 
 /// The members of an object in the order they came. Up to kFewKeys are searched one after another; more are found by a

@@ -16,8 +16,8 @@ namespace ridge {
 
 class ThreadPool {
  public:
-  /// `n_threads` >= 1 workers including the caller; 0 means available_processors() (limits.h). Throws Error(failure) when the
-  /// system has no more threads.
+  /// `n_threads` >= 1 workers including the caller; 0 means available_processors() (limits.h). Throws Error(failure)
+  /// when the system has no more threads.
   explicit ThreadPool(int n_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -58,8 +58,8 @@ class ThreadPool {
   int n_threads_;
   int n_resting_ = 0;
   std::vector<std::unique_ptr<Worker>> workers_;
-  // One region: its description, then the shared counters. `state_` publishes the description: the number of the region,
-  // whether it is open, and how many workers are inside.
+  // One region: its description, then the shared counters. `state_` publishes the description: the number of the
+  // region, whether it is open, and how many workers are inside.
   int64_t n_tasks_ = 0;
   const void* context_ = nullptr;
   Call call_ = nullptr;

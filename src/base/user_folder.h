@@ -6,8 +6,8 @@
 
 namespace ridge {
 
-/// NAME/ridge where the environment variable NAME holds an absolute path, else HOME/below_home/ridge; empty without either.
-/// Nothing is created.
+/// NAME/ridge where the environment variable NAME holds an absolute path, else HOME/below_home/ridge; empty without
+/// either. Nothing is created.
 inline std::filesystem::path user_folder(const char* name, const char* below_home) {
   const auto folder = [](const char* variable) {
     const char* const value = std::getenv(variable);

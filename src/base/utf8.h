@@ -1,4 +1,5 @@
-// UTF-8: decoding that never fails, for every byte string is a sequence of code points and broken stretches, and encoding.
+// UTF-8: decoding that never fails, for every byte string is a sequence of code points and broken stretches, and
+// encoding.
 #pragma once
 
 #include <cstdint>

@@ -18,14 +18,14 @@ class LineReader {
  public:
   enum class Got { line, interrupted, end };
 
-  /// `history`: the file, or empty for none. Only a terminal has one; a file that cannot be used is said on stderr once.
-  /// `commands`: what Tab completes at the begin of a line.
+  /// `history`: the file, or empty for none. Only a terminal has one; a file that cannot be used is said on stderr
+  /// once. `commands`: what Tab completes at the begin of a line.
   LineReader(const std::filesystem::path& history, std::vector<std::string> commands);
   ~LineReader();
 
-  /// A message: one line; lines that end in \ go on in the next, and """ begins and ends a block of lines. What is pasted
-  /// is one message, whatever its lines. A terminal shows nothing of what is typed until the next call, which gets it.
-  /// Ctrl-C and SIGTERM give `interrupted`.
+  /// A message: one line; lines that end in \ go on in the next, and """ begins and ends a block of lines. What is
+  /// pasted is one message, whatever its lines. A terminal shows nothing of what is typed until the next call, which
+  /// gets it. Ctrl-C and SIGTERM give `interrupted`.
   Got read_message(std::string& message);
   bool terminal() const { return terminal_ != nullptr; }
 

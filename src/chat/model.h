@@ -8,8 +8,8 @@
 
 namespace ridge::chat {
 
-/// Knows a model, which must outlive it, and reads its template, or the one of --chat-template. A template that cannot be
-/// read is a problem() of prompts. Throws usage for a model without a tokenizer.
+/// Knows a model, which must outlive it, and reads its template, or the one of --chat-template. A template that cannot
+/// be read is a problem() of prompts. Throws usage for a model without a tokenizer.
 class ChatModel {
  public:
   explicit ChatModel(const Model& model, const std::string& chat_template = {});
@@ -20,7 +20,8 @@ class ChatModel {
   const std::string& problem() const { return template_.problem; }
   /// Throws usage where there is a problem.
   void check() const;
-  /// The prompt whose continuation is the answer, guarded by UserText: for tokens() and answer_form(). Throws usage with the template's words when it refuses the messages.
+  /// The prompt whose continuation is the answer, guarded by UserText: for tokens() and answer_form(). Throws usage
+  /// with the template's words when it refuses the messages.
   std::string prompt(const text::Json& messages, const text::PlainNames& names = {}) const;
   std::vector<int32_t> tokens(const std::string& text) const;
   /// How the answer to such a prompt is read.

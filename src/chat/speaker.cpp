@@ -91,7 +91,7 @@ GenerateResult Speaker::say(text::Json& messages, int& n_dropped, AnswerPrinter&
   }
   held_.insert(held_.end(), result.tokens.begin(), result.tokens.end());
   held_.resize(size_t(session_->n_past()));
-  options_.generate.sampler.first_draw += result.tokens.size();
+  options_.generate.sampler.n_sampled += result.tokens.size();
   return result;
 }
 

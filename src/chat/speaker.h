@@ -26,8 +26,8 @@ class Speaker {
   Speaker(const ChatModel& chat, const SpeakerOptions& options);
 
   /// The next message of the assistant. Where the messages leave no room in the context, the oldest turns after the
-  /// system prompt are dropped from them first, until a quarter is free; `n_dropped` counts messages. Throws usage when the last turn
-  /// alone does not fit or the template refuses the messages; the cache is then as it was.
+  /// system prompt are dropped from them first, until a quarter is free; `n_dropped` counts messages. Throws usage when
+  /// the last turn alone does not fit or the template refuses the messages; the cache is then as it was.
   /// `printer` gets the answer, once the prompt says how it is read.
   GenerateResult say(text::Json& messages, int& n_dropped, AnswerPrinter& printer);
 

@@ -1,4 +1,4 @@
-// ridge bench batch: llama-batched-bench's work, checked and held against the roof.
+// ridge bench batch: llama-batched-bench's work, checked and held against memory bandwidth.
 #include <memory>
 
 #include "cli/bench.h"

@@ -1,4 +1,4 @@
-// ridge bench decode: llama-bench's work, checked and held against the roof.
+// ridge bench decode: llama-bench's work, checked and held against memory bandwidth.
 #include <memory>
 
 #include "cli/bench.h"
@@ -184,7 +184,7 @@ static Action declare_bench_decode(CLI::App& app) {
   app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows");
   app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so");
   add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
-  add_real(app, "--temp", f.temperature, 0, 100, "temperature; above 0 a row's time includes drawing, on the CPU too");
+  add_real(app, "--temp", f.temperature, 0, 100, "temperature; above 0 a row's time includes sampling, on the CPU too");
   add_spec_flags(app, f.spec);
   add_text(app, "--text", f.text, "FILE", "with --spec-type: the text that prompts are cut from");
   add_real(app, "--force-accept", f.forced_accept, 0, 1,

@@ -1,5 +1,5 @@
-// ridge bench attention, gemv, append: single ops, checked and held against the read bandwidth of their device; or, with a
-// model and a text, what caches do to the output of attention on the model's own rows.
+// ridge bench attention, gemv, append: single ops, checked and held against the read bandwidth of their device; or,
+// with a model and a text, what caches do to the output of attention on the model's own rows.
 #include <map>
 #include <memory>
 

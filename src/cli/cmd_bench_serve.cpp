@@ -170,7 +170,7 @@ extern const Command bench_serve_command = {
     "bench serve", "a server under load, as its clients see it",
     R"(Sends streaming completions over HTTP to a running server (--url) or to one started here (-m): from clients
 that wait for their answers, one test for each number of --clients, or as Poisson arrivals (--rate). Prompts
-are random token ids of drawn lengths, the same for the same --seed. The table has the time to the first text
+are random token ids of random lengths, the same for the same --seed. The table has the time to the first text
 (TTFT), between pieces of text (ITL), tokens a second of all clients, requests a second within both limits
 (good), the most bytes of the cache in use, and the server's steps. An answer of another length than asked for
 ends the command with 3. A server started here has an empty cache for every test.)",

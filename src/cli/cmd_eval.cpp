@@ -53,8 +53,9 @@ void use_windows_of_file(const TextFlags& flags, lab::EvalOptions& options) {
   options.n_ctx = n_ctx;
 }
 
-/// Rows of earlier runs that this one need not measure: of a clean build, which can be told apart from another, and where
-/// nothing is asked for that rows do not hold. Of several ranks only the first has a file; all go on from its rows.
+/// Rows of earlier runs that this one need not measure: of a clean build, which can be told apart from another, and
+/// where nothing is asked for that rows do not hold. Of several ranks only the first has a file; all go on from its
+/// rows.
 std::vector<lab::Row> stored_rows(const EvalFlags& flags, lab::ResultsFile& results) {
   std::vector<lab::Row> rows;
   if (flags.against_base && flags.save_base.empty() && !flags.curve && parse_kv_choice(flags.base.base))

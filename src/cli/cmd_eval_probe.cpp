@@ -23,7 +23,7 @@ struct ProbeFlags {
   int n_prompts = 0, n_generate = 0, n_trials = 0, seed = 42;  ///< numbers of 0: the study's own
 };
 
-/// Who guesses: by its own head where nothing else was said.
+/// Who proposes: the model's own head where nothing else was said.
 lab::ProbeDraft draft_of(const ProbeFlags& flags, const Model& model) {
   lab::ProbeDraft draft = flags.options.draft;
   draft.base = parse_kv_choice(flags.draft_base).or_throw();
@@ -131,13 +131,13 @@ static Action declare_eval_probe(CLI::App& app) {
   in_group(app, "KV cache");
   add_text(app, "--base", f.base, "KV", "the cache that the others are to agree with, or whose text is the reference");
   lab::ProbeDraft& draft = f.options.draft;
-  in_group(app, "Guessed tokens");
+  in_group(app, "Draft tokens");
   add_text(app, "--spec-type", f.spec_type, "TYPE",
-           "who guesses: none, lookup, mtp; left out: the model's MTP head, if any");
+           "who proposes: none, lookup, mtp; left out: the model's MTP head, if any");
   add_text(app, "--draft-model", f.head, "FILE", "of mtp: the file of the head");
   add_text(app, "--draft-base", f.draft_base, "KV",
-           "the cache whose texts are guessed, and whose acceptance is the measure");
-  add_whole(app, "--spec-depth", draft.depth, 1, kMaxSpecDepth, "tokens guessed a step, always");
+           "the cache along whose texts tokens are proposed, and whose acceptance is the measure");
+  add_whole(app, "--spec-depth", draft.depth, 1, kMaxSpecDepth, "draft tokens a step, always");
   add_whole(app, "--draft-texts", draft.n_texts, 1, 1 << 20, "texts, of 128 prompt tokens each");
   add_whole(app, "--draft-tokens", draft.n_generate, 1, 1 << 20, "greedy tokens of each of them");
   add_output_flags(app, f.study.output, true);

@@ -33,12 +33,12 @@ std::string planned_size(int64_t bytes) {
                          : fmt::format("{:.1f} MiB", double(bytes) / 1048576);
 }
 
-std::optional<double> roof_of(const PlanFlags& flags, const LoadOptions& place) {
+std::optional<double> bandwidth_of(const PlanFlags& flags, const LoadOptions& place) {
   if (flags.roof_gb_s > 0) return flags.roof_gb_s;
   if (flags.roof_file.empty()) return std::nullopt;
   if (!std::filesystem::exists(flags.roof_file))
     bad_flag("--roof-file", flags.roof_file + " is not there", "make it: ridge bench bandwidth --results FILE");
-  return lab::stored_roof_gb_s(lab::read_rows(flags.roof_file).or_throw(), place);
+  return lab::stored_bandwidth_gb_s(lab::read_rows(flags.roof_file).or_throw(), place);
 }
 
 lab::Row planned_row(const lab::PlannedModel& model, const Planned& of) {
@@ -145,14 +145,15 @@ int run_plan(const PlanFlags& flags) {
   if (flags.spec.on())
     draft = lab::plan_draft(model, flags.spec.type, flags.spec.draft_model, flags.spec.cache(), flags.spec.depth);
   const int64_t memory = flags.memory_gib > 0 ? int64_t(flags.memory_gib * kGib) : lab::usable_memory(model.place);
-  const std::optional<double> roof = roof_of(flags, model.place);
+  const std::optional<double> bandwidth = bandwidth_of(flags, model.place);
   std::vector<Planned> plans;
   for (const KvChoice& kv : flags.list.empty() ? lab::planned_formats(model) : parse_kv_list(flags.list).or_throw()) {
     Planned of{.plan = lab::plan_memory(model, kv, n_ctx, flags.n_sessions, flags.n_ubatch, draft)};
     of.fits = of.plan.total() <= memory;
     of.largest_context = lab::largest_context(model, kv, flags.n_sessions, flags.n_ubatch, memory, draft);
     of.most_sessions = lab::most_sessions(model, kv, n_ctx, flags.n_ubatch, memory, draft);
-    if (roof) of.tokens_per_second = of.plan.tokens_per_second(*roof / flags.pp);  // stages follow one another
+    if (bandwidth)
+      of.tokens_per_second = of.plan.tokens_per_second(*bandwidth / flags.pp);  // stages follow one another
     plans.push_back(std::move(of));
   }
 
@@ -164,7 +165,7 @@ int run_plan(const PlanFlags& flags) {
                  model.config().name, model.config().arch, rank_text(model), model.place.device, flags.n_sessions,
                  flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
     print_plans(plans, model.config().n_ctx_train);
-    if (!roof && !flags.output.quiet)
+    if (!bandwidth && !flags.output.quiet)
       fmt::print(stderr,
                  "no tokens/s: the read roof of this machine is not known (measure it: ridge bench bandwidth --results "
                  "FILE, then give --roof-file FILE or --roof-gbs X)\n");

@@ -92,7 +92,8 @@ void check_flags(const RunFlags& flags) {
   if (flags.bare && flags.output.json) bad_flag("--bare", "--json has the same and more", "leave out one of them");
 }
 
-/// Whether -p and -f are a user's message. Text that goes on from a saved cache, or has control tokens of its own, is not.
+/// Whether -p and -f are a user's message. Text that goes on from a saved cache, or has control tokens of its own, is
+/// not.
 bool is_message(const RunFlags& flags, const ChatModel& chat) {
   if (flags.chat) return true;
   return chat.has_template() && !flags.special && flags.load_state.empty();
@@ -211,8 +212,8 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
   return row;
 }
 
-/// Writes the cache's files of a session that holds `tokens`. One that cannot be written costs nothing but itself: returns
-/// why; empty where it is there.
+/// Writes the cache's files of a session that holds `tokens`. One that cannot be written costs nothing but itself:
+/// returns why; empty where it is there.
 std::string keep_prompt(const PromptCache& cache, const Session& session, std::span<const int32_t> tokens) {
   try {
     cache.save(session, tokens);
@@ -293,7 +294,7 @@ int run(const RunFlags& flags) {
   result.prefill_seconds += filling.count();
   std::exception_ptr not_saved;
   if (!flags.save_state.empty()) {
-    // The last token was drawn but never read: the saved cache holds the whole text.
+    // The last token was sampled but never read: the saved cache holds the whole text.
     if (!result.tokens.empty() && result.reason == StopReason::max_tokens && session.n_past() < session.n_ctx())
       session.decode(result.tokens.back());
     try {

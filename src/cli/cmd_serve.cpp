@@ -99,27 +99,27 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
                               {"port", port},
                               {"model", model_id(flags, info)},
                               {"device", info.device},
-                              {"kv_quant", kv_text(options.lane.kv)},
-                              {"kv_bytes", options.lane.kv_bytes},
-                              {"proposer_bytes", options.lane.proposer_bytes()},
-                              {"parallel", options.lane.max_seqs},
-                              {"n_ctx", options.lane.n_ctx},
+                              {"kv_quant", kv_text(options.pool.kv)},
+                              {"kv_bytes", options.pool.kv_bytes},
+                              {"proposer_bytes", options.pool.proposer_bytes()},
+                              {"parallel", options.pool.max_seqs},
+                              {"n_ctx", options.pool.n_ctx},
                               {"available_bytes", available ? serve::Json(*available) : serve::Json()}};
     fmt::print("{}\n", json.dump(-1, ' ', false, serve::Json::error_handler_t::replace));
     std::fflush(stdout);
     return;
   }
   fmt::print("model    {} ({}, {}), {}\n", info.name, info.arch, info.weight_format, device_text(info));
-  fmt::print("cache    {}; {:.2f} GiB for {} sequences of {} tokens\n", serve::kv_line(engine, options.lane),
-             double(options.lane.kv_bytes) / kGib, options.lane.max_seqs, options.lane.n_ctx);
+  fmt::print("cache    {}; {:.2f} GiB for {} sequences of {} tokens\n", serve::kv_line(engine, options.pool),
+             double(options.pool.kv_bytes) / kGib, options.pool.max_seqs, options.pool.n_ctx);
   if (available && !engine.on_device())
     fmt::print("memory   {:.2f} GiB were available before the model was loaded\n", double(*available) / kGib);
   if (flags.spec.on())
-    fmt::print("spec     {}, up to {} tokens a step{}\n", flags.spec.type, options.lane.spec_depth,
-               options.lane.proposer_bytes() > 0
+    fmt::print("spec     {}, up to {} tokens a step{}\n", flags.spec.type, options.pool.spec_depth,
+               options.pool.proposer_bytes() > 0
                    ? fmt::format("; {:.2f} GiB of the cache for {} caches of {:.2f} GiB",
-                                 double(options.lane.proposer_bytes()) / kGib, options.lane.max_seqs,
-                                 double(options.lane.proposers.bytes) / kGib)
+                                 double(options.pool.proposer_bytes()) / kGib, options.pool.max_seqs,
+                                 double(options.pool.proposers.bytes) / kGib)
                    : "");
   if (!engine.has_tokenizer()) {
     fmt::print("note     this model has no tokenizer: prompts and answers of /v1/completions are token ids\n");
@@ -169,17 +169,17 @@ int serve_model(const ServeFlags& flags) {
   const std::optional<int64_t> available = available_memory();
   model.emplace(load_model(flags.model));
   Engine& engine = model->engine();
-  const auto open = [&](const serve::LaneOptions& lane) {
+  const auto open = [&](const serve::PoolOptions& pool) {
     proposers =
         open_proposers(flags.spec, flags.model, *model,
-                       {.n_ctx = lane.n_ctx, .n_ubatch = lane.batch_tokens, .n_texts = lane.max_seqs * flags.n_pools});
+                       {.n_ctx = pool.n_ctx, .n_ubatch = pool.batch_tokens, .n_texts = pool.max_seqs * flags.n_pools});
     return proposers.make;
   };
   const int n_ctx = flags.scheduler.n_ctx > 0 ? flags.scheduler.n_ctx : engine.info().n_ctx_train;
   const KvChoice kv = choice_for(flags.kv, *model, n_ctx, flags.output.quiet);
   serve::SchedulerOptions scheduler = flags.scheduler.options(engine, kv, flags.n_pools, open);
-  scheduler.lane.spec_depth = flags.spec.depth;
-  scheduler.lane.spec_rejects = flags.spec.sampling == "reject";
+  scheduler.pool.spec_depth = flags.spec.depth;
+  scheduler.pool.spec_rejects = flags.spec.sampling == "reject";
   server->serve(engine, model_id(flags, engine.info()), std::move(chat_template), scheduler);
   print_start(flags, engine, scheduler, base_model, server->port(), available);
 

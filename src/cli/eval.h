@@ -48,8 +48,8 @@ struct StudyFlags {
   OutputFlags output;
   std::string list;
 };
-/// Runs run(model, corpus, options, hooks); rows go to --results as they come and to stdout in the end, as JSON or as the
-/// table. `unit` is what progress counts. The exit code: 130 when rows are missing.
+/// Runs run(model, corpus, options, hooks); rows go to --results as they come and to stdout in the end, as JSON or as
+/// the table. `unit` is what progress counts. The exit code: 130 when rows are missing.
 template <class Result, class Options, class Run>
 int run_study(const StudyFlags& flags, std::string_view kind, std::string_view unit, Options options, const Run& run,
               std::string (*table)(std::span<const lab::Row> rows)) {

@@ -17,9 +17,9 @@ struct AutoChoice {
 /// The folder of a user's rows and records: $XDG_DATA_HOME/ridge, or ~/.local/share/ridge; empty without either.
 std::filesystem::path user_records();
 
-/// For a sequence that may reach n tokens. `where` is a record, or a directory that holds the model's; empty: the current
-/// directory, else user_records(). f16 where there is none, or it is damaged or of another model, machine or build. It
-/// never throws for a record.
+/// For a sequence that may reach n tokens. `where` is a record, or a directory that holds the model's; empty: the
+/// current directory, else user_records(). f16 where there is none, or it is damaged or of another model, machine or
+/// build. It never throws for a record.
 AutoChoice choose_by_record(const Model& model, const std::filesystem::path& where, int n);
 
 /// --decision, in the caller's group.
@@ -29,8 +29,8 @@ void check_kv_flags(const KvFlags& flags);
 /// The cache that the flags name; of `auto` what the record says, with a line on stderr unless `quiet`.
 KvChoice choice_for(const KvFlags& flags, const Model& model, int n, bool quiet);
 
-/// A list of caches, as benches take it, that may have `auto` in it: the others, and who chooses the one of `auto` (empty
-/// where the list has none). Each choice is told by a line on stderr unless `quiet`. Throws usage.
+/// A list of caches, as benches take it, that may have `auto` in it: the others, and who chooses the one of `auto`
+/// (empty where the list has none). Each choice is told by a line on stderr unless `quiet`. Throws usage.
 struct KvListOrAuto {
   std::vector<KvChoice> kv;
   lab::KvByRecord by_record;

@@ -298,8 +298,8 @@ void add_rank_flags(CLI::App& app, int* n_stages) {
 
 namespace {
 
-/// What all ranks must have been asked for. Ranks that are led load the model that the first one names; else it is left out,
-/// and its bytes are compared when it is there. Keys of clients are nobody else's.
+/// What all ranks must have been asked for. Ranks that are led load the model that the first one names; else it is left
+/// out, and its bytes are compared when it is there. Keys of clients are nobody else's.
 std::string asked_for(const std::vector<std::string>& words, bool led) {
   const auto is_left_out = [&](std::string_view flag) {
     return flag == "--api-key" || (!led && (flag == "-m" || flag == "--model"));

@@ -80,10 +80,10 @@ void add_device_flags(CLI::App& app, ModelFlags& flags);
 /// --tp, --rank-timeout, and --pp where its number has a place: for commands whose processes may be ranks of one job.
 /// join_ranks() reads them.
 void add_rank_flags(CLI::App& app, int* n_stages);
-/// With --tp N or --pp M above 1, but on GPUs of this process: makes this process a rank before the command's action runs. Ranks but the first print
-/// nothing and write no rows. Of commands whose steps hang on clients, people or clocks (serve, chat, run with speculation
-/// or a cache chosen by a record) the first rank has the command and leads the others (engine/lead.h). Throws Error as join_mpi()
-/// does.
+/// With --tp N or --pp M above 1, but on GPUs of this process: makes this process a rank before the command's action
+/// runs. Ranks but the first print nothing and write no rows. Of commands whose steps hang on clients, people or clocks
+/// (serve, chat, run with speculation or a cache chosen by a record) the first rank has the command and leads the
+/// others (engine/lead.h). Throws Error as join_mpi() does.
 void join_ranks(CLI::App& app, const std::vector<std::string>& words);
 /// Refuses a device that this build or this machine does not have: exit code 6.
 void check_device(const std::string& device);

@@ -12,8 +12,8 @@ namespace ridge::cli {
 struct PromptCache {
   std::string path;
 
-  /// The session, which is empty, takes over the longest begin of `prompt` that the file holds, at most all but the last
-  /// token. Returns how many tokens that are; `says` is a line for people: how much, or why nothing.
+  /// The session, which is empty, takes over the longest begin of `prompt` that the file holds, at most all but the
+  /// last token. Returns how many tokens that are; `says` is a line for people: how much, or why nothing.
   int load(Session& session, std::span<const int32_t> prompt, std::string& says) const;
   /// Writes the session, which holds exactly `tokens`. Throws Error, with neither of the files new.
   void save(const Session& session, std::span<const int32_t> tokens) const;

@@ -10,8 +10,8 @@ namespace ridge::cli {
 
 inline constexpr uint64_t kMaxPromptBytes = uint64_t(64) << 20;
 
-/// All of stdin, at most kMaxPromptBytes; throws usage above, and `interrupted` on Ctrl-C. On a terminal one Ctrl-D ends
-/// it, in the middle of a line too; a hint says so unless `quiet`.
+/// All of stdin, at most kMaxPromptBytes; throws usage above, and `interrupted` on Ctrl-C. On a terminal one Ctrl-D
+/// ends it, in the middle of a line too; a hint says so unless `quiet`.
 std::string read_stdin(bool quiet = true);
 /// The text of a file, a pipe or a device, within the same bound. Throws bad_file where it cannot be read.
 std::string read_prompt_file(const std::string& path, bool quiet = true);

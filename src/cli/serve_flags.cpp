@@ -13,54 +13,54 @@ constexpr double kShare = 0.25;
 constexpr double kMostSwapGib = 4;
 
 /// Bytes for the cache: what all sequences fill, but not more than a part of the memory that is free.
-int64_t default_kv_bytes(Engine& engine, const serve::LaneOptions& lane, int n_pools) {
-  const auto layers = layer_configs(session_options(lane.kv, lane.n_ctx, 0), engine.plan());
+int64_t default_kv_bytes(Engine& engine, const serve::PoolOptions& pool, int n_pools) {
+  const auto layers = layer_configs(session_options(pool.kv, pool.n_ctx, 0), engine.plan());
   const auto memory = engine.open_host_memory(layers, 1, 1);
-  const PageNumbers pages = pool_pages(layers, lane.n_ctx, lane.max_seqs, lane.batch_tokens);
+  const PageNumbers pages = pool_pages(layers, pool.n_ctx, pool.max_seqs, pool.batch_tokens);
   const int64_t all = pages.full * memory->page_bytes(PageClass::full) +
                       pages.sliding * memory->page_bytes(PageClass::sliding) +
-                      int64_t(lane.max_seqs + lane.n_checkpoints) * memory->slot_bytes() + lane.proposer_bytes();
+                      int64_t(pool.max_seqs + pool.n_checkpoints) * memory->slot_bytes() + pool.proposer_bytes();
   const double part = engine.on_device() ? 0.8 : kShare;
   return std::min(all * n_pools, int64_t(part * double(engine.backend().free_bytes())));
 }
 
 /// A context that the default bytes do not hold becomes the longest one that they do.
-void limit_context(Engine& engine, serve::LaneOptions& lane, int n_pools) {
-  serve::LaneOptions one = lane;
+void limit_context(Engine& engine, serve::PoolOptions& pool, int n_pools) {
+  serve::PoolOptions one = pool;
   one.kv_bytes /= n_pools;
   const int n = serve::longest_context(engine, one);
-  if (n == 0 || n == lane.n_ctx) return;  // opening the lane says what is missing
+  if (n == 0 || n == pool.n_ctx) return;  // opening the pool says what is missing
   fmt::print(stderr,
              "warning: the context is {} tokens, not {}: the cache has {:.2f} GiB, {} of the {:.2f} GiB of memory that "
              "are free (--kv-gib N takes more, --kv-quant needs less)\n",
-             n, lane.n_ctx, double(lane.kv_bytes) / kGib, engine.on_device() ? "4/5" : "1/4",
+             n, pool.n_ctx, double(pool.kv_bytes) / kGib, engine.on_device() ? "4/5" : "1/4",
              double(engine.backend().free_bytes()) / kGib);
-  lane.n_ctx = n;
+  pool.n_ctx = n;
 }
 
 }  // namespace
 
 serve::SchedulerOptions SchedulerFlags::options(
     Engine& engine, const KvChoice& kv, int n_pools,
-    const std::function<ProposerMaker(const serve::LaneOptions& lane)>& proposers) const {
+    const std::function<ProposerMaker(const serve::PoolOptions& pool)>& proposers) const {
   const bool device = engine.on_device();
-  serve::LaneOptions lane{.kv = kv};
-  lane.n_ctx = n_ctx > 0 ? n_ctx : engine.info().n_ctx_train;
-  lane.max_seqs = n_parallel > 0 ? n_parallel : device ? 64 : 16;
-  lane.n_checkpoints = checkpoints >= 0 ? checkpoints : lane.max_seqs;
-  lane.checkpoint_every = checkpoint_every;
-  lane.batch_tokens = batch_tokens > 0 ? batch_tokens : device ? 2048 : 512;
-  lane.max_stall_seconds = 1e-3 * stall_ms;
-  lane.swap_bytes = swap_gib >= 0 ? int64_t(swap_gib * kGib)
+  serve::PoolOptions pool{.kv = kv};
+  pool.n_ctx = n_ctx > 0 ? n_ctx : engine.info().n_ctx_train;
+  pool.max_seqs = n_parallel > 0 ? n_parallel : device ? 64 : 16;
+  pool.n_checkpoints = checkpoints >= 0 ? checkpoints : pool.max_seqs;
+  pool.checkpoint_every = checkpoint_every;
+  pool.batch_tokens = batch_tokens > 0 ? batch_tokens : device ? 2048 : 512;
+  pool.max_stall_seconds = 1e-3 * stall_ms;
+  pool.swap_bytes = swap_gib >= 0 ? int64_t(swap_gib * kGib)
                                   : std::min(int64_t(kMostSwapGib * kGib), int64_t(kShare * double(free_memory(0))));
   const auto set_bytes = [&] {
-    lane.kv_bytes = kv_gib > 0 ? int64_t(kv_gib * kGib) : default_kv_bytes(engine, lane, n_pools);
+    pool.kv_bytes = kv_gib > 0 ? int64_t(kv_gib * kGib) : default_kv_bytes(engine, pool, n_pools);
   };
   set_bytes();
-  if (kv_gib == 0) limit_context(engine, lane, n_pools);
-  if (proposers) lane.proposers = proposers(lane);
+  if (kv_gib == 0) limit_context(engine, pool, n_pools);
+  if (proposers) pool.proposers = proposers(pool);
   set_bytes();
-  return {.lane = lane, .max_queue = queue, .max_lanes = n_pools};
+  return {.pool = pool, .max_queue = queue, .max_pools = n_pools};
 }
 
 void add_http_threads(CLI::App& app, SchedulerFlags& flags) {

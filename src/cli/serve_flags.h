@@ -11,11 +11,11 @@ struct SchedulerFlags {
   int checkpoints = -1, checkpoint_every = 1024;
   double kv_gib = 0, swap_gib = -1;
 
-  /// With what the flags leave to the model and its device; `n_pools` share the bytes of the cache. `proposers` opens those
-  /// of a lane whose sizes are set, whose caches are part of its bytes.
+  /// With what the flags leave to the model and its device; `n_pools` share the bytes of the cache. `proposers` opens
+  /// those of a pool whose sizes are set, whose caches are part of its bytes.
   serve::SchedulerOptions options(
       Engine& engine, const KvChoice& kv, int n_pools,
-      const std::function<ProposerMaker(const serve::LaneOptions& lane)>& proposers = nullptr) const;
+      const std::function<ProposerMaker(const serve::PoolOptions& pool)>& proposers = nullptr) const;
 };
 /// In the caller's group.
 void add_http_threads(CLI::App& app, SchedulerFlags& flags);

@@ -1,4 +1,4 @@
-// Flags of speculation, and who guesses by them: `ridge run`, `chat`, `serve` and `bench decode`.
+// Flags of speculation, and who proposes by them: `ridge run`, `chat`, `serve` and `bench decode`.
 #pragma once
 
 #include "cli/options.h"
@@ -30,7 +30,8 @@ struct ProposedTexts {
   int n_ctx = 0, n_ubatch = 0;
   int n_texts = 1;  ///< at a time
 };
-/// `of_target` are the flags of the target; the smaller model runs where it does. Both models must outlive the proposers.
+/// `of_target` are the flags of the target; the smaller model runs where it does. Both models must outlive the
+/// proposers.
 Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target,
                          const ProposedTexts& texts);
 

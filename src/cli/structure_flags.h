@@ -19,8 +19,8 @@ class AnswerStructure {
   /// `model` must outlive it.
   AnswerStructure(const StructureFlags& flags, const Model& model);
 
-  /// The rule of one answer of such a form, behind its reasoning; null where the flags ask for nothing. Throws usage that
-  /// names the flag for what cannot be compiled.
+  /// The rule of one answer of such a form, behind its reasoning; null where the flags ask for nothing. Throws usage
+  /// that names the flag for what cannot be compiled.
   std::unique_ptr<TokenRule> rule(const serve::AnswerForm& form);
 
  private:

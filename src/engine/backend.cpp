@@ -7,11 +7,11 @@ void Backend::run(const Batch& batch, SequencePool& pool, Outputs& outputs) {
   for (const SeqTokens& tokens : batch.seqs) pool.advance(tokens.seq, tokens.n_tokens);
 }
 
-Drawing::Drawing(std::span<const SeqId> seqs, SequencePool& pool) : pool_(pool) {
+DeviceSampling::DeviceSampling(std::span<const SeqId> seqs, SequencePool& pool) : pool_(pool) {
   for (const SeqId seq : seqs) seqs_.push_back({seq, 1});
 }
 
-void Drawing::launch(int64_t step) {
+void DeviceSampling::launch(int64_t step) {
   if (step == 0) return queue(step);
   for (const SeqTokens& tokens : seqs_) pool_.reserve(tokens.seq, 1).or_throw();
   queue(step);

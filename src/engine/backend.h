@@ -26,8 +26,8 @@ class Outputs {
   virtual int64_t n_rows() const = 0;
   /// On the host, [n_rows, vocab_size]; valid until the next step that writes here.
   virtual View2<const float> logits() = 0;
-  /// What the last layer gave, in front of the output's norm, on the host, [n_tokens, d_model], where the batch asked for
-  /// it; valid as logits() are.
+  /// What the last layer gave, in front of the output's norm, on the host, [n_tokens, d_model], where the batch asked
+  /// for it; valid as logits() are.
   virtual View2<const float> hidden() = 0;
   /// Compares the rows with those of `base` (null: none), where they are; targets [n_rows]. Results queue up in order
   /// until take_scores().
@@ -44,7 +44,7 @@ class DeviceSteps {
   virtual ~DeviceSteps() = default;
   /// Queues step number `step`, counted from 0.
   virtual void launch(int64_t step) = 0;
-  /// The numbers of a launched step, of Drawing a token a sequence, if they have come; never waits.
+  /// The numbers of a launched step, of DeviceSampling a token a sequence, if they have come; never waits.
   virtual bool read(int64_t step, std::span<int32_t> numbers) = 0;
   /// Whether every launched step has ended.
   virtual bool idle() = 0;
@@ -52,11 +52,12 @@ class DeviceSteps {
   virtual void finish() = 0;
 };
 
-/// Steps of a fixed set of sequences that feed themselves: step 0 draws a token a sequence from logits that are there,
-/// each later step appends the tokens drawn last and draws again. The pool's lengths advance when a step is queued.
-class Drawing : public DeviceSteps {
+/// Steps of a fixed set of sequences that feed themselves: step 0 samples a token a sequence from logits that are
+/// there, each later step appends the tokens sampled last and samples again. The pool's lengths advance when a step is
+/// queued.
+class DeviceSampling : public DeviceSteps {
  public:
-  Drawing(std::span<const SeqId> seqs, SequencePool& pool);
+  DeviceSampling(std::span<const SeqId> seqs, SequencePool& pool);
   void launch(int64_t step) final;
   /// Queues step number `step`, whose pages are reserved; the pool's lengths stay.
   virtual void queue(int64_t step) = 0;
@@ -80,12 +81,12 @@ struct DeviceDraft {
 };
 
 /// A text whose steps propose, verify and go on by themselves.
-struct GuessedText {
+struct SpeculatedText {
   SequencePool& pool;
   SeqId seq{};
   Outputs& outputs;
   int32_t last = 0;                 ///< token of the text, the only one that is not in the cache
-  const SamplerOptions& sampler;    ///< of the next draw
+  const SamplerOptions& sampler;    ///< of the next token
   std::span<const int32_t> recent;  ///< what its penalty knows
   /// As ForcedProposals of op/sample/sample_cuda.h, and proposals that chance has decided on before.
   double forced_share = -1;
@@ -99,7 +100,7 @@ inline constexpr int kMostDeviceProposals = 15;
 /// Steps that can be queued before the tokens of earlier ones are known: each proposes, verifies, and goes on with the
 /// tokens that hold. read() gives kMostDeviceProposals + 2 numbers, how many tokens there are and these, and moves the
 /// pools' lengths on.
-class Guessing : public DeviceSteps {
+class DeviceSpeculation : public DeviceSteps {
  public:
   /// Behind finish(): the text keeps the first n_kept tokens of the step that was read last. Steps that were not read
   /// are taken back, exactly where all steps that were not read before that one have kSpareRows rows together. Returns
@@ -107,8 +108,8 @@ class Guessing : public DeviceSteps {
   virtual std::vector<float> leave(int n_kept) = 0;
 };
 
-/// Called before each layer's attention on the host's rows: q [n, n_heads * head_dim], k and v [n, n_kv_heads * head_dim],
-/// after RoPE and before the cache.
+/// Called before each layer's attention on the host's rows: q [n, n_heads * head_dim], k and v [n, n_kv_heads *
+/// head_dim], after RoPE and before the cache.
 using OnAttention = std::function<void(int layer, View2<const float> q, View2<const float> k, View2<const float> v)>;
 /// What a residual stream is about to enter; behind the last layer (layer = n_layers) comes the output.
 enum class Block : uint8_t { mixer, feed_forward, output };
@@ -140,29 +141,30 @@ class Backend {
   /// Watches the steps to come; null to stop watching.
   virtual void watch(OnAttention on_attention, OnBlock on_block) = 0;
 
-  /// Whether steps run on a device, which draws where its logits are.
+  /// Whether steps run on a device, which samples where its logits are.
   virtual bool on_device() const = 0;
   /// `outputs` has one row a sequence, of its last token. Rows of `recent` are what each sequence's penalty knows. Null
-  /// where steps do not feed themselves: the caller then draws after each.
-  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
-                                         std::span<const SamplerOptions> samplers,
-                                         std::span<const std::vector<int32_t>> recent) {
-    return start_drawing(seqs, pool, pool.memory(), outputs, samplers, recent);
+  /// where steps do not feed themselves: the caller then samples after each.
+  std::unique_ptr<DeviceSampling> start_sampling(std::span<const SeqId> seqs, SequencePool& pool, Outputs& outputs,
+                                                 std::span<const SamplerOptions> samplers,
+                                                 std::span<const std::vector<int32_t>> recent) {
+    return start_sampling(seqs, pool, pool.memory(), outputs, samplers, recent);
   }
-  virtual std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> /*seqs*/, SequencePool& /*pool*/,
-                                                 KvMemory& /*memory*/, Outputs& /*outputs*/,
-                                                 std::span<const SamplerOptions> /*samplers*/,
-                                                 std::span<const std::vector<int32_t>> /*recent*/) {
+  virtual std::unique_ptr<DeviceSampling> start_sampling(std::span<const SeqId> /*seqs*/, SequencePool& /*pool*/,
+                                                         KvMemory& /*memory*/, Outputs& /*outputs*/,
+                                                         std::span<const SamplerOptions> /*samplers*/,
+                                                         std::span<const std::vector<int32_t>> /*recent*/) {
     return nullptr;
   }
   /// Null if unsupported; the caller then verifies draft tokens on the host.
-  virtual std::unique_ptr<Guessing> start_guessing(const GuessedText& /*text*/, const DeviceDraft& /*draft*/) {
+  virtual std::unique_ptr<DeviceSpeculation> start_speculation(const SpeculatedText& /*text*/,
+                                                               const DeviceDraft& /*draft*/) {
     return nullptr;
   }
-  /// A token of every row of `outputs`, drawn where the rows are: of row i by samplers[i], whose penalty knows recent[i].
-  /// A penalty may change the rows.
-  virtual std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                    std::span<const std::vector<int32_t>> recent) = 0;
+  /// A token of every row of `outputs`, sampled where the rows are: of row i by samplers[i], whose penalty knows
+  /// recent[i]. A penalty may change the rows.
+  virtual std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                      std::span<const std::vector<int32_t>> recent) = 0;
 
   /// Makes the calling thread work on the backend's device, for calls of its memory.
   virtual void use() const {}
@@ -176,8 +178,8 @@ class Backend {
 };
 
 /// The backend of the CPU. `context`, `plan` and `weights` must outlive it. Refuses kinds of the plan that it does not
-/// compute. With `ranks`, which must outlive it too, plan and weights are this rank's `slice` of a model: all ranks run the
-/// same steps, and all get the same logits.
+/// compute. With `ranks`, which must outlive it too, plan and weights are this rank's `slice` of a model: all ranks run
+/// the same steps, and all get the same logits.
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
                                           Ranks* ranks = nullptr, const ModelSlice* slice = nullptr);
 /// The backend of a CUDA device: uploads a model. `plan` and `weights` need live no longer than the call, `kernels` are
@@ -187,8 +189,8 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
                                            std::span<const std::string> kernels);
 /// The backend of several CUDA devices that share a model, a thread each: uploads a slice to every one. The first of
 /// `n_stages` equal parts of them has the first layers, and so on. A kernel that waits for another device longer than
-/// `timeout_s` gives up, and the step throws Error(failure) naming that device. Throws as the other does; usage for what
-/// cannot be cut into slices.
+/// `timeout_s` gives up, and the step throws Error(failure) naming that device. Throws as the other does; usage for
+/// what cannot be cut into slices.
 std::unique_ptr<Backend> make_cuda_backend(std::span<const int> devices, int n_stages, const Config& config,
                                            const Weights& weights, std::span<const std::string> kernels,
                                            double timeout_s);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/limits.h"
-#include "engine/cpu_room.h"
+#include "engine/cpu_workspace.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"
@@ -34,8 +34,8 @@ class CpuOutputs final : public Outputs {
   void score(Outputs* base, std::span<const int32_t> targets) override;
   std::vector<RowScore> take_scores() override { return std::exchange(scores_, {}); }
   int64_t bytes() const override { return buffer_.bytes() + hidden_buffer_.bytes(); }
-  /// Room for logits [n, vocab_size].
-  View2<float> make_room(int64_t n, int vocab_size) {
+  /// Buffers for logits [n, vocab_size].
+  View2<float> reserve(int64_t n, int vocab_size) {
     return rows_ = {buffer_.ensure<float>(n * vocab_size), n, vocab_size};
   }
 
@@ -85,8 +85,8 @@ class CpuBackend final : public Backend {
     on_block_ = std::move(on_block);
   }
   bool on_device() const override { return false; }
-  std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
-                            std::span<const std::vector<int32_t>> recent) override;
+  std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                              std::span<const std::vector<int32_t>> recent) override;
   std::string name() const override { return "cpu"; }
   int64_t step_weight_bytes() const override;
   int64_t free_bytes() const override { return free_memory(mapped_matrix_bytes(weights_)); }
@@ -101,9 +101,9 @@ class CpuBackend final : public Backend {
   };
   Rows rows_of(int64_t n);
   View2<float> matrix(CpuBuffer of, int64_t rows, int64_t cols) {
-    RIDGE_CHECK(4 * rows * cols <= room_[of].bytes(), "[{}, {}] in buffer {} of {} bytes", rows, cols, int(of),
-                room_[of].bytes());
-    return {room_[of].as<float>(), rows, cols};
+    RIDGE_CHECK(4 * rows * cols <= buffers_[of].bytes(), "[{}, {}] in buffer {} of {} bytes", rows, cols, int(of),
+                buffers_[of].bytes());
+    return {buffers_[of].as<float>(), rows, cols};
   }
   void embed(std::span<const int32_t> tokens, View2<float> x);
   void join(View2<const float> hidden, View2<float> x);
@@ -115,8 +115,8 @@ class CpuBackend final : public Backend {
   void experts(int layer, const Rows& rows);
   void activate(Activation activation, View2<float> gate, View2<const float> up);
   void norm_heads(View2<float> x, const std::vector<float>& weight);
-  /// h = w norm(x) + bias, without the norm where `norm` is null, without the bias where it is empty. Of several ranks, x is
-  /// this one's part of the columns, and h a summand; or the whole product where w is cut between rows.
+  /// h = w norm(x) + bias, without the norm where `norm` is null, without the bias where it is empty. Of several ranks,
+  /// x is this one's part of the columns, and h a summand; or the whole product where w is cut between rows.
   void project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm, View2<float> x,
                const std::vector<int64_t>* borders, View2<float> h);
   void sum_ranks(View2<float> h);
@@ -130,11 +130,11 @@ class CpuBackend final : public Backend {
   CpuContext& context_;
   const ModelPlan& plan_;
   const Weights& weights_;
-  Ranks* const ranks_;                // null: this process has the whole model
-  const ModelSlice* const slice_;     // of ranks_
-  std::unique_ptr<Ranks> own_stage_;  // where there are several stages
-  Ranks* stage_ = nullptr;            // those of ranks_ that have the same layers
-  CpuRoom<AlignedBuffer> room_;       // grows with the largest step
+  Ranks* const ranks_;                   // null: this process has the whole model
+  const ModelSlice* const slice_;        // of ranks_
+  std::unique_ptr<Ranks> own_stage_;     // where there are several stages
+  Ranks* stage_ = nullptr;               // those of ranks_ that have the same layers
+  CpuWorkspace<AlignedBuffer> buffers_;  // grows with the largest step
   std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<RopeAngles> angles_;
@@ -263,8 +263,8 @@ bool is_finite(std::span<const float> row) {
   return largest < 0x7F800000;  // of infinity
 }
 
-/// Rows whose K or V is not finite, or was at an earlier position of the sequence: the codes of a cache can hide that, and
-/// logits must tell.
+/// Rows whose K or V is not finite, or was at an earlier position of the sequence: the codes of a cache can hide that,
+/// and logits must tell.
 std::vector<KvSpan> lost_rows(std::span<const KvSpan> spans, HostKvMemory& memory, View2<const float> k,
                               View2<const float> v) {
   std::vector<KvSpan> lost;
@@ -420,8 +420,8 @@ void CpuBackend::feed_forward(int layer, const Rows& rows) {
   project(w.down, w.down_bias, d.down_norm ? &w.ffn_sub_norm : nullptr, gate, slice_ ? &slice_->ff : nullptr, rows.h);
 }
 
-/// rows.h = what the experts of each row make of rows.h. An expert takes all its rows at once, and the experts add to a row
-/// in order of their number: the sum does not depend on what else is in the step.
+/// rows.h = what the experts of each row make of rows.h. An expert takes all its rows at once, and the experts add to a
+/// row in order of their number: the sum does not depend on what else is in the step.
 void CpuBackend::experts(int layer, const Rows& rows) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const ExpertsPlan& e = plan.experts;
@@ -505,8 +505,8 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   n_ctx_ = pool.n_ctx();
 
   const int64_t n_logits = batch.n_logits();
-  const CpuRoom<int64_t> floats = cpu_room_floats({plan_, weights_, slice_}, n, n_logits);
-  for (size_t i = 0; i < room_.size(); ++i) room_.at(i).ensure<float>(floats.at(i));
+  const CpuWorkspace<int64_t> floats = cpu_workspace_floats({plan_, weights_, slice_}, n, n_logits);
+  for (size_t i = 0; i < buffers_.size(); ++i) buffers_.at(i).ensure<float>(floats.at(i));
   const Rows rows = rows_of(n);
   int stage = 0;  // the one that has the residual stream
   if (!slice_ || slice_->stage == stage) embed(batch.tokens, rows.x);
@@ -562,7 +562,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
     hand_to_all(stage, rows.x);
     static_cast<CpuOutputs&>(outputs).keep_hidden(rows.x);
   }
-  const View2<float> logits = static_cast<CpuOutputs&>(outputs).make_room(n_logits, plan_.vocab_size);
+  const View2<float> logits = static_cast<CpuOutputs&>(outputs).reserve(n_logits, plan_.vocab_size);
   if (n_logits == 0) return;
   if (batch.logits == LogitRows::last) {
     int64_t end = 0, to = 0;
@@ -593,7 +593,7 @@ int64_t CpuBackend::step_weight_bytes() const {
 
 StepBuffers CpuBackend::step_buffers() const {
   StepBuffers sum;
-  for (const AlignedBuffer& buffer : room_) sum.activations += buffer.bytes();
+  for (const AlignedBuffer& buffer : buffers_) sum.activations += buffer.bytes();
   for (const AlignedBuffer& buffer : context_.scratch) sum.scratch += buffer.bytes();
   return sum;
 }
@@ -616,8 +616,8 @@ std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
   return names;
 }
 
-std::vector<int32_t> CpuBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                      std::span<const std::vector<int32_t>> recent) {
+std::vector<int32_t> CpuBackend::sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                        std::span<const std::vector<int32_t>> recent) {
   const View2<const float> logits = outputs.logits();
   RIDGE_CHECK(logits.rows == ssize(samplers), "{} samplers for {} rows", samplers.size(), logits.rows);
   std::vector<int32_t> tokens;

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "engine/cuda_guessing.h"
 #include "engine/cuda_model.h"
+#include "engine/cuda_speculation.h"
 #include "gpu/device_query.h"
 #include "op/attn/device_attention.h"
 #include "op/delta/chunks_cuda.h"
@@ -62,29 +62,34 @@ bool has_delta(const ModelPlan& plan) {
 }
 
 /// Steps that feed themselves, one token a sequence.
-class CudaDrawing final : public Drawing {
+class CudaSampling final : public DeviceSampling {
  public:
-  CudaDrawing(CudaRunner& runner, DrawingRoom& room, std::span<const SeqId> seqs, SequencePool& pool,
-              DeviceKvMemory& memory, CudaOutputs& outputs)
-      : Drawing(seqs, pool), runner_(runner), room_(room), memory_(memory), outputs_(outputs), unread_(seqs.size()) {
-    room_.taken = true;
+  CudaSampling(CudaRunner& runner, SamplingWorkspace& workspace, std::span<const SeqId> seqs, SequencePool& pool,
+               DeviceKvMemory& memory, CudaOutputs& outputs)
+      : DeviceSampling(seqs, pool),
+        runner_(runner),
+        workspace_(workspace),
+        memory_(memory),
+        outputs_(outputs),
+        unread_(seqs.size()) {
+    workspace_.taken = true;
   }
-  ~CudaDrawing() override { room_.taken = false; }
+  ~CudaSampling() override { workspace_.taken = false; }
 
   void queue(int64_t step) override {
-    if (step == 0) return runner_.draw(outputs_, room_);
+    if (step == 0) return runner_.sample(outputs_, workspace_);
     // The tokens are on the device; the host's copy gives their number.
-    runner_.run({.tokens = unread_, .seqs = seqs_, .logits = LogitRows::last}, pool_, memory_, outputs_, &room_);
+    runner_.run({.tokens = unread_, .seqs = seqs_, .logits = LogitRows::last}, pool_, memory_, outputs_, &workspace_);
   }
-  bool read(int64_t step, std::span<int32_t> tokens) override { return room_.ring.read(step, tokens); }
+  bool read(int64_t step, std::span<int32_t> tokens) override { return workspace_.ring.read(step, tokens); }
   bool idle() override { return runner_.stream().idle(); }
   void finish() override { runner_.stream().synchronize(); }
   /// States cannot go back by surplus steps.
-  int most_ahead() const override { return has_delta(runner_.plan()) ? 1 : DrawingRoom::kSlots; }
+  int most_ahead() const override { return has_delta(runner_.plan()) ? 1 : SamplingWorkspace::kSlots; }
 
  private:
   CudaRunner& runner_;
-  DrawingRoom& room_;
+  SamplingWorkspace& workspace_;
   DeviceKvMemory& memory_;
   CudaOutputs& outputs_;
   std::vector<int32_t> unread_;
@@ -110,12 +115,12 @@ class CudaBackend final : public Backend {
     runner_.watch(std::move(on_block));
   }
   bool on_device() const override { return true; }
-  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
-                                         Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                         std::span<const std::vector<int32_t>> recent) override;
-  std::unique_ptr<Guessing> start_guessing(const GuessedText& text, const DeviceDraft& draft) override;
-  std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
-                            std::span<const std::vector<int32_t>> recent) override;
+  std::unique_ptr<DeviceSampling> start_sampling(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                                 Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                                 std::span<const std::vector<int32_t>> recent) override;
+  std::unique_ptr<DeviceSpeculation> start_speculation(const SpeculatedText& text, const DeviceDraft& draft) override;
+  std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                              std::span<const std::vector<int32_t>> recent) override;
   void use() const override { gpu::use_device(runner_.device()); }
   std::string name() const override { return name_; }
   int64_t step_weight_bytes() const override { return runner_.model().step_bytes(runner_.plan()); }
@@ -126,12 +131,12 @@ class CudaBackend final : public Backend {
   std::vector<std::string> kernels(const KvLayerConfig& layer) const override;
 
  private:
-  static constexpr int kRowsAtOnce = 32;  // samplers of draw(): each has room for a vocabulary
+  static constexpr int kRowsAtOnce = 32;  // samplers of sample(): each has buffers for a vocabulary
 
   const std::string name_;
   CudaRunner runner_;
-  std::vector<std::unique_ptr<DrawingRoom>> rooms_;
-  std::unique_ptr<GuessRoom> guess_room_;
+  std::vector<std::unique_ptr<SamplingWorkspace>> workspaces_;
+  std::unique_ptr<SpeculationWorkspace> speculation_workspace_;
   std::optional<DeviceSampler> row_sampler_;
   gpu::Buffer row_tokens_;
 };
@@ -167,55 +172,61 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
   return std::make_unique<DeviceKvMemory>(runner_.stream(), layers, metrics, n_pages, n_slots);
 }
 
-std::unique_ptr<Drawing> CudaBackend::start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
-                                                    Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                                    std::span<const std::vector<int32_t>> recent) {
+std::unique_ptr<DeviceSampling> CudaBackend::start_sampling(std::span<const SeqId> seqs, SequencePool& pool,
+                                                            KvMemory& memory, Outputs& outputs,
+                                                            std::span<const SamplerOptions> samplers,
+                                                            std::span<const std::vector<int32_t>> recent) {
   gpu::use_device(runner_.device());
   const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
   const int n = int(seqs.size());
   auto& rows = static_cast<CudaOutputs&>(outputs);
-  RIDGE_CHECK(rows.n_rows() == n, "drawing from {} rows of {} sequences", rows.n_rows(), n);
-  const auto is_free = [&](const std::unique_ptr<DrawingRoom>& room) { return !room->taken && room->n_seqs == n; };
-  auto found = std::ranges::find_if(rooms_, is_free);
-  if (found == rooms_.end())
-    found = rooms_.insert(
-        found, std::make_unique<DrawingRoom>(n, padded_rows(n), runner_.plan().vocab_size, runner_.plan().n_ids));
-  DrawingRoom& room = **found;
+  RIDGE_CHECK(rows.n_rows() == n, "sampling from {} rows of {} sequences", rows.n_rows(), n);
+  const auto is_free = [&](const std::unique_ptr<SamplingWorkspace>& workspace) {
+    return !workspace->taken && workspace->n_seqs == n;
+  };
+  auto found = std::ranges::find_if(workspaces_, is_free);
+  if (found == workspaces_.end())
+    found = workspaces_.insert(
+        found, std::make_unique<SamplingWorkspace>(n, padded_rows(n), runner_.plan().vocab_size, runner_.plan().n_ids));
+  SamplingWorkspace& workspace = **found;
   runner_.stream().synchronize();
-  for (int i = 0; i < n; ++i) room.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);
-  room.ring.reset(runner_.stream());
-  return std::make_unique<CudaDrawing>(runner_, room, seqs, pool, static_cast<DeviceKvMemory&>(memory), rows);
+  for (int i = 0; i < n; ++i) workspace.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);
+  workspace.ring.reset(runner_.stream());
+  return std::make_unique<CudaSampling>(runner_, workspace, seqs, pool, static_cast<DeviceKvMemory&>(memory), rows);
 }
 
-std::unique_ptr<Guessing> CudaBackend::start_guessing(const GuessedText& text, const DeviceDraft& draft) {
+std::unique_ptr<DeviceSpeculation> CudaBackend::start_speculation(const SpeculatedText& text,
+                                                                  const DeviceDraft& draft) {
   auto* const head = dynamic_cast<CudaBackend*>(&draft.backend);
   if (!head || head->runner_.device() != runner_.device() || runner_.is_watched() || head->runner_.is_watched() ||
       has_delta(runner_.plan()))
     return nullptr;
   gpu::use_device(runner_.device());
   const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
-  if (!guess_room_) guess_room_ = std::make_unique<GuessRoom>(runner_.plan().vocab_size, runner_.plan().n_ids);
-  if (guess_room_->taken) return nullptr;
-  return std::make_unique<CudaGuessing>(runner_, head->runner_, *guess_room_, text, draft);
+  if (!speculation_workspace_)
+    speculation_workspace_ = std::make_unique<SpeculationWorkspace>(runner_.plan().vocab_size, runner_.plan().n_ids);
+  if (speculation_workspace_->taken) return nullptr;
+  return std::make_unique<CudaSpeculation>(runner_, head->runner_, *speculation_workspace_, text, draft);
 }
 
-std::vector<int32_t> CudaBackend::draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                       std::span<const std::vector<int32_t>> recent) {
+std::vector<int32_t> CudaBackend::sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                         std::span<const std::vector<int32_t>> recent) {
   gpu::use_device(runner_.device());
   const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
   auto& rows = static_cast<CudaOutputs&>(outputs);
   const auto n = ssize(samplers);
   RIDGE_CHECK(rows.n_rows() == n, "{} samplers for {} rows", n, rows.n_rows());
   if (!row_sampler_) row_sampler_.emplace(kRowsAtOnce, runner_.plan().vocab_size, runner_.plan().n_ids);
-  auto* const drawn = row_tokens_.ensure<int32_t>(n);
+  auto* const sampled = row_tokens_.ensure<int32_t>(n);
   for (int64_t first = 0; first < n; first += kRowsAtOnce) {
     const int count = int(std::min<int64_t>(n - first, kRowsAtOnce));
     for (int i = 0; i < count; ++i)
       row_sampler_->set(runner_.stream(), i, samplers[size_t(first + i)], recent[size_t(first + i)]);
-    row_sampler_->sample(runner_.stream(), count, rows.on_device() + first * runner_.plan().vocab_size, drawn + first);
+    row_sampler_->sample(runner_.stream(), count, rows.on_device() + first * runner_.plan().vocab_size,
+                         sampled + first);
   }
   std::vector<int32_t> tokens(samplers.size());
-  gpu::download(runner_.stream(), tokens.data(), drawn, 4 * n);
+  gpu::download(runner_.stream(), tokens.data(), sampled, 4 * n);
   runner_.stream().synchronize();
   return tokens;
 }
@@ -230,9 +241,9 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     }
   };
   const CudaModel& model = runner_.model();
-  const DeviceProduct* const all[] = {&model.layers[0].qkv, &model.layers[0].delta_in, &model.layers[0].gate_up,
-                                      &model.layers[0].down, &model.output};
-  for (const DeviceProduct* product : all) {
+  const DeviceMatmul* const all[] = {&model.layers[0].qkv, &model.layers[0].delta_in, &model.layers[0].gate_up,
+                                     &model.layers[0].down, &model.output};
+  for (const DeviceMatmul* product : all) {
     add(few, product->kernels(1));
     add(many, product->kernels(kFewTokens + 1));
   }

@@ -28,13 +28,13 @@ bool sums_at_once(const CudaLayer& layer, const ExpertsPlan& plan, const ExpertC
 
 }  // namespace
 
-/// A token goes through its experts alone: all of them together are rows of products. Of few tokens the shared expert is
-/// one more expert, where it is like the others. Many tokens are grouped by expert, few are packs.
+/// A token goes through its experts alone: all of them together are rows of products. Of few tokens the shared expert
+/// is one more expert, where it is like the others. Many tokens are grouped by expert, few are packs.
 void CudaRunner::experts(int i, const StepPlan& step) {
   const LayerPlan& plan = plan_.layers[size_t(i)];
   const ExpertsPlan& e = plan.experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
-  StepRoom<gpu::Buffer>& r = room_;
+  StepWorkspace<gpu::Buffer>& r = buffers_;
   const int64_t n = step.n_rows();
   const bool normed = plan.norms != NormPlace::after, few = n <= kFewRoutedTokens;
   const bool groups = !few && layer.expert_gate_up.can_group() && layer.expert_down.can_group();
@@ -55,7 +55,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .share = choice.n_chosen(),
                             .glu = glu_of(e.activation),
                             .y = r[B::expert_gate].as<float>()};
-  const ProductCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
+  const MatmulCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
   {
     const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
     device_route(stream_, choice,
@@ -83,11 +83,11 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                            .flops = 6 * choice.n_slots() * e.d_ff * plan_.d_model};
     });
     if (groups) {
-      layer.expert_gate_up.run_groups(stream_, of_groups, products_.bricks);
+      layer.expert_gate_up.run_groups(stream_, of_groups, matmul_scratch_.bricks);
       of_groups.x = of_groups.y;
       of_groups.share = 1;
       of_groups.y = r[B::expert_out].as<float>();
-      layer.expert_down.run_groups(stream_, of_groups, products_.bricks);
+      layer.expert_down.run_groups(stream_, of_groups, matmul_scratch_.bricks);
     } else {
       few_experts(i, choice, in, out);
     }
@@ -96,7 +96,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
   end_block(i, step, layer.ffn_post_norm);
 }
 
-void CudaRunner::few_experts(int i, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out) {
+void CudaRunner::few_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out) {
   const ExpertsPlan& e = plan_.layers[size_t(i)].experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
   ExpertCall call{.packs = choice.packs,
@@ -104,7 +104,7 @@ void CudaRunner::few_experts(int i, const ExpertChoice& choice, const ProductCal
                   .most = choice.n_tokens == 1 ? 1 : ExpertPack::kMost,
                   .x = in.x,
                   .share = choice.n_chosen(),
-                  .y = {room_[B::expert_gate].as<float>(), room_[B::expert_up].as<float>()},
+                  .y = {buffers_[B::expert_gate].as<float>(), buffers_[B::expert_up].as<float>()},
                   .glu = glu_of(e.activation),
                   .overlap = in.overlap};
   layer.expert_gate_up.run(stream_, call);
@@ -116,24 +116,24 @@ void CudaRunner::few_experts(int i, const ExpertChoice& choice, const ProductCal
                                                .experts = choice.experts,
                                                .weights = choice.weights,
                                                .x = call.y[0],
-                                               .add = out.output == ProductOutput::add,
+                                               .add = out.output == MatmulOutput::add,
                                                .y = out.y[0],
                                                .overlap = in.overlap});
   call.x = call.y[0];
   call.share = 1;
-  call.y[0] = room_[B::expert_out].as<float>();
+  call.y[0] = buffers_[B::expert_out].as<float>();
   layer.expert_down.run(stream_, call);
 }
 
-void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out) {
+void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out) {
   const ExpertsPlan& e = plan_.layers[size_t(i)].experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
   if (sums_at_once(layer, e, choice)) return;
   const bool adds_shared = e.shared && !choice.shared;
   if (adds_shared) {
-    ProductCall of_shared = out;
-    of_shared.output = ProductOutput::store;
-    of_shared.y[0] = room_[B::shared].as<float>();
+    MatmulCall of_shared = out;
+    of_shared.output = MatmulOutput::store;
+    of_shared.y[0] = buffers_[B::shared].as<float>();
     dense(i, in, of_shared);
   }
   const gpu::OpRange range([&] { return small_op("experts", choice.n_slots() * plan_.d_model, i); });
@@ -142,11 +142,11 @@ void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const ProductCal
                       .n = plan_.d_model,
                       .n_used = choice.n_chosen(),
                       .weights = choice.weights,
-                      .y = room_[B::expert_out].as<float>(),
-                      .shared = adds_shared ? room_[B::shared].as<float>() : nullptr,
+                      .y = buffers_[B::expert_out].as<float>(),
+                      .shared = adds_shared ? buffers_[B::shared].as<float>() : nullptr,
                       .h = in.x,
                       .gate = e.shared_gate ? layer.router.as<float>() + int64_t(e.n_experts) * plan_.d_model : nullptr,
-                      .add = out.output == ProductOutput::add,
+                      .add = out.output == MatmulOutput::add,
                       .out = out.y[0],
                       .overlap = in.overlap});
 }

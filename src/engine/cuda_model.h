@@ -17,7 +17,7 @@
 #include "gpu/memory_use.h"
 #include "model/slice.h"
 #include "op/collective/collective_cuda.h"
-#include "op/device_product.h"
+#include "op/device_matmul.h"
 #include "op/experts/experts_cuda.h"
 #include "op/gemv/rows_cuda.h"
 #include "op/sample/sample_cuda.h"
@@ -28,17 +28,17 @@ struct CudaLayer {
   // Empty where the model has none.
   gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
       sink_logits;
-  DeviceProduct qkv, o, gate_up, down;  // gate_up and down: of the shared expert, where there are experts
-                                        // q with a gate: the queries of all heads, then their gates
-  DeviceProduct delta_in;               // qkv, z, a and b of the gated delta rule
+  DeviceMatmul qkv, o, gate_up, down;  // gate_up and down: of the shared expert, where there are experts
+                                       // q with a gate: the queries of all heads, then their gates
+  DeviceMatmul delta_in;               // qkv, z, a and b of the gated delta rule
   gpu::Buffer delta_conv, delta_decay, delta_dt_bias, delta_norm;
   // Of latent attention, whose qkv is q_a (or q) and kv_a. k_b and v_b of the heads as of experts: all take part.
   gpu::Buffer q_a_norm, kv_a_norm;
-  DeviceProduct q_b;
-  DeviceExpertProduct k_b, v_b;
+  DeviceMatmul q_b;
+  DeviceExpertMatmul k_b, v_b;
   gpu::Buffer router, router_bias,
       choice_bias;  // router: float32 [n_experts, d_model], behind it the shared expert's gate
-  DeviceExpertProduct expert_gate_up, expert_down;
+  DeviceExpertMatmul expert_gate_up, expert_down;
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
 
@@ -75,15 +75,15 @@ struct CudaModel {
   DeviceRows embedding;  // [vocab_size, d_model], in its format; its scale has the plan's
   std::vector<CudaLayer> layers;
   // Of an MTP head: the halves of the join that take embeddings and hidden states, normed by these; else empty.
-  DeviceProduct join_embedding, join_hidden;
+  DeviceMatmul join_embedding, join_hidden;
   gpu::Buffer join_embedding_norm, join_hidden_norm;
   gpu::Buffer output_norm;  // over the plan's divisor of logits
-  DeviceProduct output;
+  DeviceMatmul output;
 };
 
-/// Where activations of a latent layer lie in Room::latent, in floats, for n tokens.
-struct LatentRoom {
-  LatentRoom(const LayerPlan& layer, int64_t n);
+/// Where activations of a latent layer lie in StepBuffer::latent, in floats, for n tokens.
+struct LatentOffsets {
+  LatentOffsets(const LayerPlan& layer, int64_t n);
   int64_t low = 0;       ///< [n, q_rank]
   int64_t q = 0;         ///< [n, n_heads, query_dim]
   int64_t nope = 0;      ///< [n, n_heads, nope_dim]
@@ -104,8 +104,8 @@ class CudaOutputs final : public Outputs {
   void score(Outputs* base, std::span<const int32_t> targets) override;
   std::vector<RowScore> take_scores() override;
 
-  /// Room for `padded` rows on the device, n of which are asked for.
-  float* make_room(int64_t n, int64_t padded) {
+  /// Buffers for `padded` rows on the device, n of which are asked for.
+  float* reserve(int64_t n, int64_t padded) {
     n_rows_ = n;
     const gpu::MemoryLabel label(gpu::MemoryOf::logits);
     return rows_.ensure(padded * vocab_size_);
@@ -131,13 +131,13 @@ class CudaOutputs final : public Outputs {
   int64_t n_scores_ = 0;
 };
 
-/// Device memory of a forward pass of n tokens; make_step_room() has the sizes.
+/// Device memory of a forward pass of n tokens; reserve_step_buffers() has the sizes.
 enum class StepBuffer : uint8_t {
   tokens,           ///< int32 [n]
   rows,             ///< StepRow [n]
   spans,            ///< StepSpan [spans]
   blocks,           ///< AttnBlock [blocks]
-  n_spans,          ///< int32 [slices]
+  n_spans,          ///< int32 [sub-batches]
   logit_rows,       ///< int32 [n_logits]
   cosines,          ///< of each rope [n, pairs]
   sines,            ///< likewise
@@ -167,7 +167,7 @@ enum class StepBuffer : uint8_t {
   attn_scratch,     ///< bytes
   k_ring,           ///< tiles of rings of prompts
   v_ring,           ///< likewise
-  latent,           ///< LatentRoom
+  latent,           ///< LatentOffsets
   head_packs,       ///< of latent attention: ExpertPack of all heads
   own_logits,       ///< of several ranks: [n_logits, rows of the output matrix here]
   whole,            ///< where ranks exchange columns: what a product reads
@@ -180,18 +180,18 @@ enum class StepBuffer : uint8_t {
 };
 /// All of them. Grown on demand.
 template <class Buffer>
-using StepRoom = EnumArray<StepBuffer, Buffer>;
-/// Makes a room large enough for a step of `plan` over a cache: DeviceKvMemory, or PlannedSides.
+using StepWorkspace = EnumArray<StepBuffer, Buffer>;
+/// Grows the buffers to be large enough for a step of `plan` over a cache: DeviceKvMemory, or PlannedSides.
 template <class Buffer, class Memory>
-void make_step_room(StepRoom<Buffer>& room, const StepPlan& step, const ModelPlan& plan, bool joins,
-                    const Memory& memory);
+void reserve_step_buffers(StepWorkspace<Buffer>& workspace, const StepPlan& step, const ModelPlan& plan, bool joins,
+                          const Memory& memory);
 
-/// What a recorded step draws with: tokens that it starts from, and its samplers.
-struct DrawingRoom {
+/// What a recorded step samples with: tokens that it starts from, and its samplers.
+struct SamplingWorkspace {
   static constexpr int kSlots = 16;  ///< steps whose tokens may wait
 
   /// `padded` is what padded_rows() makes of n.
-  DrawingRoom(int n, int padded, int vocab_size, int n_ids)
+  SamplingWorkspace(int n, int padded, int vocab_size, int n_ids)
       : n_seqs(n), sampler(n, vocab_size, n_ids), ring(n, kSlots), tokens(4 * int64_t(std::max(n, padded))) {}
 
   const int n_seqs;
@@ -235,7 +235,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
                                            std::span<const std::string> kernels, std::optional<CudaRank> rank);
 
 /// Scratch of the products of a step of n tokens with n_logits rows of logits.
-void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits, PlannedScratch& scratch);
+void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits, PlannedScratch& scratch);
 
 /// Runs steps on one device: queues the launches of a step, or replays them as a graph.
 class CudaRunner {
@@ -244,23 +244,23 @@ class CudaRunner {
   CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options,
              std::optional<CudaRank> rank = {});
 
-  /// Tokens come from the batch, or are those drawn last where `room` is given; it draws the next ones from the logits.
-  /// The pool's lengths stay.
+  /// Tokens come from the batch, or are those sampled last where `workspace` is given; it samples the next ones from
+  /// the logits. The pool's lengths stay.
   void run(const Batch& batch, const SequencePool& pool, DeviceKvMemory& memory, CudaOutputs& outputs,
-           DrawingRoom* room) {
-    run(batch, pool, memory, outputs, room, nullptr);
+           SamplingWorkspace* workspace) {
+    run(batch, pool, memory, outputs, workspace, nullptr);
   }
   /// A step of one sequence; `batch` says how many tokens it has. Pages must be reserved for all that it may come to.
   void run_fed(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, const FedInputs& inputs) {
     run(batch, pool, static_cast<DeviceKvMemory&>(pool.memory()), outputs, nullptr, &inputs);
   }
-  /// Draws from logits that are there.
-  void draw(const CudaOutputs& outputs, DrawingRoom& room);
+  /// Samples from logits that are there.
+  void sample(const CudaOutputs& outputs, SamplingWorkspace& workspace);
   void watch(OnBlock on_block) { on_block_ = std::move(on_block); }
   bool is_watched() const { return on_block_ != nullptr; }
-  /// Of the newest step, on the device until the next one: what the last layer gave [n_tokens, d_model], and the rows of it
-  /// that got logits.
-  const float* hidden() const { return room_[StepBuffer::x].as<float>(); }
+  /// Of the newest step, on the device until the next one: what the last layer gave [n_tokens, d_model], and the rows
+  /// of it that got logits.
+  const float* hidden() const { return buffers_[StepBuffer::x].as<float>(); }
   const float* logit_hidden() const { return logit_hidden_; }
 
   const gpu::Stream& stream() const { return stream_; }
@@ -280,12 +280,13 @@ class CudaRunner {
   };
 
   void run(const Batch& batch, const SequencePool& pool, DeviceKvMemory& memory, CudaOutputs& outputs,
-           DrawingRoom* room, const FedInputs* fed);
+           SamplingWorkspace* workspace, const FedInputs* fed);
   void upload(const StepPlan& step, std::span<const int32_t> tokens, View2<const float> joined);
   void take(const StepPlan& step, const FedInputs& fed);
   void upload_lists(const StepPlan& step);
   /// The forward pass: everything that a step launches.
-  void queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits, DrawingRoom* room);
+  void queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
+             SamplingWorkspace* workspace);
   void begin(const StepPlan& step, DeviceKvMemory& memory);
   void embed(const int32_t* tokens, int64_t n);
   void mix(int layer, const StepPlan& step, DeviceKvMemory& memory);
@@ -295,23 +296,23 @@ class CudaRunner {
   void attend_latent(int layer, const StepPlan& step, DeviceKvMemory& memory);
   LatentAppend latent_append(int layer, int64_t n, const StepRows& rows, const KvTiles& tiles, int64_t angles) const;
   void upload_head_packs(int64_t n);
-  void attend_slice(int layer, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory);
+  void attend_sub_batch(int layer, const StepPlan& step, const SubBatch& sub, DeviceKvMemory& memory);
   void mix_delta(int layer, const StepPlan& step, DeviceKvMemory& memory);
   void feed_forward(int layer, const StepPlan& step);
-  void dense(int layer, const ProductCall& in, const ProductCall& out);
+  void dense(int layer, const MatmulCall& in, const MatmulCall& out);
   void experts(int layer, const StepPlan& step);
-  void few_experts(int layer, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out);
-  void sum_experts(int layer, const ExpertChoice& choice, const ProductCall& in, const ProductCall& out);
+  void few_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
+  void sum_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
   /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
-  ProductCall block_in(int layer, const StepPlan& step, const gpu::Buffer& norm) const;
-  ProductCall block_out(int layer, const StepPlan& step) const;
+  MatmulCall block_in(int layer, const StepPlan& step, const gpu::Buffer& norm) const;
+  MatmulCall block_out(int layer, const StepPlan& step) const;
   /// Adds to the residual stream what block_out() has not.
   void end_block(int layer, const StepPlan& step, const gpu::Buffer& post_norm);
   void show_block(int layer, Block block, int64_t n);
   // Of several stages.
   bool has_layer(int layer) const { return !rank_ || rank_->slice.has_layer(layer); }
-  /// The residual stream passes the border in front of a layer that begins a stage: the ranks of the stage before hand it
-  /// on to those in their places.
+  /// The residual stream passes the border in front of a layer that begins a stage: the ranks of the stage before hand
+  /// it on to those in their places.
   void pass_border(int layer, int64_t n);
   /// All ranks get the residual stream of the stage that has the layer.
   void hand_to_all(int layer, int64_t n);
@@ -319,10 +320,10 @@ class CudaRunner {
   const float* gather_input(const float* x, int64_t n, const std::vector<int64_t>& borders);
   /// Of several ranks: makes what each has of a block's result the whole.
   void join_block(int layer, const StepPlan& step);
-  void make_rank_room(int64_t n, int64_t n_logits);
+  void reserve_rank_buffers(int64_t n, int64_t n_logits);
   bool gathers() const { return rank_ && rank_->slice.gathers; }
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
-  StepRows rows_of(const StepSlice& slice, const DeviceKvMemory& memory, PageClass pages) const;
+  StepRows rows_of(const SubBatch& sub, const DeviceKvMemory& memory, PageClass pages) const;
 
   const int device_;
   const ModelPlan plan_;
@@ -330,8 +331,8 @@ class CudaRunner {
   const std::optional<CudaRank> rank_;
   gpu::Stream stream_;
   CudaModel model_;
-  StepRoom<gpu::Buffer> room_;
-  ProductScratch products_;
+  StepWorkspace<gpu::Buffer> buffers_;
+  MatmulScratch matmul_scratch_;
   const float* logit_hidden_ = nullptr;
   int n_ctx_ = 0;                                  // of the pool of the step that runs
   std::vector<StepRow> rows_there_;                // contents of the rows once all queued work has run

@@ -7,21 +7,21 @@
 namespace ridge {
 namespace {
 
-/// The arguments of a DeviceProduct.
-struct ProductParts {
+/// The arguments of a DeviceMatmul.
+struct MatmulParts {
   std::vector<const Linear*> matrices;
   std::vector<const std::vector<float>*> biases;
   bool glu = false;
 };
-ProductParts one(const Linear& m, const std::vector<float>* bias = nullptr) { return {{&m}, {bias}}; }
-ProductParts qkv_of(const LayerWeights& l) {
+MatmulParts one(const Linear& m, const std::vector<float>* bias = nullptr) { return {{&m}, {bias}}; }
+MatmulParts qkv_of(const LayerWeights& l) {
   if (!l.k_b.empty()) return {{l.q_b.n_out > 0 ? &l.q_a : &l.q, &l.kv_a}, {nullptr, nullptr}};
   return {{&l.q, &l.k, &l.v}, {&l.q_bias, &l.k_bias, &l.v_bias}};
 }
-ProductParts delta_in_of(const DeltaWeights& d) {
+MatmulParts delta_in_of(const DeltaWeights& d) {
   return {{&d.qkv, &d.z, &d.a, &d.b}, {nullptr, nullptr, nullptr, nullptr}};
 }
-ProductParts gate_up_of(const LayerWeights& l, const DensePlan& plan) {
+MatmulParts gate_up_of(const LayerWeights& l, const DensePlan& plan) {
   return {{&l.gate, &l.up}, {&l.gate_bias, &l.up_bias}, is_fused(plan)};
 }
 
@@ -102,7 +102,7 @@ bool joins_shared(const LayerPlan& plan, const LayerWeights& l) {
          equal(l.down, l.experts[0].down);
 }
 
-/// The arguments of a DeviceExpertProduct.
+/// The arguments of a DeviceExpertMatmul.
 struct ExpertParts {
   std::vector<std::vector<const Linear*>> matrices;
   std::vector<std::vector<const std::vector<float>*>> biases;
@@ -195,15 +195,15 @@ struct Uploader {
   gpu::Buffer vector(std::span<const float> values) const { return gpu::to_device(stream, values); }
   gpu::Buffer vector(std::span<const double> values) const { return gpu::to_device(stream, values); }
   DeviceRows rows(const Linear& m) const { return upload_rows(stream, m); }
-  DeviceProduct product(const ProductParts& parts) const {
+  DeviceMatmul product(const MatmulParts& parts) const {
     return {stream, parts.matrices, parts.biases, parts.glu, forced};
   }
-  DeviceProduct qkv(const LayerWeights& l, const AttentionPlan& plan) const {
+  DeviceMatmul qkv(const LayerWeights& l, const AttentionPlan& plan) const {
     const QueryRows queries(l, plan);
     return product({{&queries.q, &l.k, &l.v}, {&queries.bias, &l.k_bias, &l.v_bias}});
   }
-  DeviceProduct join(const Linear& join, int half) const { return product(one(JoinHalf(join, half).columns)); }
-  DeviceExpertProduct experts(const ExpertParts& parts) const {
+  DeviceMatmul join(const Linear& join, int half) const { return product(one(JoinHalf(join, half).columns)); }
+  DeviceExpertMatmul experts(const ExpertParts& parts) const {
     return {stream, parts.matrices, parts.biases, parts.glu};
   }
   gpu::Buffer router(const LayerWeights& l) const {
@@ -228,17 +228,17 @@ struct Planner {
     all.add(m.bytes());
     return {};
   }
-  DeviceProduct product(const ProductParts& parts) {
-    packing = std::max(packing, product_bytes(parts.matrices, parts.biases, parts.glu, forced).packing);
-    DeviceProduct planned = DeviceProduct::planned(parts.matrices, parts.biases, parts.glu, forced);
+  DeviceMatmul product(const MatmulParts& parts) {
+    packing = std::max(packing, matmul_bytes(parts.matrices, parts.biases, parts.glu, forced).packing);
+    DeviceMatmul planned = DeviceMatmul::planned(parts.matrices, parts.biases, parts.glu, forced);
     planned.add_to(all);
     return planned;
   }
-  DeviceProduct qkv(const LayerWeights& l, const AttentionPlan&) { return product(qkv_of(l)); }
-  DeviceProduct join(const Linear& join, int) { return product(one(half_of(join))); }
-  DeviceExpertProduct experts(const ExpertParts& parts) {
-    packing = std::max(packing, DeviceExpertProduct::bytes_of(parts.matrices, parts.biases, parts.glu)[1]);
-    DeviceExpertProduct planned = DeviceExpertProduct::planned(parts.matrices, parts.biases, parts.glu);
+  DeviceMatmul qkv(const LayerWeights& l, const AttentionPlan&) { return product(qkv_of(l)); }
+  DeviceMatmul join(const Linear& join, int) { return product(one(half_of(join))); }
+  DeviceExpertMatmul experts(const ExpertParts& parts) {
+    packing = std::max(packing, DeviceExpertMatmul::bytes_of(parts.matrices, parts.biases, parts.glu)[1]);
+    DeviceExpertMatmul planned = DeviceExpertMatmul::planned(parts.matrices, parts.biases, parts.glu);
     planned.add_to(all);
     return planned;
   }
@@ -329,7 +329,7 @@ int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
   int64_t sum = output.bytes() + join_embedding.bytes() + join_hidden.bytes();
   for (size_t i = 0; i < layers.size(); ++i) {
     const CudaLayer& l = layers[i];
-    for (const DeviceProduct* p : {&l.qkv, &l.q_b, &l.delta_in, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
+    for (const DeviceMatmul* p : {&l.qkv, &l.q_b, &l.delta_in, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
     sum += l.k_b.bytes() + l.v_b.bytes();
     const ExpertsPlan& e = plan.layers[i].experts;
     if (e.n_experts > 0)

@@ -64,19 +64,19 @@ void activate(gpu::StreamHandle stream, Activation activation, int64_t n, float*
 
 std::vector<const void*> CudaRunner::places() const {
   std::vector<const void*> places;
-  for (const gpu::Buffer& buffer : room_) places.push_back(buffer.as<void>());
-  for (const void* place : products_.places()) places.push_back(place);
+  for (const gpu::Buffer& buffer : buffers_) places.push_back(buffer.as<void>());
+  for (const void* place : matmul_scratch_.places()) places.push_back(place);
   return places;
 }
 
 template <class Buffer, class Memory>
-void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& plan, bool joins,
-                    const Memory& memory) {
+void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const ModelPlan& plan, bool joins,
+                          const Memory& memory) {
   const int64_t n = step.n_rows();
   r[B::tokens].template ensure<int32_t>(n);
   r[B::rows].template ensure<StepRow>(ssize(step.rows));
   r[B::spans].template ensure<StepSpan>(std::max<int64_t>(n, ssize(step.spans)));
-  r[B::n_spans].template ensure<int32_t>(ssize(step.slices));
+  r[B::n_spans].template ensure<int32_t>(ssize(step.sub_batches));
   r[B::blocks].template ensure<AttnBlock>(ssize(step.blocks));
   int64_t n_angles = 0;
   for (const Rope& rope : plan.ropes) n_angles += n * ssize(rope.frequency);
@@ -93,7 +93,7 @@ void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& 
   if (!std::ranges::all_of(plan.layers, adds_at_once)) r[B::block].ensure(n * plan.d_model);
   r[B::sequences].template ensure<DeltaSpan>(ssize(step.sequences));
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer == MixerKind::latent) r[B::latent].ensure(LatentRoom(layer, n).end);
+    if (layer.mixer == MixerKind::latent) r[B::latent].ensure(LatentOffsets(layer, n).end);
     r[B::qkv].ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
     const DeltaPlan& d = layer.delta;
     if (layer.mixer == MixerKind::delta) {
@@ -123,20 +123,20 @@ void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& 
     r[B::logit_rows].template ensure<int32_t>(ssize(step.logit_rows));
     r[B::logit_x].ensure(ssize(step.logit_rows) * plan.d_model);
   }
-  for (const StepSlice& slice : step.slices)
+  for (const SubBatch& sub : step.sub_batches)
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
       const AttentionPlan& a = plan.layers[size_t(layer)].attention;
       if (a.n_heads == 0) continue;
       if (plan.layers[size_t(layer)].mixer == MixerKind::latent)
-        r[B::attn_scratch].template ensure<std::byte>(latent_attn_scratch_bytes(slice.n_rows, a.n_heads, a.head_dim));
-      if (!slice.is_long && memory.in_fragments(layer))
+        r[B::attn_scratch].template ensure<std::byte>(latent_attn_scratch_bytes(sub.n_rows, a.n_heads, a.head_dim));
+      if (!sub.is_long && memory.in_fragments(layer))
         r[B::attn_scratch].template ensure<std::byte>(
-            tile_attn_scratch_bytes(slice.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
-      if (!slice.is_long) continue;
-      for (const auto& [key, blocks] : slice.blocks)
+            tile_attn_scratch_bytes(sub.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
+      if (!sub.is_long) continue;
+      for (const auto& [key, blocks] : sub.blocks)
         r[B::attn_scratch].template ensure<std::byte>(prefill_attn_scratch_bytes(blocks.part_rows, key[0], a.head_dim));
       const auto ring = [&](Buffer& buffer, const KvTiles& t) {
-        buffer.template ensure<std::byte>(int64_t(slice.n_spans) * t.n_kv_heads * slice.ring_tiles * t.ring_tile_bytes +
+        buffer.template ensure<std::byte>(int64_t(sub.n_spans) * t.n_kv_heads * sub.ring_tiles * t.ring_tile_bytes +
                                           64);
       };
       ring(r[B::k_ring], memory.tiles(layer, KvSide::k));
@@ -144,9 +144,10 @@ void make_step_room(StepRoom<Buffer>& r, const StepPlan& step, const ModelPlan& 
     }
 }
 
-template void make_step_room(StepRoom<gpu::Buffer>&, const StepPlan&, const ModelPlan&, bool, const DeviceKvMemory&);
-template void make_step_room(StepRoom<gpu::PlannedBuffer>&, const StepPlan&, const ModelPlan&, bool,
-                             const PlannedSides&);
+template void reserve_step_buffers(StepWorkspace<gpu::Buffer>&, const StepPlan&, const ModelPlan&, bool,
+                                   const DeviceKvMemory&);
+template void reserve_step_buffers(StepWorkspace<gpu::PlannedBuffer>&, const StepPlan&, const ModelPlan&, bool,
+                                   const PlannedSides&);
 
 CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options,
                        std::optional<CudaRank> rank)
@@ -156,10 +157,10 @@ CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights
       rank_(std::move(rank)),
       model_(stream_, plan_, weights, options.kernels) {}
 
-StepRows CudaRunner::rows_of(const StepSlice& slice, const DeviceKvMemory& memory, PageClass pages) const {
-  return {.n = slice.n_rows,
-          .most = slice.most,
-          .rows = room_[B::rows].as<StepRow>() + slice.first_row,
+StepRows CudaRunner::rows_of(const SubBatch& sub, const DeviceKvMemory& memory, PageClass pages) const {
+  return {.n = sub.n_rows,
+          .most = sub.most,
+          .rows = buffers_[B::rows].as<StepRow>() + sub.first_row,
           .pages = memory.page_table(pages),
           .page_pitch = memory.n_pages()};
 }
@@ -168,14 +169,14 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens, V
   if (model_.join_hidden.bytes() > 0) {
     RIDGE_CHECK(joined.rows == step.n_tokens && joined.cols == plan_.d_model, "hidden states [{}, {}] for {} tokens",
                 joined.rows, joined.cols, step.n_tokens);
-    gpu::upload(stream_, room_[B::hidden].as<void>(), joined.data, 4 * joined.rows * joined.cols);
+    gpu::upload(stream_, buffers_[B::hidden].as<void>(), joined.data, 4 * joined.rows * joined.cols);
   }
-  if (!tokens.empty()) gpu::upload(stream_, room_[B::tokens].as<void>(), tokens.data(), 4 * ssize(tokens));
+  if (!tokens.empty()) gpu::upload(stream_, buffers_[B::tokens].as<void>(), tokens.data(), 4 * ssize(tokens));
   if (!same_rows(rows_there_, step.rows)) {
-    fill(stream_, room_[B::rows], step.rows);
+    fill(stream_, buffers_[B::rows], step.rows);
     rows_there_ = step.rows;
   }
-  if (!step.logits_in_order) fill(stream_, room_[B::logit_rows], step.logit_rows);
+  if (!step.logits_in_order) fill(stream_, buffers_[B::logit_rows], step.logit_rows);
   upload_lists(step);
 }
 
@@ -184,11 +185,11 @@ void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
   RIDGE_CHECK(step.recorded && (step.logits_in_order || step.logit_rows.size() <= 1),
               "a step of {} rows that the device places", step.n_tokens);
   const bool asks = !step.logits_in_order && !step.logit_rows.empty();
-  fed.write({.tokens = room_[B::tokens].as<int32_t>(),
-             .rows = room_[B::rows].as<StepRow>(),
+  fed.write({.tokens = buffers_[B::tokens].as<int32_t>(),
+             .rows = buffers_[B::rows].as<StepRow>(),
              .n_rows = int(step.rows.size()),
-             .logit_rows = asks ? room_[B::logit_rows].ensure<int32_t>(1) : nullptr,
-             .hidden = room_[B::hidden].as<float>()});
+             .logit_rows = asks ? buffers_[B::logit_rows].ensure<int32_t>(1) : nullptr,
+             .hidden = buffers_[B::hidden].as<float>()});
   rows_there_.clear();
   upload_lists(step);
 }
@@ -196,14 +197,14 @@ void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
 /// What depends on the shape of a step.
 void CudaRunner::upload_lists(const StepPlan& step) {
   upload_head_packs(step.n_rows());
-  if (room_[B::delta].bytes() > 0 && sequences_there_ != step.sequences) {
-    fill(stream_, room_[B::sequences], step.sequences);
+  if (buffers_[B::delta].bytes() > 0 && sequences_there_ != step.sequences) {
+    fill(stream_, buffers_[B::sequences], step.sequences);
     sequences_there_ = step.sequences;
   }
-  fill(stream_, room_[B::blocks], step.blocks);
+  fill(stream_, buffers_[B::blocks], step.blocks);
   if (step.recorded) return;
-  fill(stream_, room_[B::spans], step.spans);
-  fill(stream_, room_[B::n_spans], step.n_spans);
+  fill(stream_, buffers_[B::spans], step.spans);
+  fill(stream_, buffers_[B::n_spans], step.n_spans);
 }
 
 /// Embeddings; of an MTP head what its layer reads.
@@ -211,39 +212,39 @@ void CudaRunner::embed(const int32_t* tokens, int64_t n) {
   const bool joins = model_.join_hidden.bytes() > 0;
   {
     const gpu::OpRange range([&] { return small_op("embed", n * plan_.d_model); });
-    device_embed(stream_, n, tokens, model_.embedding, (joins ? room_[B::join] : room_[B::x]).as<float>());
+    device_embed(stream_, n, tokens, model_.embedding, (joins ? buffers_[B::join] : buffers_[B::x]).as<float>());
   }
   if (!joins) return;
-  ProductCall call{.n_tokens = n,
-                   .x = room_[B::join].as<float>(),
-                   .norm_weight = model_.join_embedding_norm.as<float>(),
-                   .norm_eps = plan_.norm_eps,
-                   .y = {room_[B::x].as<float>()}};
-  model_.join_embedding.run(stream_, call, products_);
-  call.x = room_[B::hidden].as<float>();
+  MatmulCall call{.n_tokens = n,
+                  .x = buffers_[B::join].as<float>(),
+                  .norm_weight = model_.join_embedding_norm.as<float>(),
+                  .norm_eps = plan_.norm_eps,
+                  .y = {buffers_[B::x].as<float>()}};
+  model_.join_embedding.run(stream_, call, matmul_scratch_);
+  call.x = buffers_[B::hidden].as<float>();
   call.norm_weight = model_.join_hidden_norm.as<float>();
-  call.output = ProductOutput::add;
-  model_.join_hidden.run(stream_, call, products_);
+  call.output = MatmulOutput::add;
+  model_.join_hidden.run(stream_, call, matmul_scratch_);
 }
 
 /// Angles of the rows, tiles that leave, and the embedding. It comes last: a plain launch, so that its successors find
 /// all the others' results in memory however early they start.
 void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
   const auto n_rows = ssize(step.rows);
-  const StepRows rows{.n = int(n_rows), .rows = room_[B::rows].as<StepRow>()};  // their pages are not looked at
+  const StepRows rows{.n = int(n_rows), .rows = buffers_[B::rows].as<StepRow>()};  // their pages are not looked at
   {
     const gpu::OpRange range([&] { return small_op("rope", n_rows * plan_.ropes[0].frequency.size()); });
     int64_t at = 0;
     for (const CudaRope& rope : model_.ropes) {
       device_rope_angles(stream_, rows, rope.n_pairs, rope.frequency.as<double>(), rope.magnitude,
-                         room_[B::cosines].as<float>() + at, room_[B::sines].as<float>() + at);
+                         buffers_[B::cosines].as<float>() + at, buffers_[B::sines].as<float>() + at);
       at += n_rows * rope.n_pairs;
     }
   }
   if (step.recorded && step.n_leaving > 0) {
     const gpu::OpRange range([&] { return small_op("append", n_rows); });
-    device_list_leaving(stream_, rows, memory.retentions(), room_[B::spans].as<StepSpan>(),
-                        room_[B::n_spans].as<int32_t>());
+    device_list_leaving(stream_, rows, memory.retentions(), buffers_[B::spans].as<StepSpan>(),
+                        buffers_[B::n_spans].as<int32_t>());
     for (const SideGroup& group : memory.groups())
       encode_leaving(stream_, {.n_sides = group.n_sides,
                                .sides = group.tiles.as<KvTiles>(),
@@ -251,43 +252,43 @@ void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
                                .weighs = group.weighs,
                                .n_kv_heads = group.n_kv_heads,
                                .head_dim = group.head_dim,
-                               .spans = room_[B::spans].as<StepSpan>(),
-                               .n_spans = room_[B::n_spans].as<int32_t>(),
+                               .spans = buffers_[B::spans].as<StepSpan>(),
+                               .n_spans = buffers_[B::n_spans].as<int32_t>(),
                                .most_spans = next_power_of_two(step.n_leaving),
                                .pages = memory.page_table(group.pages),
                                .page_pitch = memory.n_pages()});
   }
 }
 
-void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slice, DeviceKvMemory& memory) {
+void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& sub, DeviceKvMemory& memory) {
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const bool is_latent = plan_.layers[size_t(i)].mixer == MixerKind::latent;
-  const StepRows rows = rows_of(slice, memory, memory.page_class(i));
-  const StepSpan* const spans = room_[B::spans].as<StepSpan>() + slice.first_span;
-  const int32_t* const n_spans = room_[B::n_spans].as<int32_t>() + (&slice - step.slices.data());
+  const StepRows rows = rows_of(sub, memory, memory.page_class(i));
+  const StepSpan* const spans = buffers_[B::spans].as<StepSpan>() + sub.first_span;
+  const int32_t* const n_spans = buffers_[B::n_spans].as<int32_t>() + (&sub - step.sub_batches.data());
   const bool in_fragments = memory.in_fragments(i);
   const int64_t n = step.n_rows();
   const KvTiles own[2] = {memory.tiles(i, KvSide::k), memory.tiles(i, KvSide::v)};
   KvTiles sides[2] = {own[0], own[1]};
-  if (slice.is_long)  // the exact rows of a prompt are in a ring of the step
+  if (sub.is_long)  // the exact rows of a prompt are in a ring of the step
     for (KvTiles& t : sides) {
       if (t.ring_tiles == 0) continue;
-      t.ring = (t.side == KvSide::k ? room_[B::k_ring] : room_[B::v_ring]).as<std::byte>();
-      t.ring_tiles = slice.ring_tiles;
+      t.ring = (t.side == KvSide::k ? buffers_[B::k_ring] : buffers_[B::v_ring]).as<std::byte>();
+      t.ring_tiles = sub.ring_tiles;
     }
 
   // [n, q_rows], [n, kv_dim], [n, kv_dim]: for one row joint.
-  const float *q = room_[B::qkv].as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
+  const float *q = buffers_[B::qkv].as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
   const auto rope_index = size_t(plan_.rope_of(plan, n_ctx_));
   const CudaRope& rope = model_.ropes[rope_index];
-  int64_t angles = int64_t(slice.first_row) * rope.n_pairs;
+  int64_t angles = int64_t(sub.first_row) * rope.n_pairs;
   for (size_t before = 0; before < rope_index; ++before) angles += ssize(step.rows) * model_.ropes[before].n_pairs;
   const bool head_norm = plan.qk_norm && !plan.qk_norm_whole;
   {
     const gpu::OpRange range(
-        [&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], slice.n_rows)); });
-    if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::in);
+        [&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], sub.n_rows)); });
+    if (sub.is_long) copy_ring_tiles(stream_, own, sides, spans, sub.n_spans, RingCopy::in);
     if (is_latent) device_append_latent(stream_, latent_append(i, n, rows, sides[0], angles));
     else
       device_append(stream_, {.rows = rows,
@@ -303,13 +304,13 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                               .q_norm = head_norm ? layer.q_norm.as<float>() : nullptr,
                               .k_norm = head_norm ? layer.k_norm.as<float>() : nullptr,
                               .norm_eps = plan_.norm_eps,
-                              .cosines = room_[B::cosines].as<float>() + angles,
-                              .sines = room_[B::sines].as<float>() + angles,
+                              .cosines = buffers_[B::cosines].as<float>() + angles,
+                              .sines = buffers_[B::sines].as<float>() + angles,
                               .n_pairs = rope.n_pairs,
                               .rope_halves = rope.halves,
-                              .q_out = room_[B::q].as<float>(),
+                              .q_out = buffers_[B::q].as<float>(),
                               .overlap = step.overlap && in_fragments});
-    if (slice.calibrates)
+    if (sub.calibrates)
       for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
     if (!step.recorded)
       encode_leaving(stream_, {.n_sides = is_latent ? 1 : 2,
@@ -320,15 +321,15 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                                .head_dim = plan.head_dim,
                                .spans = spans,
                                .n_spans = n_spans,
-                               .most_spans = slice.n_spans,
-                               .most_tiles = slice.leaving_tiles,
+                               .most_spans = sub.n_spans,
+                               .most_tiles = sub.leaving_tiles,
                                .pages = rows.pages,
                                .page_pitch = rows.page_pitch});
-    if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::out);
+    if (sub.is_long) copy_ring_tiles(stream_, own, sides, spans, sub.n_spans, RingCopy::out);
   }
   const gpu::OpRange range([&] {
     return cache_op("attention", own[0], own[1], i,
-                    attention_work({.n_heads = plan.n_heads, .k = own[0], .v = own[1], .spans = slice.kv_spans}));
+                    attention_work({.n_heads = plan.n_heads, .k = own[0], .v = own[1], .spans = sub.kv_spans}));
   });
   const DeviceAttention attention{.rows = rows,
                                   .n_heads = plan.n_heads,
@@ -336,24 +337,25 @@ void CudaRunner::attend_slice(int i, const StepPlan& step, const StepSlice& slic
                                   .sink_logits = plan.sink_logits ? layer.sink_logits.as<float>() : nullptr,
                                   .k = sides[0],
                                   .v = sides[1],
-                                  .q = room_[B::q].as<float>(),
-                                  .out = room_[B::attn].as<float>()};
+                                  .q = buffers_[B::q].as<float>(),
+                                  .out = buffers_[B::attn].as<float>()};
   if (is_latent)
-    return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank, room_[B::attn_scratch].as<std::byte>());
-  if (in_fragments && !slice.is_long)
-    return tile_attn(stream_, attention, room_[B::attn_scratch].as<std::byte>(), {.overlap = step.overlap});
+    return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank,
+                       buffers_[B::attn_scratch].as<std::byte>());
+  if (in_fragments && !sub.is_long)
+    return tile_attn(stream_, attention, buffers_[B::attn_scratch].as<std::byte>(), {.overlap = step.overlap});
   const int group = plan.n_heads / plan.n_kv_heads;
   const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries();
-  const BlockRange blocks = slice.blocks.at({plan.n_kv_heads, group, queries, plan.window});
-  const AttnBlock* const list = room_[B::blocks].as<AttnBlock>() + blocks.first;
+  const BlockRange blocks = sub.blocks.at({plan.n_kv_heads, group, queries, plan.window});
+  const AttnBlock* const list = buffers_[B::blocks].as<AttnBlock>() + blocks.first;
   if (in_fragments)
     prefill_attn(stream_, attention,
-                 {list, blocks.n, queries, blocks.part_rows, room_[B::attn_scratch].as<std::byte>()});
+                 {list, blocks.n, queries, blocks.part_rows, buffers_[B::attn_scratch].as<std::byte>()});
   else rows_attn(stream_, attention, list, blocks.n);
 }
 
-/// RMSNorm of all heads of q together, and of k. Ranks of a stage have parts of them, and add up the squares; several may
-/// have the same heads of k, each equally many, so that the mean is the same.
+/// RMSNorm of all heads of q together, and of k. Ranks of a stage have parts of them, and add up the squares; several
+/// may have the same heads of k, each equally many, so that the mean is the same.
 void CudaRunner::norm_whole(int i, int64_t n, float* q, float* k) {
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const float *q_weight = model_.layers[size_t(i)].q_norm.as<float>(),
@@ -365,7 +367,7 @@ void CudaRunner::norm_whole(int i, int64_t n, float* q, float* k) {
     return device_rms_norm(stream_, n, kv_dim, k, k_weight, plan_.norm_eps, k);
   }
   const ModelSlice& slice = rank_->slice;
-  auto *q_sums = room_[B::squares].as<float>(), *k_sums = q_sums + n;
+  auto *q_sums = buffers_[B::squares].as<float>(), *k_sums = q_sums + n;
   {
     const gpu::OpRange range([&] { return small_op("norm", n * (q_dim + kv_dim), i); });
     device_sum_squares(stream_, n, q_dim, q, q_sums);
@@ -386,45 +388,45 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory) {
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = step.n_rows();
-  float *q = room_[B::qkv].as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
-  ProductCall call = block_in(i, step, layer.attn_norm);
+  float *q = buffers_[B::qkv].as<float>(), *k = q + n * plan.q_rows(), *v = k + n * plan.kv_dim();
+  MatmulCall call = block_in(i, step, layer.attn_norm);
   std::ranges::copy(std::array{q, k, v}, call.y);
-  layer.qkv.run(stream_, call, products_);
+  layer.qkv.run(stream_, call, matmul_scratch_);
   if (plan.qk_norm_whole) norm_whole(i, n, q, k);
-  for (const StepSlice& slice : step.slices) attend_slice(i, step, slice, memory);
+  for (const SubBatch& sub : step.sub_batches) attend_sub_batch(i, step, sub, memory);
   if (plan.gate) {
     const gpu::OpRange range([&] { return small_op("gate", n * plan.q_rows(), i); });
-    device_sigmoid_gate(stream_, n, plan.q_dim(), q + plan.q_dim(), plan.q_rows(), room_[B::attn].as<float>());
+    device_sigmoid_gate(stream_, n, plan.q_dim(), q + plan.q_dim(), plan.q_rows(), buffers_[B::attn].as<float>());
   }
   call = block_out(i, step);
-  call.x = gather_input(room_[B::attn].as<float>(), n, rank_ ? rank_->slice.q : kNoBorders);
+  call.x = gather_input(buffers_[B::attn].as<float>(), n, rank_ ? rank_->slice.q : kNoBorders);
   call.norm_weight = plan.out_norm ? layer.attn_sub_norm.as<float>() : nullptr;
-  layer.o.run(stream_, call, products_);
+  layer.o.run(stream_, call, matmul_scratch_);
   end_block(i, step, layer.attn_post_norm);
 }
 
-ProductCall CudaRunner::block_in(int i, const StepPlan& step, const gpu::Buffer& norm) const {
+MatmulCall CudaRunner::block_in(int i, const StepPlan& step, const gpu::Buffer& norm) const {
   const bool normed = plan_.layers[size_t(i)].norms != NormPlace::after;
   return {.n_tokens = step.n_rows(),
-          .x = room_[B::x].as<float>(),
+          .x = buffers_[B::x].as<float>(),
           .norm_weight = normed ? norm.as<float>() : nullptr,
           .norm_eps = plan_.norm_eps,
           .overlap = step.overlap,
           .layer = i};
 }
 
-ProductCall CudaRunner::block_out(int i, const StepPlan& step) const {
-  ProductCall call{.n_tokens = step.n_rows(),
-                   .norm_eps = plan_.norm_eps,
-                   .output = ProductOutput::store,
-                   .y = {room_[B::block].as<float>()},
-                   .overlap = step.overlap,
-                   .layer = i};
+MatmulCall CudaRunner::block_out(int i, const StepPlan& step) const {
+  MatmulCall call{.n_tokens = step.n_rows(),
+                  .norm_eps = plan_.norm_eps,
+                  .output = MatmulOutput::store,
+                  .y = {buffers_[B::block].as<float>()},
+                  .overlap = step.overlap,
+                  .layer = i};
   if (gathers()) {
-    call.y[0] = room_[B::columns].as<float>();
+    call.y[0] = buffers_[B::columns].as<float>();
   } else if (adds_at_once(plan_.layers[size_t(i)])) {  // of several ranks, one adds to the residual stream
-    call.y[0] = room_[B::x].as<float>();
-    if (!rank_ || rank_->is_first()) call.output = ProductOutput::add;
+    call.y[0] = buffers_[B::x].as<float>();
+    if (!rank_ || rank_->is_first()) call.output = MatmulOutput::add;
   }
   return call;
 }
@@ -432,7 +434,7 @@ ProductCall CudaRunner::block_out(int i, const StepPlan& step) const {
 const float* CudaRunner::gather_input(const float* x, int64_t n, const std::vector<int64_t>& borders) {
   if (!gathers()) return x;
   const gpu::OpRange range([&] { return small_op("gather", n * borders.back()); });
-  auto* const whole = room_[B::whole].as<float>();
+  auto* const whole = buffers_[B::whole].as<float>();
   rank_->stage->gather_columns(stream_, x, n, borders, whole, false);
   return whole;
 }
@@ -442,12 +444,13 @@ void CudaRunner::join_block(int i, const StepPlan& step) {
   const int64_t n = step.n_rows(), n_values = n * plan_.d_model;
   if (gathers()) {
     const gpu::OpRange range([&] { return small_op("gather", n_values, i); });
-    auto* const block = room_[B::block].as<float>();
-    rank_->stage->gather_columns(stream_, room_[B::columns].as<float>(), n, rank_->slice.model, block, false);
-    if (at_once) device_add(stream_, n_values, room_[B::x].as<float>(), block, 1);
+    auto* const block = buffers_[B::block].as<float>();
+    rank_->stage->gather_columns(stream_, buffers_[B::columns].as<float>(), n, rank_->slice.model, block, false);
+    if (at_once) device_add(stream_, n_values, buffers_[B::x].as<float>(), block, 1);
   } else {
     const gpu::OpRange range([&] { return small_op("all_reduce", n_values, i); });
-    rank_->stage->all_reduce(stream_, (at_once ? room_[B::x] : room_[B::block]).as<float>(), n_values, step.overlap);
+    rank_->stage->all_reduce(stream_, (at_once ? buffers_[B::x] : buffers_[B::block]).as<float>(), n_values,
+                             step.overlap);
   }
 }
 
@@ -457,7 +460,7 @@ void CudaRunner::end_block(int i, const StepPlan& step, const gpu::Buffer& post_
   if (adds_at_once(layer)) return;
   const int64_t n = step.n_rows();
   const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
-  auto *x = room_[B::x].as<float>(), *block = room_[B::block].as<float>();
+  auto *x = buffers_[B::x].as<float>(), *block = buffers_[B::block].as<float>();
   if (layer.norms == NormPlace::before) device_add(stream_, n * plan_.d_model, x, block, layer.residual_scale);
   else
     device_add_normed(stream_, n, plan_.d_model, x, block, post_norm.as<float>(), plan_.norm_eps, layer.residual_scale);
@@ -469,7 +472,7 @@ void CudaRunner::pass_border(int i, int64_t n) {
   if (!link) return;
   const gpu::OpRange range([&] { return small_op("border", n * plan_.d_model, i); });
   const int64_t borders[] = {0, plan_.d_model, plan_.d_model};  // the stage before has all columns
-  auto* const x = room_[B::x].as<float>();
+  auto* const x = buffers_[B::x].as<float>();
   link->gather_columns(stream_, x, n, borders, x, false);
 }
 
@@ -479,7 +482,7 @@ void CudaRunner::hand_to_all(int i, int64_t n) {
   const gpu::OpRange range([&] { return small_op("border", n * plan_.d_model); });
   std::vector<int64_t> borders(size_t(slice.n_ranks()) + 1, 0);  // the first rank of that stage has all columns
   std::fill(borders.begin() + slice.stage_of(i) * slice.size + 1, borders.end(), plan_.d_model);
-  auto* const x = room_[B::x].as<float>();
+  auto* const x = buffers_[B::x].as<float>();
   rank_->all->gather_columns(stream_, x, n, borders, x, false);
 }
 
@@ -491,16 +494,16 @@ void CudaRunner::feed_forward(int i, const StepPlan& step) {
 }
 
 /// The gated feed-forward: `in` lacks its output, `out` its input.
-void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
+void CudaRunner::dense(int i, const MatmulCall& in, const MatmulCall& out) {
   const DensePlan& plan = plan_.layers[size_t(i)].dense;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const bool fused = is_fused(plan);
-  auto *gate = room_[B::ff].as<float>(), *up = gate + in.n_tokens * plan.d_ff;
-  ProductCall call = in;
-  if (fused) call.output = plan.activation == Activation::relu2 ? ProductOutput::relu2_glu : ProductOutput::silu_glu;
+  auto *gate = buffers_[B::ff].as<float>(), *up = gate + in.n_tokens * plan.d_ff;
+  MatmulCall call = in;
+  if (fused) call.output = plan.activation == Activation::relu2 ? MatmulOutput::relu2_glu : MatmulOutput::silu_glu;
   call.y[0] = gate;
   call.y[1] = fused ? nullptr : up;
-  layer.gate_up.run(stream_, call, products_);
+  layer.gate_up.run(stream_, call, matmul_scratch_);
   if (!fused) {
     const gpu::OpRange range([&] { return small_op("activation", 2 * in.n_tokens * plan.d_ff, i); });
     activate(stream_, plan.activation, in.n_tokens * plan.d_ff, gate, up);
@@ -508,7 +511,7 @@ void CudaRunner::dense(int i, const ProductCall& in, const ProductCall& out) {
   call = out;
   call.x = gather_input(gate, in.n_tokens, rank_ ? rank_->slice.ff : kNoBorders);
   call.norm_weight = plan.down_norm ? layer.ffn_sub_norm.as<float>() : nullptr;
-  layer.down.run(stream_, call, products_);
+  layer.down.run(stream_, call, matmul_scratch_);
 }
 
 /// Hands the residual stream to whoever watches, and takes it back.
@@ -516,10 +519,10 @@ void CudaRunner::show_block(int layer, Block block, int64_t n) {
   if (!on_block_) return;
   hand_to_all(std::min(layer, int(plan_.layers.size()) - 1), n);
   std::vector<float> host(size_t(n * plan_.d_model));
-  gpu::download(stream_, host.data(), room_[B::x].as<void>(), 4 * ssize(host));
+  gpu::download(stream_, host.data(), buffers_[B::x].as<void>(), 4 * ssize(host));
   stream_.synchronize();
   on_block_(layer, block, {host.data(), n, plan_.d_model});
-  gpu::upload(stream_, room_[B::x].as<void>(), host.data(), 4 * ssize(host));
+  gpu::upload(stream_, buffers_[B::x].as<void>(), host.data(), 4 * ssize(host));
   stream_.synchronize();
 }
 
@@ -535,29 +538,29 @@ void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory) {
 void CudaRunner::output(const StepPlan& step, float* logits) {
   const int64_t n_logits = step.n_logits();
   if (model_.output.bytes() > 0) {
-    const float* x = room_[B::x].as<float>();
+    const float* x = buffers_[B::x].as<float>();
     if (!step.logits_in_order) {
       const gpu::OpRange range([&] { return small_op("other", n_logits * plan_.d_model); });
-      device_gather_rows(stream_, n_logits, plan_.d_model, room_[B::logit_rows].as<int32_t>(), x,
-                         room_[B::logit_x].as<float>());
-      x = room_[B::logit_x].as<float>();
+      device_gather_rows(stream_, n_logits, plan_.d_model, buffers_[B::logit_rows].as<int32_t>(), x,
+                         buffers_[B::logit_x].as<float>());
+      x = buffers_[B::logit_x].as<float>();
     }
     model_.output.run(stream_,
                       {.n_tokens = n_logits,
                        .x = x,
                        .norm_weight = model_.output_norm.as<float>(),
                        .norm_eps = plan_.norm_eps,
-                       .y = {rank_ ? room_[B::own_logits].as<float>() : logits},
+                       .y = {rank_ ? buffers_[B::own_logits].as<float>() : logits},
                        .overlap = step.overlap && step.logits_in_order},
-                      products_);
+                      matmul_scratch_);
   }
   if (!rank_) return;
   const gpu::OpRange range([&] { return small_op("gather", n_logits * plan_.vocab_size); });
-  rank_->all->gather_columns(stream_, room_[B::own_logits].as<float>(), n_logits, rank_->slice.vocab, logits, false);
+  rank_->all->gather_columns(stream_, buffers_[B::own_logits].as<float>(), n_logits, rank_->slice.vocab, logits, false);
 }
 
 void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
-                       DrawingRoom* room) {
+                       SamplingWorkspace* workspace) {
   const int64_t n = step.n_rows();
   begin(step, memory);
   if (has_layer(0)) embed(tokens, n);
@@ -570,70 +573,70 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
   }
   show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
   if (step.n_logits() > 0) output(step, logits);
-  if (!room) return;
+  if (!workspace) return;
   {
     const gpu::OpRange range([&] { return small_op("sample", step.n_logits() * plan_.vocab_size); });
-    room->sampler.sample(stream_, logits, room->tokens.as<int32_t>(), room->ring.view());
+    workspace->sampler.sample(stream_, logits, workspace->tokens.as<int32_t>(), workspace->ring.view());
   }
   const gpu::OpRange range([&] { return small_op("other", n); });
-  device_next_position(stream_, int(ssize(step.rows)), room_[B::rows].as<StepRow>());
+  device_next_position(stream_, int(ssize(step.rows)), buffers_[B::rows].as<StepRow>());
 }
 
 void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemory& memory, CudaOutputs& outputs,
-                     DrawingRoom* room, const FedInputs* fed) {
+                     SamplingWorkspace* workspace, const FedInputs* fed) {
   gpu::use_device(device_);
   n_ctx_ = pool.n_ctx();
   StepPlan step = plan_step(batch, pool, memory, plan_, fed ? fed->reach : 0);
   step.recorded = step.recorded && !on_block_;  // what the host does between launches shall stay in between
   step.overlap = step.recorded && options_.overlap;
-  float* const logits = outputs.make_room(ssize(step.logit_rows), step.n_logits());
+  float* const logits = outputs.reserve(ssize(step.logit_rows), step.n_logits());
   {
     const gpu::MemoryLabel label(gpu::MemoryOf::activations);
-    make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, memory);
-    if (rank_) make_rank_room(step.n_rows(), step.n_logits());
+    reserve_step_buffers(buffers_, step, plan_, model_.join_hidden.bytes() > 0, memory);
+    if (rank_) reserve_rank_buffers(step.n_rows(), step.n_logits());
   }
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   if (fed) take(step, *fed);
-  else upload(step, room ? std::span<const int32_t>() : batch.tokens, batch.joined);
-  const int32_t* const tokens = (room ? room->tokens : room_[B::tokens]).as<int32_t>();
+  else upload(step, workspace ? std::span<const int32_t>() : batch.tokens, batch.joined);
+  const int32_t* const tokens = (workspace ? workspace->tokens : buffers_[B::tokens]).as<int32_t>();
   if (rank_) rank_->meet();
-  const auto queue_all = [&] { queue(step, memory, tokens, logits, room); };
+  const auto queue_all = [&] { queue(step, memory, tokens, logits, workspace); };
   if (!step.recorded) {
     queue_all();
   } else {
-    const DeviceSampler::Needs needs = room ? room->sampler.needs() : DeviceSampler::Needs{};
-    const StepSlice& slice = step.slices[0];
+    const DeviceSampler::Needs needs = workspace ? workspace->sampler.needs() : DeviceSampler::Needs{};
+    const SubBatch& sub = step.sub_batches[0];
     const std::vector<int64_t> key{
-        int64_t(memory.serial()), slice.n_rows,         slice.most,
+        int64_t(memory.serial()), sub.n_rows,           sub.most,
         step.n_logits(),          step.logits_in_order, next_power_of_two(step.n_leaving),
-        ssize(step.blocks),       int64_t(room),        2 * int64_t(needs.kind) + needs.penalty};
+        ssize(step.blocks),       int64_t(workspace),   2 * int64_t(needs.kind) + needs.penalty};
     if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
     replay(recorded_[key], logits, queue_all);
   }
-  logit_hidden_ = (step.logits_in_order ? room_[B::x] : room_[B::logit_x]).as<float>();
+  logit_hidden_ = (step.logits_in_order ? buffers_[B::x] : buffers_[B::logit_x]).as<float>();
   if (batch.hidden) {
     hand_to_all(int(plan_.layers.size()) - 1, step.n_tokens);
-    outputs.keep_hidden(room_[B::x], step.n_tokens, plan_.d_model);
+    outputs.keep_hidden(buffers_[B::x], step.n_tokens, plan_.d_model);
   }
-  if (room)
+  if (workspace)
     for (StepRow& row : rows_there_) row.position += 1;
 }
 
 /// Buffers that steps of several ranks have beside others, and the products' scratch.
-void CudaRunner::make_rank_room(int64_t n, int64_t n_logits) {
+void CudaRunner::reserve_rank_buffers(int64_t n, int64_t n_logits) {
   const ModelSlice& slice = rank_->slice;
-  room_[B::own_logits].ensure(n_logits * slice.own_vocab().count);
-  if (slice.whole.qk_norm_whole) room_[B::squares].ensure(2 * n);
+  buffers_[B::own_logits].ensure(n_logits * slice.own_vocab().count);
+  if (slice.whole.qk_norm_whole) buffers_[B::squares].ensure(2 * n);
   if (slice.gathers) {
-    room_[B::whole].ensure(n * std::max(slice.q.back(), slice.ff.back()));
-    room_[B::columns].ensure(n * slice.count(slice.model));
-    room_[B::block].ensure(n * plan_.d_model);
+    buffers_[B::whole].ensure(n * std::max(slice.q.back(), slice.ff.back()));
+    buffers_[B::columns].ensure(n * slice.count(slice.model));
+    buffers_[B::block].ensure(n * plan_.d_model);
   }
   if (!planned_.emplace(n, n_logits).second) return;
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   PlannedScratch scratch;
-  plan_products(plan_, model_, n, n_logits, scratch);
-  products_.make_room(scratch);
+  plan_matmuls(plan_, model_, n, n_logits, scratch);
+  matmul_scratch_.reserve(scratch);
 }
 
 /// Runs a step that may have been recorded. Recorded steps name the memory that they ran in: when that has grown since,
@@ -662,10 +665,10 @@ void CudaRunner::replay(Recorded& step, const float* logits, const std::function
   if (gpu::LaunchLog* log = gpu::launch_log()) log->append(step.log);
 }
 
-void CudaRunner::draw(const CudaOutputs& outputs, DrawingRoom& room) {
+void CudaRunner::sample(const CudaOutputs& outputs, SamplingWorkspace& workspace) {
   gpu::use_device(device_);
   const gpu::OpRange range([&] { return small_op("sample", outputs.n_rows() * plan_.vocab_size); });
-  room.sampler.sample(stream_, outputs.on_device(), room.tokens.as<int32_t>(), room.ring.view());
+  workspace.sampler.sample(stream_, outputs.on_device(), workspace.tokens.as<int32_t>(), workspace.ring.view());
 }
 
 }  // namespace ridge

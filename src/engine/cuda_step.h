@@ -21,9 +21,9 @@ struct BlockRange {
 };
 using BlockKey = std::array<int, 4>;  ///< kv heads, query heads of each, queries a block, window
 
-/// Rows of different sequences that are appended and then attend together. Slices run one after another: a prompt that
-/// completes calibration comes in up to three.
-struct StepSlice {
+/// Rows of different sequences that are appended and then attend together. Sub-batches run one after another: a prompt
+/// that completes calibration comes in up to three.
+struct SubBatch {
   int first_row = 0, n_rows = 0;    ///< of the list of rows
   int first_span = 0, n_spans = 0;  ///< of the list of spans
   int most = 1;                     ///< rows of one sequence, at most
@@ -38,13 +38,13 @@ struct StepSlice {
 /// What the kernels of a step read from device memory, as the host makes it.
 struct StepPlan {
   int64_t n_tokens = 0;
-  bool recorded = false;  ///< one slice of short sequences that calibrates nothing: a graph may run it
+  bool recorded = false;  ///< one sub-batch of short sequences that calibrates nothing: a graph may run it
   bool overlap = false;   ///< its launches start while the one before drains (programmatic dependent launch)
-  std::vector<StepSlice> slices;
+  std::vector<SubBatch> sub_batches;
   std::vector<StepRow> rows;
   std::vector<StepSpan> spans;
   std::vector<AttnBlock> blocks;
-  std::vector<int32_t> n_spans;  ///< of each slice
+  std::vector<int32_t> n_spans;  ///< of each sub-batch
   std::vector<DeltaSpan>
       sequences;        ///< not cut; of a recorded step as many as rows, behind those of the batch empty ones
   int most_tokens = 1;  ///< of one sequence
@@ -72,8 +72,8 @@ struct PlannedSides {
   std::vector<KvTiles> sides;  ///< K and V of each layer
   bool calibrates = false;
 };
-/// The plan of a step of n_seqs sequences with n_tokens behind n_past each, with lists as long as those of such a batch.
-/// Sequences with a past are calibrated.
+/// The plan of a step of n_seqs sequences with n_tokens behind n_past each, with lists as long as those of such a
+/// batch. Sequences with a past are calibrated.
 StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, const PlannedSides& sides,
                     const ModelPlan& model);
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "engine/cpu_room.h"
+#include "engine/cpu_workspace.h"
 #include "gpu/memory_use.h"
 
 namespace ridge {
@@ -16,18 +16,18 @@ struct DeviceBuffers {
   gpu::Allocations activations;  ///< with lists of the steps, rings of prompts and partial results of attention
   gpu::Allocations scratch;      ///< of products
   gpu::Allocations logits;       ///< Outputs
-  gpu::Allocations sampling;     ///< of steps that draw by themselves
+  gpu::Allocations sampling;     ///< of steps that sample by themselves
   int64_t n_graph_nodes = 0;     ///< of recorded steps: an upper bound
 };
 /// What steps want beside logits.
 struct DeviceWishes {
-  bool draws = false;         ///< the last of them draws by itself: a token a sequence
+  bool samples = false;       ///< the last of them samples by itself: a token a sequence
   bool keeps_hidden = false;  ///< steps of prompts leave hidden states
 };
 
-/// After these steps, in this order, on a device that no other model's steps share buffers with. Matrices need formats and
-/// shapes only; Weights::join as loaded. Steps of more than kMostStepTokens tokens are as large as that. Throws Error:
-/// no_device without CUDA or a device, usage for kinds and formats that devices lack.
+/// After these steps, in this order, on a device that no other model's steps share buffers with. Matrices need formats
+/// and shapes only; Weights::join as loaded. Steps of more than kMostStepTokens tokens are as large as that. Throws
+/// Error: no_device without CUDA or a device, usage for kinds and formats that devices lack.
 DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers,
                                   std::span<const std::string> kernels, std::span<const StepShape> steps,
                                   const DeviceWishes& wishes);

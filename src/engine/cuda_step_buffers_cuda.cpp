@@ -23,27 +23,27 @@ class Steps {
                            : shape.n_logits >= shape.n_seqs * shape.n_tokens ? LogitRows::all
                                                                              : LogitRows::last;
     const StepPlan step = plan_shape(n_seqs, shape.n_tokens, shape.n_past, rows, sides_, plan_);
-    make_step_room(room_, step, plan_, model_.join_hidden.bytes() > 0, sides_);
+    reserve_step_buffers(buffers_, step, plan_, model_.join_hidden.bytes() > 0, sides_);
     const int64_t n = step.n_rows();
     for (const LayerPlan& layer : plan_.layers)
       if (layer.mixer == MixerKind::latent) {
         const int64_t most = n == 1 ? 1 : ExpertPack::kMost;
-        room_[B::head_packs].ensure<ExpertPack>(layer.attention.n_heads * ((n + most - 1) / most));
+        buffers_[B::head_packs].ensure<ExpertPack>(layer.attention.n_heads * ((n + most - 1) / most));
       }
     rows_.ensure(step.n_logits() * plan_.vocab_size);
-    plan_products(plan_, model_, n, step.n_logits(), scratch_);
+    plan_matmuls(plan_, model_, n, step.n_logits(), scratch_);
     if (keeps_hidden) hidden_.ensure(step.n_tokens * plan_.d_model);
     if (step.recorded)
       all.n_graph_nodes = std::max(all.n_graph_nodes, kMostOtherLaunches + kMostLayerLaunches * ssize(plan_.layers));
   }
-  /// Lists that the padding of recorded steps makes longer than tokens are in the room already.
-  void draw(int n) {
+  /// Lists that the padding of recorded steps makes longer than tokens are in the buffers already.
+  void sample(int n) {
     all.sampling.add(DeviceSampler::bytes_of(n, plan_.vocab_size));
     all.sampling.add(4 * int64_t(n));                            // counters of the token ring
     all.sampling.add(4 * int64_t(std::max(n, padded_rows(n))));  // tokens
   }
   DeviceBuffers sum() {
-    for (const gpu::PlannedBuffer& buffer : room_) all.activations.add(buffer.size);
+    for (const gpu::PlannedBuffer& buffer : buffers_) all.activations.add(buffer.size);
     scratch_.add_to(all.scratch);
     all.logits.add(rows_.size);
     all.logits.add(hidden_.size);
@@ -56,24 +56,23 @@ class Steps {
   const ModelPlan& plan_;
   const CudaModel& model_;
   const PlannedSides sides_;
-  StepRoom<gpu::PlannedBuffer> room_;
+  StepWorkspace<gpu::PlannedBuffer> buffers_;
   PlannedScratch scratch_;
   gpu::PlannedBuffer rows_, hidden_;
 };
 
 /// What plan_scratch() looks at.
-ProductCall call(int64_t n, bool normed, ProductOutput output = ProductOutput::store) {
+MatmulCall call(int64_t n, bool normed, MatmulOutput output = MatmulOutput::store) {
   static constexpr float kNorm = 1;  // that there is one
   return {.n_tokens = n, .norm_weight = normed ? &kNorm : nullptr, .output = output};
 }
 
 }  // namespace
 
-void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits,
-                   PlannedScratch& scratch) {
+void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits, PlannedScratch& scratch) {
   if (model.join_hidden.bytes() > 0) {
     model.join_embedding.plan_scratch(call(n, true), scratch);
-    model.join_hidden.plan_scratch(call(n, true, ProductOutput::add), scratch);
+    model.join_hidden.plan_scratch(call(n, true, MatmulOutput::add), scratch);
   }
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const LayerPlan& layer = plan.layers[i];
@@ -81,7 +80,7 @@ void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int
     if (of.o.bytes() == 0) continue;  // ranks of another stage have it
     const bool normed = layer.norms != NormPlace::after;
     const auto out =
-        layer.norms == NormPlace::before && layer.residual_scale == 1 ? ProductOutput::add : ProductOutput::store;
+        layer.norms == NormPlace::before && layer.residual_scale == 1 ? MatmulOutput::add : MatmulOutput::store;
     if (layer.mixer == MixerKind::delta) of.delta_in.plan_scratch(call(n, normed), scratch);
     else of.qkv.plan_scratch(call(n, normed), scratch);
     if (of.q_b.bytes() > 0) of.q_b.plan_scratch(call(n, true), scratch);
@@ -90,13 +89,13 @@ void plan_products(const ModelPlan& plan, const CudaModel& model, int64_t n, int
     // A shared expert that joins the others of few tokens has no products of its own then.
     if (of.gate_up.bytes() > 0 && !(has_experts && of.joins_shared && few)) {
       of.gate_up.plan_scratch(call(n, normed && !has_experts), scratch);
-      of.down.plan_scratch(call(n, layer.dense.down_norm, has_experts ? ProductOutput::store : out), scratch);
+      of.down.plan_scratch(call(n, layer.dense.down_norm, has_experts ? MatmulOutput::store : out), scratch);
     }
     if (!has_experts || few || !of.expert_gate_up.can_group() || !of.expert_down.can_group()) continue;
     const ExpertsPlan& e = layer.experts;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
     const ExpertGroups groups{.width = choice.group_columns(), .most_areas = choice.n_areas()};
-    for (const DeviceExpertProduct* product : {&of.expert_gate_up, &of.expert_down})
+    for (const DeviceExpertMatmul* product : {&of.expert_gate_up, &of.expert_down})
       scratch.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
   }
   if (n_logits > 0 && model.output.bytes() > 0) model.output.plan_scratch(call(n_logits, true), scratch);
@@ -111,7 +110,7 @@ DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights,
   const CudaModel model = CudaModel::planned(plan, weights, options.kernels, held);
   Steps all(plan, model, layers);
   for (const StepShape& step : steps) all.run(step, wishes.keeps_hidden);
-  if (wishes.draws) all.draw(std::min(steps.back().n_seqs, kMostStepTokens));
+  if (wishes.samples) all.sample(std::min(steps.back().n_seqs, kMostStepTokens));
   DeviceBuffers sum = all.sum();
   sum.weights = held;
   sum.packing = upload - held.bytes;

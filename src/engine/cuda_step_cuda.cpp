@@ -55,12 +55,12 @@ class Planner {
     cut();
     plan_.recorded = rounds_.size() == 1 && padded_rows(int(plan_.n_tokens)) > 0;
     for (const std::vector<KvSpan>& round : rounds_) {
-      add_slice(round, [](const KvSpan& s) { return s.calibrates; });
-      add_slice(round, [](const KvSpan& s) { return !s.calibrates && s.n_rows <= kShortTokens; });
-      add_slice(round, [](const KvSpan& s) { return s.n_rows > kShortTokens; });
+      add_sub_batch(round, [](const KvSpan& s) { return s.calibrates; });
+      add_sub_batch(round, [](const KvSpan& s) { return !s.calibrates && s.n_rows <= kShortTokens; });
+      add_sub_batch(round, [](const KvSpan& s) { return s.n_rows > kShortTokens; });
     }
-    plan_.recorded =
-        plan_.recorded && plan_.slices.size() == 1 && !plan_.slices[0].is_long && !plan_.slices[0].calibrates;
+    plan_.recorded = plan_.recorded && plan_.sub_batches.size() == 1 && !plan_.sub_batches[0].is_long &&
+                     !plan_.sub_batches[0].calibrates;
     if (plan_.recorded) pad();
     add_logit_rows();
     return std::move(plan_);
@@ -88,56 +88,56 @@ class Planner {
   }
 
   template <class Wanted>
-  void add_slice(const std::vector<KvSpan>& round, const Wanted& wanted) {
-    StepSlice slice{.first_row = int(plan_.rows.size()), .first_span = int(plan_.spans.size())};
+  void add_sub_batch(const std::vector<KvSpan>& round, const Wanted& wanted) {
+    SubBatch sub{.first_row = int(plan_.rows.size()), .first_span = int(plan_.spans.size())};
     std::vector<KvSpan> spans;
     std::ranges::copy_if(round, std::back_inserter(spans), wanted);
     if (spans.empty()) return;
-    slice.is_long = spans[0].n_rows > kShortTokens;
-    slice.calibrates = spans[0].calibrates;
+    sub.is_long = spans[0].n_rows > kShortTokens;
+    sub.calibrates = spans[0].calibrates;
     // Long prompts first: their blocks take longest.
     std::ranges::stable_sort(spans, std::greater(), &KvSpan::n_keys);
     for (const KvSpan& span : spans) {
-      const int ring = slice.is_long ? slice.n_spans : span.slot;
+      const int ring = sub.is_long ? sub.n_spans : span.slot;
       for (int i = 0; i < span.n_rows; ++i)
         plan_.rows.push_back({.row = span.first_row + i, .position = span.n_past + i, .slot = span.slot, .ring = ring});
       plan_.spans.push_back({.slot = span.slot, .ring = ring, .n_past = span.n_past, .n = span.n_keys()});
-      slice.n_spans += 1;
-      slice.n_rows += span.n_rows;
-      slice.most = std::max(slice.most, span.n_rows);
-      slice.ring_tiles = std::max(slice.ring_tiles, ring_tiles_for(memory_, span));
+      sub.n_spans += 1;
+      sub.n_rows += span.n_rows;
+      sub.most = std::max(sub.most, span.n_rows);
+      sub.ring_tiles = std::max(sub.ring_tiles, ring_tiles_for(memory_, span));
       KvSpan far = span;
       far.n_rows = std::max(span.n_rows, reach_ - span.n_past);
       const int leaving = leaving_tiles_of(memory_, far);
-      slice.leaving_tiles = std::max(slice.leaving_tiles, leaving);
+      sub.leaving_tiles = std::max(sub.leaving_tiles, leaving);
       plan_.n_leaving += leaving > 0;
     }
-    plan_.n_spans.push_back(slice.n_spans);
-    add_blocks(spans, slice);
-    slice.kv_spans = std::move(spans);
-    plan_.slices.push_back(std::move(slice));
+    plan_.n_spans.push_back(sub.n_spans);
+    add_blocks(spans, sub);
+    sub.kv_spans = std::move(spans);
+    plan_.sub_batches.push_back(std::move(sub));
   }
 
   /// The blocks of kernels for many queries: of prompts, and of everything where tiles hold rows.
-  void add_blocks(const std::vector<KvSpan>& spans, StepSlice& slice) {
+  void add_blocks(const std::vector<KvSpan>& spans, SubBatch& sub) {
     for (int layer = 0; layer < memory_.n_layers(); ++layer) {
       if (model_.layers[size_t(layer)].mixer == MixerKind::latent) continue;  // a block a row
       const bool rows = !memory_.in_fragments(layer);
-      if (!rows && !slice.is_long) continue;
+      if (!rows && !sub.is_long) continue;
       const AttentionPlan& attention = model_.layers[size_t(layer)].attention;
       if (attention.n_kv_heads == 0) continue;
       const int group = attention.n_heads / attention.n_kv_heads;
       PrefillPlan prefill = rows ? PrefillPlan{} : prefill_attn_plan(attention.head_dim);
       prefill.window = attention.window;
       const int queries = rows ? rows_attn_queries() : prefill.queries;
-      const auto [at, is_new] = slice.blocks.try_emplace({attention.n_kv_heads, group, queries, attention.window});
+      const auto [at, is_new] = sub.blocks.try_emplace({attention.n_kv_heads, group, queries, attention.window});
       if (!is_new) continue;
       BlockRange& range = at->second;
       range.first = int(plan_.blocks.size());
-      int first = 0;  // of the slice's rows
+      int first = 0;  // of the sub-batch's rows
       for (const KvSpan& span : spans) {
         // The device advances each row of a recorded step by itself: a block a row.
-        const int n_rows = slice.is_long ? span.n_rows : 1;
+        const int n_rows = sub.is_long ? span.n_rows : 1;
         for (int row = first; row < first + span.n_rows; row += n_rows)
           if (!rows)
             range.part_rows = add_prefill_blocks(prefill, {.first = row, .n = n_rows, .n_past = span.n_past}, group,
@@ -152,10 +152,10 @@ class Planner {
   }
 
   void pad() {
-    StepSlice& slice = plan_.slices[0];
-    const int padded = padded_rows(slice.n_rows);
-    for (int row = slice.n_rows; row < padded; ++row) plan_.rows.push_back({.row = row});
-    slice.n_rows = padded;
+    SubBatch& sub = plan_.sub_batches[0];
+    const int padded = padded_rows(sub.n_rows);
+    for (int row = sub.n_rows; row < padded; ++row) plan_.rows.push_back({.row = row});
+    sub.n_rows = padded;
     plan_.sequences.resize(size_t(padded));
   }
 

@@ -14,15 +14,15 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory) 
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = step.n_rows();
   // One row leaves no gaps between the matrices, so that the first four are joint, where widths are multiples of 4.
-  auto matrix = [at = room_[B::delta].as<float>(), n](int64_t width) mutable {
+  auto matrix = [at = buffers_[B::delta].as<float>(), n](int64_t width) mutable {
     return std::exchange(at, at + (n * width + 3) / 4 * 4);
   };
   float *const qkv = matrix(plan.channels()), *const z = matrix(plan.values()), *const a = matrix(plan.n_value_heads),
                *const b = matrix(plan.n_value_heads), *const mixed = matrix(plan.channels()),
                *const out = matrix(plan.values());
-  ProductCall call = block_in(i, step, layer.attn_norm);
+  MatmulCall call = block_in(i, step, layer.attn_norm);
   std::ranges::copy(std::array{qkv, z, a, b}, call.y);
-  layer.delta_in.run(stream_, call, products_);
+  layer.delta_in.run(stream_, call, matmul_scratch_);
   {
     const gpu::OpRange range([&] {
       int64_t n_sequences = 0;
@@ -40,7 +40,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory) 
                                  .dt_bias = layer.delta_dt_bias.as<float>(),
                                  .norm = layer.delta_norm.as<float>(),
                                  .norm_eps = plan_.norm_eps,
-                                 .spans = room_[B::sequences].as<DeltaSpan>(),
+                                 .spans = buffers_[B::sequences].as<DeltaSpan>(),
                                  .n_spans = int(step.sequences.size()),
                                  .most = step.most_tokens,
                                  .states = memory.states(i),
@@ -48,7 +48,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory) 
                                  .z = z,
                                  .a = a,
                                  .b = b,
-                                 .counters = room_[B::delta_counters].as<uint32_t>(),
+                                 .counters = buffers_[B::delta_counters].as<uint32_t>(),
                                  .overlap = step.overlap,
                                  .n_chunked = step.n_chunked,
                                  .mixed = mixed,
@@ -57,7 +57,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory) 
   }
   call = block_out(i, step);
   call.x = z;
-  layer.o.run(stream_, call, products_);
+  layer.o.run(stream_, call, matmul_scratch_);
   end_block(i, step, layer.attn_post_norm);
 }
 

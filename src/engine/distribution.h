@@ -1,4 +1,4 @@
-// What the rule of op/sample/rule.h draws from, as probabilities: for rejection sampling.
+// What the rule of op/sample/rule.h samples from, as probabilities: for rejection sampling.
 #pragma once
 
 #include <utility>
@@ -15,9 +15,9 @@ using Distribution = std::vector<std::pair<int32_t, double>>;
 /// Of a temperature above 0. `recent` is what the penalty knows.
 Distribution distribution_of(const SamplerOptions& options, std::span<const float> logits,
                              std::span<const int32_t> recent);
-int32_t draw_from(const Distribution& distribution, Rng& rng);
+int32_t sample_from(const Distribution& distribution, Rng& rng);
 double probability_of(const Distribution& distribution, int32_t token);
-/// What is drawn where a token of q was rejected: max(p - q, 0), scaled; p where nothing is left.
+/// What is sampled where a token of q was rejected: max(p - q, 0), scaled; p where nothing is left.
 Distribution residual(const Distribution& p, const Distribution& q);
 
 }  // namespace ridge

@@ -15,8 +15,8 @@ namespace ridge {
 class Engine {
  public:
   /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model: all of
-  /// them load it and make the same calls from here on. Config, plan and info are the slice's. Where the first rank leads
-  /// the others (Ranks::led(), lead.h), it has the whole model, and a backend that stands for all ranks.
+  /// them load it and make the same calls from here on. Config, plan and info are the slice's. Where the first rank
+  /// leads the others (Ranks::led(), lead.h), it has the whole model, and a backend that stands for all ranks.
   Engine(const std::string& path, const LoadOptions& options, Ranks* ranks = nullptr);
 
   const ModelInfo& info() const { return info_; }
@@ -50,8 +50,8 @@ class Engine {
   /// positions (0: not said). Throws Error.
   std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
                                           int n_ctx = 0);
-  /// The same for n_seqs sequences of n_ctx positions that take steps of n_ubatch. Throws no_memory that names the context
-  /// which fits.
+  /// The same for n_seqs sequences of n_ctx positions that take steps of n_ubatch. Throws no_memory that names the
+  /// context which fits.
   std::unique_ptr<SequencePool> open_checked_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
                                                   int n_seqs, int n_ctx, int n_ubatch);
   /// Memory on the host for such caches, whatever the backend: checks and studies.
@@ -59,7 +59,8 @@ class Engine {
                                                  int n_slots);
   /// What weighted rounding needs for such caches, made once a model; null when no side rounds so.
   const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
-  /// The identity (model/identity.h) of the whole model, for sequences of at most n_ctx positions. Made at the first call.
+  /// The identity (model/identity.h) of the whole model, for sequences of at most n_ctx positions. Made at the first
+  /// call.
   uint64_t hash(int n_ctx) const;
   /// What is known about logits that are not finite: the file, and its tensor where weights are not. Looks once.
   const std::string& why_not_finite();

@@ -94,8 +94,8 @@ int most_sliding_pages(std::span<const KvLayerConfig> layers) {
 
 PageNumbers pool_pages(std::span<const KvLayerConfig> layers, int n_ctx, int n_seqs, int n_step) {
   const int64_t full = std::max<int64_t>(1, pages_for(layers, n_ctx)) * n_seqs;
-  // s tokens of a sequence bring a page beyond those of one token for every 128 of the other s - 1, rounded up. Steps of
-  // proposals are as long as going back reaches.
+  // s tokens of a sequence bring a page beyond those of one token for every 128 of the other s - 1, rounded up. Steps
+  // of proposals are as long as going back reaches.
   const int64_t in_step = (std::max(n_step, kSpareRows) + (kPagePositions - 2) * int64_t(n_seqs)) / kPagePositions;
   const int64_t sliding = int64_t(most_sliding_pages(layers)) * n_seqs + in_step;
   return {int(std::min<int64_t>(full, INT_MAX)),

@@ -12,8 +12,8 @@ std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const Mo
 
 /// Pages of one sequence of n positions, were none given back.
 int pages_for(std::span<const KvLayerConfig> layers, int n);
-/// Pages for n_seqs sequences of n_ctx positions and steps of n_step tokens in all: sliding layers hold what queries see,
-/// and in a step what it brings. 1 of each class at least.
+/// Pages for n_seqs sequences of n_ctx positions and steps of n_step tokens in all: sliding layers hold what queries
+/// see, and in a step what it brings. 1 of each class at least.
 PageNumbers pool_pages(std::span<const KvLayerConfig> layers, int n_ctx, int n_seqs, int n_step);
 /// The longest context of one sequence, at most `most`, whose cache takes no more than `bytes`; 0 where none does.
 int context_that_fits(std::span<const KvLayerConfig> layers, bool on_device, int most, int n_step, int64_t bytes);

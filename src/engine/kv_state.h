@@ -8,7 +8,8 @@
 
 namespace ridge {
 
-/// Writes the image of a sequence of caches with these layouts; the file appears under its name only when it is complete.
+/// Writes the image of a sequence of caches with these layouts; the file appears under its name only when it is
+/// complete.
 Status save_kv_state(std::span<const KvLayouts> layouts, const SequenceImage& image, uint64_t model_hash,
                      const std::filesystem::path& path);
 

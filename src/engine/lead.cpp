@@ -199,9 +199,9 @@ class LeadingBackend final : public Backend {
       throw Error(ErrorKind::usage, "steps cannot be watched where the first rank leads the others");
   }
   bool on_device() const override { return own_->on_device(); }
-  std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
-                            std::span<const std::vector<int32_t>> recent) override {
-    return own_->draw(outputs, samplers, recent);
+  std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                              std::span<const std::vector<int32_t>> recent) override {
+    return own_->sample(outputs, samplers, recent);
   }
   void use() const override { own_->use(); }
   std::string name() const override { return own_->name(); }

@@ -15,8 +15,8 @@ namespace ridge {
 void lead_load(Ranks& ranks, const std::string& path, const LoadOptions& options);
 /// Makes the backend of a rank's own slice; plan and weights live as long as it does.
 using MakeRank = std::function<std::unique_ptr<Backend>(const ModelPlan& plan, Weights& weights)>;
-/// The backend of all ranks, on the first one, whose slice is cut from the whole model here. All that is referred to must
-/// outlive it.
+/// The backend of all ranks, on the first one, whose slice is cut from the whole model here. All that is referred to
+/// must outlive it.
 std::unique_ptr<Backend> make_leading_backend(const Config& config, const Weights& weights, const ModelSlice& slice,
                                               Ranks& ranks, bool on_device, const MakeRank& make_own);
 /// Ends follow() on the others.

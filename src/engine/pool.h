@@ -3,8 +3,9 @@
 // A page is kPagePositions positions of all layers of a class, K and V: full layers, or sliding ones (PageClass). Its
 // holders, sequences and checkpoints, are counted. A page with several holders is never written: reserve() gives the
 // sequence that is about to code into it a copy. Pages of sliding layers are given back when no query can see them any
-// more, one of a sequence that goes back by up to kSpareRows included. A slot is the part of a sequence with a fixed size: sinks, ring, centres and scales of heads. A checkpoint is a slot of its own with a
-// length and a list of pages; a sequence opened from it goes on exactly where it was made.
+// more, one of a sequence that goes back by up to kSpareRows included. A slot is the part of a sequence with a fixed
+// size: sinks, ring, centres and scales of heads. A checkpoint is a slot of its own with a length and a list of pages;
+// a sequence opened from it goes on exactly where it was made.
 #pragma once
 
 #include <algorithm>
@@ -64,19 +65,19 @@ class SequencePool {
   Result<SeqId> open();
   Result<SeqId> open(CheckpointId checkpoint);
   void close(SeqId seq);
-  /// A sequence that has the first n positions in common with `seq`: pages are shared, the slot is copied. The exact rows
-  /// that n positions want must be held, as for an exact trim().
+  /// A sequence that has the first n positions in common with `seq`: pages are shared, the slot is copied. The exact
+  /// rows that n positions want must be held, as for an exact trim().
   Result<SeqId> fork(SeqId seq, int n);
-  /// Goes back to n positions. Exact for up to kSpareRows positions, and further where no window has moved on. Below the
-  /// calibration length only 0 is exact once a centre or scales are set. A sequence with states goes back to 0 only,
-  /// in either mode: states have forgotten how they were (checkpoint() keeps them). So does one whose sliding layers gave
-  /// back pages that it would see again.
+  /// Goes back to n positions. Exact for up to kSpareRows positions, and further where no window has moved on. Below
+  /// the calibration length only 0 is exact once a centre or scales are set. A sequence with states goes back to 0
+  /// only, in either mode: states have forgotten how they were (checkpoint() keeps them). So does one whose sliding
+  /// layers gave back pages that it would see again.
   Result<TrimReport> trim(SeqId seq, int n, TrimMode mode);
   /// Forgets all positions, the centre and the scales.
   void reset(SeqId seq);
   /// Drops positions [first, first + n_removed) and moves the later ones down; `turn` takes a K row [head_dim] of the
-  /// model to its new position (RoPE). Lossy: moved K rows are decoded, turned and coded again. Usage error where layers
-  /// have states, or sliding layers would see what they gave back, unless all positions are dropped.
+  /// model to its new position (RoPE). Lossy: moved K rows are decoded, turned and coded again. Usage error where
+  /// layers have states, or sliding layers would see what they gave back, unless all positions are dropped.
   Result<TrimReport> shift(SeqId seq, int first, int n_removed, const std::function<void(int layer, float* row)>& turn);
 
   Result<CheckpointId> checkpoint(SeqId seq);
@@ -95,8 +96,8 @@ class SequencePool {
   Status reserve(SeqId seq, int n);
   /// n tokens were appended to all layers.
   void advance(SeqId seq, int n);
-  /// The same; the first n_kept of them stay, the others are kSpareRows at most. Their pages stay for steps under way, until
-  /// a trim() to the sequence's length. Not before calibration, nor where layers have states.
+  /// The same; the first n_kept of them stay, the others are kSpareRows at most. Their pages stay for steps under way,
+  /// until a trim() to the sequence's length. Not before calibration, nor where layers have states.
   void advance(SeqId seq, int n, int n_kept);
 
   /// The sequence as bytes, and a sequence made of bytes that check_image() accepts.
@@ -130,8 +131,8 @@ class SequencePool {
   /// Positions that one of its sequences may reach; 0: not said. What LongRoPE's factors are chosen by.
   int n_ctx() const { return n_ctx_; }
   void set_n_ctx(int n) { n_ctx_ = n; }
-  /// Of a pool that follows another one (lead.h): the sequence in this slot is where that one has it, for span(), slot()
-  /// and calibrates(). Takes nothing.
+  /// Of a pool that follows another one (lead.h): the sequence in this slot is where that one has it, for span(),
+  /// slot() and calibrates(). Takes nothing.
   SeqId follow(int slot, int n, bool calibrates, const std::function<std::span<const int32_t>(PageClass)>& pages);
   KvMemory& memory() { return *memory_; }
   const KvMemory& memory() const { return *memory_; }

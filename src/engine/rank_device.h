@@ -7,9 +7,9 @@
 
 namespace ridge {
 
-/// The number of this rank's CUDA device: of "cuda" its place among the ranks of its machine, of "cuda:N" N. All ranks call
-/// it. Throws the same Error on all of them: usage for several devices of one rank, stages, and a device that two ranks
-/// have; no_device for a rank that has none, or no NCCL.
+/// The number of this rank's CUDA device: of "cuda" its place among the ranks of its machine, of "cuda:N" N. All ranks
+/// call it. Throws the same Error on all of them: usage for several devices of one rank, stages, and a device that two
+/// ranks have; no_device for a rank that has none, or no NCCL.
 int device_of_rank(Ranks& ranks, const std::string& device);
 
 }  // namespace ridge

@@ -1,5 +1,5 @@
-// State files of a model that ranks hold together: gathered on the first rank, which writes the file that a process alone
-// would have written; read there, and cut for each rank. A file does not say how many ranks wrote it.
+// State files of a model that ranks hold together: gathered on the first rank, which writes the file that a process
+// alone would have written; read there, and cut for each rank. A file does not say how many ranks wrote it.
 #pragma once
 
 #include <filesystem>

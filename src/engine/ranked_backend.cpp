@@ -236,16 +236,16 @@ class RankedOutputs final : public Outputs {
   std::vector<std::unique_ptr<Outputs>> ranks_;
 };
 
-/// Every rank draws from the same logits by the same rule, so all go on with the same tokens.
-class RankedDrawing final : public Drawing {
+/// Every rank samples from the same logits by the same rule, so all go on with the same tokens.
+class RankedSampling final : public DeviceSampling {
  public:
-  RankedDrawing(const RankedParts& parts, std::span<const SeqId> seqs, SequencePool& pool, RankedMemory& memory,
-                RankedOutputs& outputs, std::span<const SamplerOptions> samplers,
-                std::span<const std::vector<int32_t>> recent)
-      : Drawing(seqs, pool), parts_(parts), ranks_(parts.ranks.size()) {
+  RankedSampling(const RankedParts& parts, std::span<const SeqId> seqs, SequencePool& pool, RankedMemory& memory,
+                 RankedOutputs& outputs, std::span<const SamplerOptions> samplers,
+                 std::span<const std::vector<int32_t>> recent)
+      : DeviceSampling(seqs, pool), parts_(parts), ranks_(parts.ranks.size()) {
     for_all([&](size_t r) {
       ranks_[r] =
-          parts.ranks[r]->start_drawing(seqs, pool, memory.rank(int(r)), outputs.rank(int(r)), samplers, recent);
+          parts.ranks[r]->start_sampling(seqs, pool, memory.rank(int(r)), outputs.rank(int(r)), samplers, recent);
     });
   }
   void queue(int64_t step) override {
@@ -275,7 +275,7 @@ class RankedDrawing final : public Drawing {
   }
 
   const RankedParts& parts_;
-  std::vector<std::unique_ptr<Drawing>> ranks_;
+  std::vector<std::unique_ptr<DeviceSampling>> ranks_;
 };
 
 class RankedBackend final : public Backend {
@@ -304,16 +304,17 @@ class RankedBackend final : public Backend {
   int max_tokens() const override { return parts_.ranks[0]->max_tokens(); }
   void watch(OnAttention on_attention, OnBlock on_block) override;
   bool on_device() const override { return parts_.ranks[0]->on_device(); }
-  std::unique_ptr<Drawing> start_drawing(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
-                                         Outputs& outputs, std::span<const SamplerOptions> samplers,
-                                         std::span<const std::vector<int32_t>> recent) override {
+  std::unique_ptr<DeviceSampling> start_sampling(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                                 Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                                 std::span<const std::vector<int32_t>> recent) override {
     if (!on_device()) return nullptr;
-    return std::make_unique<RankedDrawing>(parts_, seqs, pool, static_cast<RankedMemory&>(memory),
-                                           static_cast<RankedOutputs&>(outputs), samplers, recent);
+    return std::make_unique<RankedSampling>(parts_, seqs, pool, static_cast<RankedMemory&>(memory),
+                                            static_cast<RankedOutputs&>(outputs), samplers, recent);
   }
-  std::vector<int32_t> draw(Outputs& outputs, std::span<const SamplerOptions> samplers,
-                            std::span<const std::vector<int32_t>> recent) override {
-    std::vector<int32_t> tokens = parts_.ranks[0]->draw(static_cast<RankedOutputs&>(outputs).rank(0), samplers, recent);
+  std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
+                              std::span<const std::vector<int32_t>> recent) override {
+    std::vector<int32_t> tokens =
+        parts_.ranks[0]->sample(static_cast<RankedOutputs&>(outputs).rank(0), samplers, recent);
     parts_.check();
     return tokens;
   }

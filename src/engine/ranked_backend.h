@@ -1,5 +1,5 @@
-// A model on several ranks of one process: each has a slice of the weights (model/slice.h), the cache of its own heads and
-// a thread. Everything above (sessions, drawing, the server, benches) sees one backend and one memory.
+// A model on several ranks of one process: each has a slice of the weights (model/slice.h), the cache of its own heads
+// and a thread. Everything above (sessions, sampling, the server, benches) sees one backend and one memory.
 #pragma once
 
 #include <condition_variable>

@@ -78,7 +78,7 @@ Distribution distribution_of(const SamplerOptions& options, std::span<const floa
   return distribution;
 }
 
-int32_t draw_from(const Distribution& distribution, Rng& rng) {
+int32_t sample_from(const Distribution& distribution, Rng& rng) {
   double left = rng.uniform();
   for (const auto& [token, probability] : distribution)
     if ((left -= probability) < 0) return token;
@@ -123,7 +123,7 @@ Sampler::Sampler(const SamplerOptions& o, int vocab_size) {
   check_range("repeat_penalty", o.repeat_penalty, 0.01, 100);
   check_range("repeat_last_n", o.repeat_last_n, 0, 1 << 20);
   RIDGE_CHECK(vocab_size > 0 && vocab_size <= kMaxSampleVocab, "a vocabulary of {}", vocab_size);
-  impl_.reset(new Impl{sample_rule(o), vocab_size, o.first_draw, {}});
+  impl_.reset(new Impl{sample_rule(o), vocab_size, o.n_sampled, {}});
 }
 Sampler::~Sampler() = default;
 Sampler::Sampler(Sampler&&) noexcept = default;

@@ -63,8 +63,8 @@ struct Session::Impl {
       first += n;
     }
   }
-  /// A step with guesses keeps a checkpoint of states, and shares the pages that it codes into.
-  void make_room_for_checkpoint() {
+  /// A step with draft tokens keeps a checkpoint of states, and shares the pages that it codes into.
+  void open_pool_for_checkpoint() {
     if (!pool->has_states() || pool->memory().n_slots() > 1) return;
     const int more = pages_for(layers, kPagePositions) + 1;
     PageNumbers n_pages = pool_pages(layers, n_ctx, 1, n_ubatch);
@@ -111,8 +111,8 @@ std::span<const float> Session::decode(int32_t token) {
   return impl_->last_logits();
 }
 
-int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
-                  const std::function<bool(int32_t)>& on_token, TokenRule* rule) {
+int Session::generate(const SamplerOptions& options, std::span<const int32_t> recent, int n_max,
+                      const std::function<bool(int32_t)>& on_token, TokenRule* rule) {
   if (n_max <= 0) return 0;
   Impl& s = *impl_;
   Text& text = s.text;
@@ -124,7 +124,7 @@ int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent
           .n_left = n_most,
           .on_token = on_token,
           .speculation = text.speculation};
-  if (rule) text.pick = [&](std::span<const float> logits) { return draw_by_rule(*rule, text, n_ids, logits, left); };
+  if (rule) text.pick = [&](std::span<const float> logits) { return sample_by_rule(*rule, text, n_ids, logits, left); };
   StepHooks hooks;
   const DecodeRow first{.text = &text};
   try {
@@ -139,7 +139,7 @@ int Session::draw(const SamplerOptions& options, std::span<const int32_t> recent
 }
 
 void Session::speculate(Speculation* speculation) {
-  if (speculation) impl_->make_room_for_checkpoint();
+  if (speculation) impl_->open_pool_for_checkpoint();
   impl_->text.speculation = speculation;
 }
 

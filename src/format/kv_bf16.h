@@ -8,7 +8,7 @@
 
 namespace ridge {
 
-struct KvBf16 : KvHalves<KvBf16> {
+struct KvBf16 : KvFloats16<KvBf16> {
   static constexpr const char* kName = "bf16";
   static constexpr float kMax = 3.38953139e38f;  ///< the largest finite bfloat16, 0x7F7F
   RIDGE_HD static uint16_t to_bits(float value) { return f32_to_bf16(value); }

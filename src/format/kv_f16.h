@@ -26,7 +26,7 @@ RIDGE_HD inline float saturate_f16(float value, int& count) { return saturate_to
 
 /// Rows of 16-bit floats, as F::to_bits() and F::from_bits() make and read them.
 template <class F>
-struct KvHalves {
+struct KvFloats16 {
   static constexpr KvPolicy kPolicy{};
   static constexpr int kGroup = 1;
   RIDGE_HD static int64_t row_bytes(int head_dim) { return 2 * int64_t(head_dim); }
@@ -47,7 +47,7 @@ struct KvHalves {
   }
 };
 
-struct KvF16 : KvHalves<KvF16> {
+struct KvF16 : KvFloats16<KvF16> {
   static constexpr const char* kName = "f16";
   static constexpr float kMax = kMaxF16;
   RIDGE_HD static uint16_t to_bits(float value) { return f32_to_f16(value); }

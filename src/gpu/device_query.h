@@ -27,8 +27,8 @@ struct DeviceReport {
 /// Asks the driver. A machine without one, or without a device, is a report that says so, never an error.
 DeviceReport query_devices();
 
-/// why_no_packets() of all devices (gpu/peer.h): why one cannot write to the memory of another one as several that hold a
-/// model together do. Empty when all can, and for less than two devices.
+/// why_no_packets() of all devices (gpu/peer.h): why one cannot write to the memory of another one as several that hold
+/// a model together do. Empty when all can, and for less than two devices.
 std::string why_no_links();
 
 }  // namespace ridge::gpu

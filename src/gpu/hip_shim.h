@@ -119,12 +119,12 @@ __device__ __forceinline__ float fast_exp2(float x) { return __builtin_amdgcn_ex
 __device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   return __builtin_amdgcn_perm(high, low, byte_selector(selector));
 }
-__device__ __forceinline__ float half_to_float(uint16_t half) { return float(__builtin_bit_cast(_Float16, half)); }
-__device__ __forceinline__ uint16_t float_to_half(float value) {
+__device__ __forceinline__ float f16_to_float(uint16_t half) { return float(__builtin_bit_cast(_Float16, half)); }
+__device__ __forceinline__ uint16_t float_to_f16(float value) {
   return __builtin_bit_cast(uint16_t, static_cast<_Float16>(value));
 }
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
-  return float_to_half(low) | uint32_t(float_to_half(high)) << 16;
+  return float_to_f16(low) | uint32_t(float_to_f16(high)) << 16;
 }
 __device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 /// Finite values only.

@@ -12,8 +12,9 @@ struct KernelTime {
   double start_us = 0, end_us = 0;
 };
 
-/// Records every kernel of this process on one device while it lives; one at a time. Make it before the graphs it should see into.
-/// Throws Error: no_device in a build without CUDA or CUPTI, or where the library is not found, with what to install.
+/// Records every kernel of this process on one device while it lives; one at a time. Make it before the graphs it
+/// should see into. Throws Error: no_device in a build without CUDA or CUPTI, or where the library is not found, with
+/// what to install.
 class KernelTimes {
  public:
   explicit KernelTimes(int device);

@@ -1,6 +1,6 @@
 // NCCL, NVIDIA's library of collectives, opened when it is wanted: a program that sums over no devices runs without it.
-// Nothing of it is needed to build (nccl_library.h). Its environment variables (NCCL_NVLS_ENABLE, NCCL_DEBUG ...) are left
-// as they are.
+// Nothing of it is needed to build (nccl_library.h). Its environment variables (NCCL_NVLS_ENABLE, NCCL_DEBUG ...) are
+// left as they are.
 #pragma once
 
 #include <array>
@@ -27,14 +27,16 @@ using NcclId = std::array<std::byte, 128>;
 /// A new one, which the processes of one Nccl must all have. Throws Error: no_device without the library.
 NcclId make_nccl_id();
 
-/// Devices of this process, one thread each, or one device of this process and those of others. A call of a rank is matched by the same call of every other one, in the
-/// same order; it is queued on the rank's stream and may be recorded into a graph.
+/// Devices of this process, one thread each, or one device of this process and those of others. A call of a rank is
+/// matched by the same call of every other one, in the same order; it is queued on the rank's stream and may be
+/// recorded into a graph.
 class Nccl {
  public:
-  /// Rank r is devices[r]; takes seconds, and some hundred MB of each device. Throws Error: no_device without the library,
-  /// failure with NCCL's words.
+  /// Rank r is devices[r]; takes seconds, and some hundred MB of each device. Throws Error: no_device without the
+  /// library, failure with NCCL's words.
   explicit Nccl(std::span<const int> devices);
-  /// Rank `rank` of n_ranks processes, on this thread's device. Waits for all of them, without a limit. Throws as the other.
+  /// Rank `rank` of n_ranks processes, on this thread's device. Waits for all of them, without a limit. Throws as the
+  /// other.
   Nccl(const NcclId& id, int rank, int n_ranks);
   /// Waits for the other processes of this machine, which must come here too: or call leave() first, or abort().
   ~Nccl();

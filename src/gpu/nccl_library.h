@@ -1,5 +1,5 @@
-// NCCL's library as functions. Nothing of it is needed to build: the few functions are declared here by their C interface,
-// which has been the same since NCCL 2.9.
+// NCCL's library as functions. Nothing of it is needed to build: the few functions are declared here by their C
+// interface, which has been the same since NCCL 2.9.
 #pragma once
 
 #include <cstddef>

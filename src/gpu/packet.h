@@ -1,9 +1,9 @@
-// Packets from device to device: 16 bytes that arrive whole or not at all, so that a stamp in them says that the rest is
-// there. Nothing is said about the order of packets.
+// Packets from device to device: 16 bytes that arrive whole or not at all, so that a stamp in them says that the rest
+// is there. Nothing is said about the order of packets.
 //
 // One 128-bit access is one operation of PTX's memory model (.b128, the accesses behind CUDA's own 16-byte atomics), in
-// system scope also for memory of another device over NVLink. sm_70 and later; tests/emulate delivers packets late and in
-// another order.
+// system scope also for memory of another device over NVLink. sm_70 and later; tests/emulate delivers packets late and
+// in another order.
 #pragma once
 
 #include "gpu/launch.h"

@@ -16,7 +16,7 @@ namespace ridge::gpu {
 __device__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// D = A B + start in every element.
 __device__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// D = A B + D, halves, K = 16, float sums. Two elements a word, from the k that is named on.
+/// D = A B + D, f16, K = 16, float sums. Two elements a word, from the k that is named on.
 /// Word i of a: row r (i even) or r + 8 (odd), k = 2c (i < 2) or 8 + 2c. Word i of b: column r, k = 8 i + 2c.
 __device__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// The same with bfloat16.
@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_wait();
 using Arrival = unsigned long long;
 /// For the calling warp alone.
 __device__ void set_up_arrivals(Arrival* arrivals, int n, int lane);
-/// The whole warp starts a copy of `bytes`, a multiple of 16, both ends aligned to 16; what it read there before has been
-/// read by all lanes.
+/// The whole warp starts a copy of `bytes`, a multiple of 16, both ends aligned to 16; what it read there before has
+/// been read by all lanes.
 __device__ void start_piece(Arrival* arrival, void* shared, const void* global, int bytes, int lane);
 /// Waits for the piece of phase 0, 1, 0, 1, ...; every lane that waits sees all of it.
 __device__ void wait_for_piece(Arrival* arrival, unsigned phase);
@@ -57,12 +57,12 @@ __device__ float fast_exp2(float x);
 /// 1 / x, to 2^-23 of it, of sizes 2^-126 to 2^126; 0 of larger ones.
 __device__ float fast_reciprocal(float x);
 
-/// Two floats as halves, the first in the low half.
+/// Two floats as f16, the first in the low half.
 __device__ uint32_t pack_f16(float low, float high);
 __device__ uint32_t pack_bf16(float low, float high);
-/// Two halves as floats, exact; x is the low one.
-__device__ float2 unpack_f16(uint32_t halves);
-/// Two halves at a time: a - b, and a b + c rounded once.
+/// Two f16 as floats, exact; x is the low one.
+__device__ float2 unpack_f16(uint32_t pair);
+/// Two f16 at a time: a - b, and a b + c rounded once.
 __device__ uint32_t sub_f16x2(uint32_t a, uint32_t b);
 __device__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c);
 /// (a & b) | c in one instruction; with two constants the compiler makes two of it.
@@ -73,8 +73,8 @@ __device__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c);
 __device__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector);
 
 /// Conversions, to nearest; a float beyond the range becomes infinite.
-__device__ float half_to_float(uint16_t half);
-__device__ uint16_t float_to_half(float value);
+__device__ float f16_to_float(uint16_t half);
+__device__ uint16_t float_to_f16(float value);
 __device__ float bf16_to_float(uint16_t bits);
 __device__ uint16_t float_to_bf16(float value);
 
@@ -212,20 +212,20 @@ __device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high, ui
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
   return bytes;
 }
-__device__ __forceinline__ float half_to_float(uint16_t half) {
+__device__ __forceinline__ float f16_to_float(uint16_t half) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
   return value;
 }
 /// By way of a pair: of one half's low byte, stored by itself, ptxas 13.0 makes a conversion of its value.
-__device__ __forceinline__ uint16_t float_to_half(float value) { return uint16_t(pack_f16(value, 0)); }
+__device__ __forceinline__ uint16_t float_to_f16(float value) { return uint16_t(pack_f16(value, 0)); }
 __device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 __device__ __forceinline__ uint16_t float_to_bf16(float value) { return uint16_t(pack_bf16(value, 0)); }
-__device__ __forceinline__ float2 unpack_f16(uint32_t halves) {
+__device__ __forceinline__ float2 unpack_f16(uint32_t pair) {
   float2 values;
   asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
       : "=f"(values.x), "=f"(values.y)
-      : "r"(halves));
+      : "r"(pair));
   return values;
 }
 __device__ __forceinline__ uint32_t sub_f16x2(uint32_t a, uint32_t b) {

@@ -14,7 +14,7 @@ inline constexpr bool kWarpgroups = true;
 inline constexpr bool kWarpgroups = false;
 #endif
 
-/// B of a product of 16 columns of k times kColumns: 64 columns of k of every column n are 128 bytes, [n][64] halves, and
+/// B of a product of 16 columns of k times kColumns: 64 columns of k of every column n are 128 bytes, [n][64] f16, and
 /// 16-byte unit u of column n stands at unit u ^ n % 8. `first` is such a block's start, aligned to 1024 bytes, plus 32
 /// bytes for each 16 columns of k.
 __device__ uint64_t shared_columns(const void* first);

@@ -17,8 +17,9 @@ void add_token(std::vector<uint64_t>& mask, int32_t token) { mask[size_t(token) 
 
 }  // namespace
 
-/// Collects the tokens that a state of a matcher reads. Stacks that read any of many bytes would have a walk see most of
-/// the trie: their part comes from pieces of n_rules rules, where that is not 0. The caller holds the mutex of the pieces.
+/// Collects the tokens that a state of a matcher reads. Stacks that read any of many bytes would have a walk see most
+/// of the trie: their part comes from pieces of n_rules rules, where that is not 0. The caller holds the mutex of the
+/// pieces.
 class TokenWalk {
  public:
   using State = Matcher::State;

@@ -27,14 +27,15 @@ struct Piece {
 
 /// A grammar with a vocabulary and the masks that its texts needed so far. Free to share between threads.
 ///
-/// A state's mask is put together from pieces. A piece belongs to the upper frames of stacks, down to the end of a rule,
-/// that have the same frames below: it has the tokens that the upper frames read whole, and the places in the trie at
-/// which they are read to their end, from where the frames below go on. Inside a string the piece is the same wherever the string stands. Pieces of two rules are
-/// made of pieces of one; what they leave to the frames below is little.
+/// A state's mask is put together from pieces. A piece belongs to the upper frames of stacks, down to the end of a
+/// rule, that have the same frames below: it has the tokens that the upper frames read whole, and the places in the
+/// trie at which they are read to their end, from where the frames below go on. Inside a string the piece is the same
+/// wherever the string stands. Pieces of two rules are made of pieces of one; what they leave to the frames below is
+/// little.
 class CompiledGrammar {
  public:
-  /// Refuses a vocabulary without tokens of single bytes that the grammar needs: every byte of its literals and one byte
-  /// of each of its sets. With them a text can always go on or end.
+  /// Refuses a vocabulary without tokens of single bytes that the grammar needs: every byte of its literals and one
+  /// byte of each of its sets. With them a text can always go on or end.
   static Result<std::shared_ptr<const CompiledGrammar>> make(Grammar grammar,
                                                              std::shared_ptr<const Vocabulary> vocabulary,
                                                              size_t max_cache_bytes = kMaskCacheBytes);
@@ -44,8 +45,8 @@ class CompiledGrammar {
   size_t cache_bytes() const;
   /// Of the grammar, its masks and its automaton, which texts add to.
   size_t bytes() const;
-  /// Finds masks before texts need them, those of the shortest texts first, for `limit` and the rest of one mask at most.
-  /// To be called where no token waits. Masks do not depend on it.
+  /// Finds masks before texts need them, those of the shortest texts first, for `limit` and the rest of one mask at
+  /// most. To be called where no token waits. Masks do not depend on it.
   void prepare(std::chrono::milliseconds limit = kPrepareTime) const;
 
  private:
@@ -59,8 +60,8 @@ class CompiledGrammar {
   };
   using Cuts = std::set<std::vector<uint32_t>>;
   using Pieces = std::vector<std::shared_ptr<const Piece>>;
-  /// Cuts with a frame of a repetition in them lifted (Matcher::lifted_end): one walk finds their pieces for all counts from
-  /// `first` to `last`. `at` is the count itself. `last` is 0 where nothing is lifted.
+  /// Cuts with a frame of a repetition in them lifted (Matcher::lifted_end): one walk finds their pieces for all counts
+  /// from `first` to `last`. `at` is the count itself. `last` is 0 where nothing is lifted.
   struct Lift {
     Cuts cuts;
     uint32_t at = 0, first = 0, last = 0;
@@ -75,8 +76,8 @@ class CompiledGrammar {
   /// The upper frames of a stack, down to the end of so many rules.
   Cut cut(const Matcher& matcher, Matcher::Frame top, int n_rules) const;
   Lift find_lift(const Cuts& cuts) const;
-  /// The piece of cut-off frames for the tokens below trie node `from`; `may_lift` where a walk without other pieces finds
-  /// it. The caller holds the mutex.
+  /// The piece of cut-off frames for the tokens below trie node `from`; `may_lift` where a walk without other pieces
+  /// finds it. The caller holds the mutex.
   std::shared_ptr<const Piece> piece(const Cuts& cuts, uint32_t from, int n_rules, bool may_lift) const;
   /// `base`: a mask to share where it is most of the new one, or null.
   std::shared_ptr<const Piece> make_piece(const std::vector<uint64_t>& mask,
@@ -94,18 +95,18 @@ class CompiledGrammar {
   mutable std::unordered_map<std::string_view, std::list<Entry>::iterator> places_;
 };
 
-/// One answer's constraint. Not thread safe; the compiled grammar and its mask cache are shared. mask(), mask_to_end() and
-/// accept() throw TooAmbiguous where the grammar is (see Matcher::after).
+/// One answer's constraint. Not thread safe; the compiled grammar and its mask cache are shared. mask(), mask_to_end()
+/// and accept() throw TooAmbiguous where the grammar is (see Matcher::after).
 class Constraint {
  public:
   explicit Constraint(std::shared_ptr<const CompiledGrammar> compiled);
 
-  /// Bits of the tokens that may come next: vocabulary.size() bits in 64-bit words, token t in bit t % 64 of word t / 64.
-  /// Valid until accept(). Empty after an end token; otherwise at least one is set, unless the text may end and the
+  /// Bits of the tokens that may come next: vocabulary.size() bits in 64-bit words, token t in bit t % 64 of word t /
+  /// 64. Valid until accept(). Empty after an end token; otherwise at least one is set, unless the text may end and the
   /// vocabulary has no end token.
   std::span<const uint64_t> mask();
-  /// The tokens of mask() that lie on a shortest way to the end, in bytes: a server that draws from these ends the text
-  /// within bytes_to_end() tokens and an end token.
+  /// The tokens of mask() that lie on a shortest way to the end, in bytes: a server that samples from these ends the
+  /// text within bytes_to_end() tokens and an end token.
   std::span<const uint64_t> mask_to_end();
   /// Bytes of the shortest text that ends the answer.
   uint32_t bytes_to_end() const { return matcher_.shortest(state_); }

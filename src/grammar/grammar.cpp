@@ -247,8 +247,8 @@ bool Builder::is_small(Expr body) const {
 }
 
 /// A node closes a rule when every use is a rule's body or what such a body ends with: nothing of the same rule is
-/// then below its frame. The mask of a stack is found for the frames down to there, whatever called the rule. A rule for
-/// one character is a part of the rule that repeats it: else every character would be a place where a rule ends.
+/// then below its frame. The mask of a stack is found for the frames down to there, whatever called the rule. A rule
+/// for one character is a part of the rule that repeats it: else every character would be a place where a rule ends.
 void Builder::find_closing() {
   auto& closes = grammar_.closes;
   closes.assign(grammar_.nodes.size(), 1);

@@ -54,7 +54,8 @@ std::string pointer_step(std::string_view key) {
 
 std::string spelled_value(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-/// Values in a document; nothing if there are more than kMaxSchemaValues or they nest too deeply for recursive functions.
+/// Values in a document; nothing if there are more than kMaxSchemaValues or they nest too deeply for recursive
+/// functions.
 std::optional<size_t> size_of(const Json& document) {
   std::vector<std::pair<const Json*, int>> open{{&document, 0}};
   size_t n = 0;
@@ -282,8 +283,8 @@ class SchemaCompiler {
     return joined;
   }
 
-  /// additionalProperties and items speak of what their own schema does not list, nullable of the whole of its own: beside
-  /// the keywords of another schema they would mean something else.
+  /// additionalProperties and items speak of what their own schema does not list, nullable of the whole of its own:
+  /// beside the keywords of another schema they would mean something else.
   static Status check_joinable(const Json& a, const Json& b, const std::string& pointer) {
     for (const auto& [one, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
       if (one->contains("nullable")) return refuse(pointer, "nullable", "is not supported in schemas that are joined");

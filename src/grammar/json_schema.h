@@ -14,9 +14,9 @@ inline constexpr size_t kMaxSchemaValues = 1 << 15;  ///< objects, lists, string
 inline constexpr size_t kMaxMergedValues =
     1 << 17;  ///< the same in schemas joined for allOf or for what is beside $ref, anyOf
 
-/// docs/structured-output.md says what is supported. Keywords that only describe are ignored; others are refused by name,
-/// with the JSON pointer of their schema. Without `type` the types are those that the keywords speak of, or all. The
-/// document stands between `before` and `after`.
+/// docs/structured-output.md says what is supported. Keywords that only describe are ignored; others are refused by
+/// name, with the JSON pointer of their schema. Without `type` the types are those that the keywords speak of, or all.
+/// The document stands between `before` and `after`.
 Result<Grammar> grammar_of_schema(const Json& schema, std::string_view before = {}, std::string_view after = {});
 
 /// Any JSON object, as deeply nested as kMaxStack allows.

@@ -36,8 +36,8 @@ class Matcher {
   static constexpr State kDead = 0;
   static constexpr Frame kEnd = 0;  ///< the empty stack: the text may end
 
-  /// One frame of a stack. Of bytes and literals: what is being read, at byte `at`. Of a sequence: what comes next, child
-  /// `at`. Of a repetition: how often it has been read (no more than its minimum counts when it has no maximum).
+  /// One frame of a stack. Of bytes and literals: what is being read, at byte `at`. Of a sequence: what comes next,
+  /// child `at`. Of a repetition: how often it has been read (no more than its minimum counts when it has no maximum).
   struct FrameData {
     Expr node = 0;
     uint32_t at = 0;
@@ -53,8 +53,8 @@ class Matcher {
   explicit Matcher(const Grammar& grammar);
 
   State start() const { return start_; }
-  /// Throws Error(usage) when the grammar is so ambiguous that a state has more than kMaxStacks stacks, or when the work
-  /// since start_work() is over kMaxWork.
+  /// Throws Error(usage) when the grammar is so ambiguous that a state has more than kMaxStacks stacks, or when the
+  /// work since start_work() is over kMaxWork.
   State after(State state, uint8_t byte) {
     const State known = next_[state * n_classes_ + grammar_->class_of[byte]];
     return known != kUnknown ? known : find_next(state, byte);
@@ -71,8 +71,8 @@ class Matcher {
   const FrameData& frame(Frame frame) const { return frames_[frame]; }
   Frame push(Expr node, uint32_t at, Frame parent);
   /// The end of a lifted stack. Such a stack stands for several, one for each count from `first` to `last`: its
-  /// repetitions' frames that have been read kLifted + n times were read n times more often than the count says. Where a
-  /// bound of the repetition leaves only some counts, what goes on ends in these.
+  /// repetitions' frames that have been read kLifted + n times were read n times more often than the count says. Where
+  /// a bound of the repetition leaves only some counts, what goes on ends in these.
   Frame lifted_end(uint32_t first, uint32_t last) { return push(0, first, push(0, last, kEnd)); }
   /// The lowest frame: kEnd, or a lifted_end() from frame(end).at to frame(frame(end).parent).at.
   Frame end_of(Frame frame) const;

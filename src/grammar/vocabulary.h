@@ -12,13 +12,13 @@ namespace ridge::grammar {
 
 inline constexpr size_t kMaxTokenBytes = 4096;
 
-/// Constant after it was made, free to share between threads. Nodes are numbered so that what is below node i is i + 1 to
-/// end(i) - 1; node 0 is the root.
+/// Constant after it was made, free to share between threads. Nodes are numbered so that what is below node i is i + 1
+/// to end(i) - 1; node 0 is the root.
 class Vocabulary {
  public:
-  /// `tokens[id]` is what the token stands for. An empty one is special: it is never allowed. Tokens of `end_tokens` are
-  /// allowed where a text may end, and nowhere else, whatever their bytes. Tokens over kMaxTokenBytes bytes are never
-  /// allowed.
+  /// `tokens[id]` is what the token stands for. An empty one is special: it is never allowed. Tokens of `end_tokens`
+  /// are allowed where a text may end, and nowhere else, whatever their bytes. Tokens over kMaxTokenBytes bytes are
+  /// never allowed.
   Vocabulary(const std::vector<std::string>& tokens, std::vector<int32_t> end_tokens);
 
   size_t size() const { return first_byte_.size() - 1; }

@@ -1,4 +1,5 @@
-// A small blocking HTTP/1.1 client, plain http only: for the program's own tools and for tests. One connection a request.
+// A small blocking HTTP/1.1 client, plain http only: for the program's own tools and for tests. One connection a
+// request.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,8 @@ class Client {
   Client(std::string host, uint16_t port) : Client(std::move(host), port, Times()) {}
   Client(std::string host, uint16_t port, Times times) : host_(std::move(host)), port_(port), times_(times) {}
 
-  /// A complete answer of any status. Fails when there is none: no connection, time over, not HTTP, body beyond kMaxBody.
+  /// A complete answer of any status. Fails when there is none: no connection, time over, not HTTP, body beyond
+  /// kMaxBody.
   Result<Response> get(std::string_view target, const Headers& headers = {}) const;
   Result<Response> post(std::string_view target, std::string_view body, const Headers& headers = {}) const;
   Result<Response> request(std::string_view method, std::string_view target, std::string_view body,

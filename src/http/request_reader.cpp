@@ -150,8 +150,8 @@ RequestReader::Step RequestReader::read_body() {
   while (!parser_->is_done() && used < bytes_.size()) {
     // Pieces of bounded size: lines between chunks then have the head's limit.
     const std::string_view piece = std::string_view(bytes_).substr(used, limits_.header_bytes);
-    // The last chunk has 5 bytes or more, and Beast 1.74 asserts that when it looks at a part of one for the second time.
-    // Where the 0 is data instead, at least 7 bytes follow.
+    // The last chunk has 5 bytes or more, and Beast 1.74 asserts that when it looks at a part of one for the second
+    // time. Where the 0 is data instead, at least 7 bytes follow.
     if (parser_->chunked() && piece.size() < 5 && piece.starts_with('0')) break;
     const size_t taken = parser_->put(boost::asio::buffer(piece.data(), piece.size()), error);
     used += taken;

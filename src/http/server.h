@@ -3,8 +3,8 @@
 // too: their connection ends with the answer unless they keep it, and streams end with it, for there are no chunks.
 //
 // Refused with a status and a closed connection: whatever is not plain HTTP/1.x (0.9, prefaces of HTTP/2, TLS), a
-// length and a transfer coding together, unknown codings, folded lines, unlawful characters, bad escapes, paths with NUL
-// or "..", and requests whose Host or Origin is not allowed. Requests of one connection are answered in order.
+// length and a transfer coding together, unknown codings, folded lines, unlawful characters, bad escapes, paths with
+// NUL or "..", and requests whose Host or Origin is not allowed. Requests of one connection are answered in order.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,8 @@ class Stream {
   virtual void finish() = 0;
   /// The client closed its connection or its sending side, was too slow, or the server stops.
   virtual bool gone() const = 0;
-  /// Calls `call` once when the client goes before finish(): on an I/O thread, or here when it has gone. Must not block.
+  /// Calls `call` once when the client goes before finish(): on an I/O thread, or here when it has gone. Must not
+  /// block.
   virtual void on_gone(std::function<void()> call) = 0;
   /// Calls `call` once when a stream that was full takes chunks again: on an I/O thread, or here when it does. Never
   /// called after the client has gone.
@@ -44,8 +45,8 @@ class Stream {
 
 class Exchange;  // one request and its answer
 
-/// The right to answer one request, exactly once: with send() or with stream(). Copies share that right; a second answer
-/// is an Error. When the last copy goes without an answer the client gets status 500.
+/// The right to answer one request, exactly once: with send() or with stream(). Copies share that right; a second
+/// answer is an Error. When the last copy goes without an answer the client gets status 500.
 class Reply {
  public:
   explicit Reply(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}

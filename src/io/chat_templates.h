@@ -1,4 +1,5 @@
-// Chat templates that come with a model, in every place where the two containers keep them. Their sources are not parsed here.
+// Chat templates that come with a model, in every place where the two containers keep them. Their sources are not
+// parsed here.
 #pragma once
 
 #include <filesystem>

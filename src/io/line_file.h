@@ -15,8 +15,8 @@ namespace ridge::io {
 
 /// A regular file that several processes append lines to, each under the file's lock.
 ///
-/// A writer that was killed can leave a line without its end. The next line never joins it: a line that is whole gets its
-/// end, another one moves to PATH.cut, and report() says so.
+/// A writer that was killed can leave a line without its end. The next line never joins it: a line that is whole gets
+/// its end, another one moves to PATH.cut, and report() says so.
 class LineFile {
  public:
   struct Options {
@@ -35,8 +35,8 @@ class LineFile {
   bool is_open() const { return fd_ >= 0; }
   /// Appends `line` and its end, and flushes them to the disk. After a failure the file ends as it did before.
   Status add(std::string_view line);
-  /// The whole text, which ends with a whole line: no writer is in the middle of one. Files of more than `max_bytes` are
-  /// refused.
+  /// The whole text, which ends with a whole line: no writer is in the middle of one. Files of more than `max_bytes`
+  /// are refused.
   Result<std::string> read(uint64_t max_bytes);
   /// Replaces the whole text at once by what `change` makes of it, while no line can come in between. `change` gives
   /// nothing where the text stays. Files of more than `max_bytes` are refused.

@@ -11,8 +11,9 @@ namespace ridge::io {
 
 /// A temporary beside `target` that becomes `target` at commit(), and vanishes when it is destroyed before.
 ///
-/// The temporary has no name where the file system can do that (O_TMPFILE), so a killed process leaves nothing. Elsewhere
-/// its name is random, and a lock says that its writer lives: create() removes those of this user without one.
+/// The temporary has no name where the file system can do that (O_TMPFILE), so a killed process leaves nothing.
+/// Elsewhere its name is random, and a lock says that its writer lives: create() removes those of this user without
+/// one.
 class PendingFile {
  public:
   explicit PendingFile(const std::filesystem::path& target) : target_(target) {}

@@ -92,9 +92,9 @@ bool has_no_vocab(const Gguf& gguf);
 /// of -1 mean "none" (some converters write them). Without token_type every piece is normal, except that ids named as
 /// BOS, EOS, ends or padding are control, the unknown id is unknown, and <0xHH> pieces of spm are bytes.
 Result<TokenizerSpec> tokenizer_spec_from_gguf(const Gguf& gguf, std::string_view where);
-/// From tokenizer.json and (optional, may be empty) tokenizer_config.json and special_tokens_map.json texts: byte-level BPE with one of the known
-/// splits, or the SentencePiece form (byte fallback, spaces as U+2581). Whatever in the file would change token ids and
-/// is not understood is a failure. Ids that the file skips become empty unused pieces.
+/// From tokenizer.json and (optional, may be empty) tokenizer_config.json and special_tokens_map.json texts: byte-level
+/// BPE with one of the known splits, or the SentencePiece form (byte fallback, spaces as U+2581). Whatever in the file
+/// would change token ids and is not understood is a failure. Ids that the file skips become empty unused pieces.
 Result<TokenizerSpec> tokenizer_spec_from_hf(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
                                              std::string_view where, std::string_view special_tokens_map_json = {});
 /// The tokens that end a turn: those that the files name, and known pieces of published models. In a vocabulary of

@@ -35,7 +35,8 @@ struct NamedId {
   const char* key;
   std::optional<int32_t> TokenizerSpec::*id;
 };
-/// Ids that end a turn besides EOS. Other programs write one id to each of the first two; there we put the first of them.
+/// Ids that end a turn besides EOS. Other programs write one id to each of the first two; there we put the first of
+/// them.
 constexpr const char* kEndIds[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id",
                                    "ridge.tokenizer.end_token_ids"};
 constexpr NamedId kNamedIds[] = {{"tokenizer.ggml.bos_token_id", &TokenizerSpec::bos},

@@ -2,7 +2,8 @@
 //
 // Understood are byte-level BPE (a ByteLevel pre-tokenizer, alone or after one of the known splits) and the converted
 // SentencePiece models, where a normalizer or the pre-tokenizer Metaspace turns spaces into U+2581: BPE with byte
-// fallback, whose merge list takes the place of the scores, and Unigram. Anything else that would change ids is refused.
+// fallback, whose merge list takes the place of the scores, and Unigram. Anything else that would change ids is
+// refused.
 #include <algorithm>
 
 #include "io/json.h"

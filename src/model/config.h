@@ -44,7 +44,7 @@ struct Config {
   int d_model = 0;
   int d_ff = 0;
   int vocab_size = 0;
-  int n_ids = 0;        ///< ids from here on are never drawn: padding, rows without a token; 0: all rows are tokens
+  int n_ids = 0;        ///< ids from here on are never sampled: padding, rows without a token; 0: all rows are tokens
   int n_ctx_train = 0;  // context the model was trained for
   float rms_eps = 1e-5f;
   float rope_theta = 10000;
@@ -61,8 +61,8 @@ struct Config {
   int window = 0;               // layers that slide see the newest so many positions; 0: none does
   int window_period = 0;        // layers period - 1, 2 period - 1, ... see everything; 0: all layers slide
   float window_rope_theta = 0;  // of the layers that slide, without scaling; 0: as the others
-  // Latent attention (deepseek2): kv_rank > 0. A token's row is kv_rank latent values and rope_dim values that RoPE turns;
-  // n_kv_heads is 1 and head_dim the width of the row, as attention in the latent space has them.
+  // Latent attention (deepseek2): kv_rank > 0. A token's row is kv_rank latent values and rope_dim values that RoPE
+  // turns; n_kv_heads is 1 and head_dim the width of the row, as attention in the latent space has them.
   int kv_rank = 0;
   int q_rank = 0;     // > 0: queries go through so many values with a norm; 0: one matrix
   int nope_dim = 0;   // of a query head, in front of its rope_dim
@@ -78,7 +78,8 @@ struct Config {
   int n_groups_used = 1;
   float expert_scale = 1;         // on the weights of a token's experts
   std::vector<int> dense_layers;  // in rising order
-  // The gated delta rule: the mixer of all layers but delta_period - 1, 2 delta_period - 1, ... delta.n_key_heads 0: of none.
+  // The gated delta rule: the mixer of all layers but delta_period - 1, 2 delta_period - 1, ... delta.n_key_heads 0: of
+  // none.
   DeltaShape delta;
   int delta_period = 0;
   bool attention_gate = false;  // qwen3.5: the query projection has a gate of the output behind each head's query

@@ -90,8 +90,8 @@ struct Job {
   bool negative_exp = false;                     // -exp(value) in place of every value
 };
 
-/// Row r of a head in the interleaved convention is row (r % 2) * rope_dim/2 + r / 2 of the halves convention; rows that
-/// RoPE does not turn stay.
+/// Row r of a head in the interleaved convention is row (r % 2) * rope_dim/2 + r / 2 of the halves convention; rows
+/// that RoPE does not turn stay.
 int64_t source_row(int64_t row, int64_t head_dim, int64_t rope_dim) {
   const int64_t head = row / head_dim, r = row % head_dim;
   return r < rope_dim ? head * head_dim + r % 2 * (rope_dim / 2) + r / 2 : row;

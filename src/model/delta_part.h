@@ -1,5 +1,5 @@
-// What one of several ranks has of a layer of the gated delta rule: some key heads, in one piece, and the value heads that
-// read them. Their states never leave the rank.
+// What one of several ranks has of a layer of the gated delta rule: some key heads, in one piece, and the value heads
+// that read them. Their states never leave the rank.
 #pragma once
 
 #include <vector>

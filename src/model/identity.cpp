@@ -11,7 +11,8 @@
 namespace ridge {
 namespace {
 
-/// A hash of values one after another. Lists and texts bring their length, so that no two sequences of values look alike.
+/// A hash of values one after another. Lists and texts bring their length, so that no two sequences of values look
+/// alike.
 class Digest {
  public:
   Digest() { XXH3_64bits_reset(&state_); }

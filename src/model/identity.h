@@ -6,9 +6,10 @@
 
 namespace ridge {
 
-/// Hashes (XXH3) of all that decides what a model computes: every field of its configuration but the name, every vector,
-/// and of every matrix its shape, format, scale and contents. Contents of models of up to kWholeBytes are hashed in whole;
-/// of larger ones a block of 4 KiB in each 256 KiB, at places that a hash draws, with the first and the last block.
+/// Hashes (XXH3) of all that decides what a model computes: every field of its configuration but the name, every
+/// vector, and of every matrix its shape, format, scale and contents. Contents of models of up to kWholeBytes are
+/// hashed in whole; of larger ones a block of 4 KiB in each 256 KiB, at places that a hash chooses, with the first and
+/// the last block.
 struct ModelIdentity {
   static constexpr int64_t kWholeBytes = int64_t(4) << 30;
 

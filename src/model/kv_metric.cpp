@@ -160,7 +160,8 @@ std::vector<float> columns_of(View2<const float> x) {
   return columns;
 }
 
-/// The form of latent rows: of the queries as they come into the latent space, and of what leaves it through v_b and W_o.
+/// The form of latent rows: of the queries as they come into the latent space, and of what leaves it through v_b and
+/// W_o.
 std::vector<double> latent_form(CpuContext& context, const Config& c, const LayerWeights& layer, const Rope& rope) {
   const int64_t dim = c.head_dim, query_dim = c.query_dim();
   const Linear& q = c.q_rank > 0 ? layer.q_b : layer.q;

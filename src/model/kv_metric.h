@@ -8,7 +8,8 @@
 // error e in a value leaves through W_o: its metric is sum over the same heads of W_o,h^T W_o,h.
 //
 // Encoders that round with a metric (KvRounding::weighted) choose codes so that the errors of a row cancel where they
-// would be seen. A latent row is read as K and as V: its metric is the sum of both, each of mean diagonal 1. Nothing changes for the reader of the cache: the metric costs nothing per cached token.
+// would be seen. A latent row is read as K and as V: its metric is the sum of both, each of mean diagonal 1. Nothing
+// changes for the reader of the cache: the metric costs nothing per cached token.
 #pragma once
 
 #include <algorithm>

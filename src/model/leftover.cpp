@@ -35,7 +35,7 @@ constexpr HarmlessTensor kHarmlessTensors[] = {
     {"*.attn.masked_bias", "a mask of attention, which is causal"},
     {"*.k_scale", kCacheScale},
     {"*.v_scale", kCacheScale},
-    {"mtp.*", "a head that guesses further tokens: --spec-type mtp reads it"},
+    {"mtp.*", "a head that proposes further tokens: --spec-type mtp reads it"},
 };
 
 bool matches(std::string_view pattern, std::string_view name) {
@@ -46,7 +46,7 @@ bool matches(std::string_view pattern, std::string_view name) {
 
 }  // namespace
 
-/// Whether a tensor is of a block behind the last layer, where a head that guesses further tokens is.
+/// Whether a tensor is of a block behind the last layer, where a head that proposes further tokens is.
 bool Binder::is_of_head(std::string_view tensor_name) const {
   const TensorRow& norm = tensor_row(&Weights::join_embedding_norm);
   if ((!is_gguf() && !arch_.latent) || !has(norm, config_.n_layers)) return false;

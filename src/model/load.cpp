@@ -25,7 +25,7 @@ Status bind_tensors(const Config& c, const BoundFile& file, Weights& w, std::str
 }
 
 /// The embedding must have a row for every id that plain text can become. Tokens that were added behind it (images of
-/// text-only models, padding) may lack one: such ids are never drawn, and refused in prompts.
+/// text-only models, padding) may lack one: such ids are never sampled, and refused in prompts.
 Status check_vocab(const io::Tokenizer& tokenizer, const Config& c, std::string_view where) {
   const io::TokenizerSpec& spec = tokenizer.spec();
   for (int id = c.vocab_size; id < tokenizer.vocab_size(); ++id) {
@@ -43,7 +43,7 @@ Status check_vocab(const io::Tokenizer& tokenizer, const Config& c, std::string_
 }
 
 /// Ids up to the last token that is no padding; 0 where nothing else is known.
-int drawn_ids(const io::Tokenizer& tokenizer, int vocab_size) {
+int sampled_ids(const io::Tokenizer& tokenizer, int vocab_size) {
   int n = std::min(tokenizer.vocab_size(), vocab_size);
   while (n > 0 && tokenizer.spec().types[size_t(n) - 1] == io::TokenType::unused) --n;
   return n;
@@ -52,7 +52,7 @@ int drawn_ids(const io::Tokenizer& tokenizer, int vocab_size) {
 Status set_tokenizer(LoadedModel& model, io::TokenizerSpec spec, std::string_view where) {
   RIDGE_TRY(model.tokenizer, io::Tokenizer::make(std::move(spec)));
   RIDGE_TRY_STATUS(check_vocab(*model.tokenizer, model.config, where));
-  model.config.n_ids = drawn_ids(*model.tokenizer, model.config.vocab_size);
+  model.config.n_ids = sampled_ids(*model.tokenizer, model.config.vocab_size);
   return {};
 }
 

@@ -99,7 +99,7 @@ struct LayerPlan {
 struct ModelPlan {
   int d_model = 0;
   int vocab_size = 0;
-  int n_ids = 0;  ///< of these rows, those that are drawn
+  int n_ids = 0;  ///< of these rows, those that are sampled
   float norm_eps = 0;
   float embedding_scale = 1;
   float logit_divisor = 1;
@@ -120,8 +120,8 @@ struct ModelPlan {
   int first_attention() const;
 };
 
-/// The plan of a configuration. Factors [rope_dim / 2] as make_rope() takes them, or empty; `long_rope_factors` are those of
-/// a long context where `rope_factors` are of a short one.
+/// The plan of a configuration. Factors [rope_dim / 2] as make_rope() takes them, or empty; `long_rope_factors` are
+/// those of a long context where `rope_factors` are of a short one.
 ModelPlan make_plan(const Config& config, std::span<const float> rope_factors = {},
                     std::span<const float> long_rope_factors = {});
 

@@ -1,14 +1,14 @@
 // The part of a model that one of several ranks has: heads, columns of the feed-forward, experts, rows of the output
 // matrix. q, k, v, gate and up are cut between their rows; o and down between their columns, where blocks of the weight
-// format begin, so that a rank's product is a summand of the whole one; the embedding and norms are on every rank. Of the
-// gated delta rule a rank has key heads and the value heads that read them (delta_part.h).
+// format begin, so that a rank's product is a summand of the whole one; the embedding and norms are on every rank. Of
+// the gated delta rule a rank has key heads and the value heads that read them (delta_part.h).
 //
 // Where o and down read a whole row, because a norm stands in front or activations are rounded to int8 by row (BitNet),
 // they are cut between their rows: ranks exchange what they read, and the columns that each of them makes.
 //
 // Ranks may form stages, each of which has some layers: layer i of n is in the stage s for which
-// s n / S <= i < (s + 1) n / S, rounded down. Within a stage its layers are cut as above. ModelEnds says who has the output
-// matrix.
+// s n / S <= i < (s + 1) n / S, rounded down. Within a stage its layers are cut as above. ModelEnds says who has the
+// output matrix.
 #pragma once
 
 #include "base/extent.h"
@@ -63,28 +63,30 @@ std::vector<int64_t> slice_borders(int64_t n, int64_t unit, int size);
 
 /// Rows [first, first + count) of a matrix, where they are.
 Linear row_slice(const Linear& m, int64_t first, int64_t count);
-/// Rows of a matrix, one extent after the other: where they are, or copied into a buffer when there are several extents.
+/// Rows of a matrix, one extent after the other: where they are, or copied into a buffer when there are several
+/// extents.
 Linear row_slice(const Linear& m, std::span<const Extent> rows, std::vector<AlignedBuffer>& buffers);
 /// Columns of a matrix, one extent after the other, each of whole groups of the format, copied into a buffer.
 Linear column_slice(const Linear& m, std::span<const Extent> columns, std::vector<AlignedBuffer>& buffers);
 Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<AlignedBuffer>& buffers);
 
-/// How a model that was just loaded lies on `n_ranks` ranks in `n_stages` stages, as rank `rank` of all sees it. Fails with
-/// usage, naming what cannot be cut: kinds of layers, numbers of heads, blocks that do not end where a part does, fewer
-/// layers than stages.
+/// How a model that was just loaded lies on `n_ranks` ranks in `n_stages` stages, as rank `rank` of all sees it. Fails
+/// with usage, naming what cannot be cut: kinds of layers, numbers of heads, blocks that do not end where a part does,
+/// fewer layers than stages.
 Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int n_ranks, int n_stages = 1,
                               ModelEnds ends = ModelEnds::everywhere);
 /// The same matrices and vectors, whose bytes stay with `whole`, to make a slice of.
 Weights view_of(const Weights& whole);
-/// Makes configuration and weights those of the slice. Matrices of several layers with the same rows stay one in memory. n_params, stored_bytes, vocab_size and n_experts stay the whole
-/// model's. What all ranks together add once (biases of o and of experts' outputs) is zero on all ranks but one.
-/// `shapes_only`: what would be copied gets no rows.
+/// Makes configuration and weights those of the slice. Matrices of several layers with the same rows stay one in
+/// memory. n_params, stored_bytes, vocab_size and n_experts stay the whole model's. What all ranks together add once
+/// (biases of o and of experts' outputs) is zero on all ranks but one. `shapes_only`: what would be copied gets no
+/// rows.
 void apply_slice(const ModelSlice& slice, Config& config, Weights& weights, bool shapes_only = false);
 
 /// What a rank, of all, has of every side of the model's caches, [2 n_layers]: kv heads, and values of states.
 std::vector<SidePart> side_parts(const ModelSlice& slice, int rank);
-/// The caches of a rank, and what weighted rounding needs of them, of those of the whole model: `part` are the rank's sides,
-/// K and V of each of these layers. No metrics: none.
+/// The caches of a rank, and what weighted rounding needs of them, of those of the whole model: `part` are the rank's
+/// sides, K and V of each of these layers. No metrics: none.
 std::vector<KvLayerConfig> layers_of_part(std::span<const KvLayerConfig> whole, std::span<const SidePart> part);
 std::vector<KvMetricView> metrics_of_part(std::span<const KvLayerConfig> whole, std::span<const KvMetricView> metrics,
                                           std::span<const SidePart> part);

@@ -250,19 +250,19 @@ int64_t SynthPlan::decode_matrix_bytes() const {
 
 namespace {
 
-/// Tensors of a layer in the order in which they are drawn, which the numbers of all synth: models follow from. Tensors
-/// of heads, and of experts, take turns. Rows that are not here are drawn last.
-constexpr std::string_view kDrawn =
+/// Tensors of a layer in the order in which they are filled, which the numbers of all synth: models follow from.
+/// Tensors of heads, and of experts, take turns. Rows that are not here are filled last.
+constexpr std::string_view kFillOrder =
     "|attn_norm|attn_post_norm|ffn_post_norm|delta qkv|delta z|delta a|delta b|delta conv|delta decay|delta dt_bias|"
     "delta norm|q_a|q_a_norm|q_b|kv_a|kv_a_norm|k_b|v_b|q_norm|k_norm|q|k|v|o|q_bias|k_bias|v_bias|attn_sub_norm|"
     "ffn_sub_norm|ffn_norm|o_bias|sink_logits|router|router_bias|choice_bias|expert gate|expert up|expert down|"
     "expert gate_bias|expert up_bias|expert down_bias|shared_gate|gate|up|down|gate_bias|up_bias|down_bias|";
 
 /// The layer rows in that order.
-std::vector<const TensorRow*> drawn_rows() {
+std::vector<const TensorRow*> rows_in_fill_order() {
   std::vector<const TensorRow*> rows;
   for (const TensorRow& row : layer_tensors()) rows.push_back(&row);
-  const auto place = [](const TensorRow* row) { return kDrawn.find(fmt::format("|{}|", row->name)); };
+  const auto place = [](const TensorRow* row) { return kFillOrder.find(fmt::format("|{}|", row->name)); };
   std::ranges::stable_sort(rows, {}, place);
   return rows;
 }
@@ -336,10 +336,10 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
   if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
     for (float& v : w.output_norm)
       v *= (rng.next() % 2 == 0 ? 1.0f : -1.0f) * c.embedding_scale / std::sqrt(float(c.d_model));
-  const std::vector<const TensorRow*> rows = drawn_rows();
+  const std::vector<const TensorRow*> rows = rows_in_fill_order();
   const auto add_layer = [&](int i) {
     LayerWeights& layer = into->layers.emplace_back();
-    const auto draw = [&](const TensorRow& row, auto& to) {
+    const auto fill_row = [&](const TensorRow& row, auto& to) {
       const auto [n_out, n_in] = row.shape(c, i);
       if constexpr (std::is_same_v<decltype(to), Linear&>) {
         const double gain = row.kind == TensorKind::output ? branch_gain : 1;
@@ -351,10 +351,10 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
         for (float& v : to) v = -0.1f * std::exp(v);
       }
     };
-    const auto take_turns = [&](int n, const auto& draw_part) {
+    const auto take_turns = [&](int n, const auto& fill_part) {
       for (int part = 0; part < n; ++part)
         for (const TensorRow* row : rows)
-          if (row->exists(c, i)) draw_part(*row, size_t(part));
+          if (row->exists(c, i)) fill_part(*row, size_t(part));
     };
     for (const TensorRow* row : rows) {
       if (!row->exists(c, i)) continue;
@@ -362,14 +362,14 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
         layer.k_b.resize(size_t(c.n_heads));
         layer.v_b.resize(size_t(c.n_heads));
         take_turns(c.n_heads, [&](const TensorRow& of, size_t head) {
-          if (of.of_heads()) draw(of, (layer.**of.of_heads())[head]);
+          if (of.of_heads()) fill_row(of, (layer.**of.of_heads())[head]);
         });
       } else if (row->member == TensorMember(&ExpertWeights::gate)) {
         layer.experts.resize(size_t(c.n_experts));
-        take_turns(c.n_experts, [&](const TensorRow& of, size_t e) { call_member(of, layer.experts[e], draw); });
+        take_turns(c.n_experts, [&](const TensorRow& of, size_t e) { call_member(of, layer.experts[e], fill_row); });
       } else if (!row->of_heads()) {
-        call_member(*row, layer, draw);
-        call_member(*row, layer.delta, draw);
+        call_member(*row, layer, fill_row);
+        call_member(*row, layer.delta, fill_row);
       }
     }
   };

@@ -130,8 +130,8 @@ std::span<const TensorName> head_ends(const Arch& arch);
 std::string gguf_name(const TensorRow& row, const TensorName& name, int layer);
 std::string hf_name(const TensorRow& row, const TensorName& name, int layer, int expert = 0);
 
-/// Where the rows of a part are in a matrix of layout by_key_head: q, k, the values and the z of a key head's value heads
-/// in one, b and a of its value heads in the other.
+/// Where the rows of a part are in a matrix of layout by_key_head: q, k, the values and the z of a key head's value
+/// heads in one, b and a of its value heads in the other.
 std::vector<int64_t> rows_by_key_head(const DeltaShape& shape, Linear DeltaWeights::*part);
 
 /// The configuration of an MTP head's layer: it attends, and has experts where the model has some.

@@ -118,8 +118,8 @@ int64_t mapped_matrix_bytes(const Weights& weights);
 /// norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1] (without the "synth:" prefix) asks for, before any of it is
-/// made.
+/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1] (without the "synth:" prefix) asks for,
+/// before any of it is made.
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
@@ -143,8 +143,8 @@ enum class SynthMatrices : uint8_t {
   rows,    ///< rows, to be cut before they are packed
   shapes,  ///< formats and shapes alone
 };
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1]. `spec` is without
-/// the "synth:" prefix.
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1]. `spec` is
+/// without the "synth:" prefix.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
                                      SynthMatrices matrices = SynthMatrices::packed);
 std::vector<std::string> synth_shape_names();
@@ -153,8 +153,8 @@ Result<Config> synth_config(std::string_view shape);
 
 /// Packs into panels every matrix whose format has a panel kernel for this ISA.
 void pack_weights(CpuContext& context, Weights& weights);
-/// Forgets rows whose panels serve every product, moves rows that are a part of a buffer into one of their own, and frees
-/// the buffers that nothing points into: a rank holds no more than its slice.
+/// Forgets rows whose panels serve every product, moves rows that are a part of a buffer into one of their own, and
+/// frees the buffers that nothing points into: a rank holds no more than its slice.
 void drop_unread_rows(Weights& weights);
 /// Frees the buffers that nothing points into: what loading converted of layers that other ranks have.
 void drop_unread_buffers(Weights& weights);

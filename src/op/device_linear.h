@@ -1,5 +1,5 @@
 // The kernels of weight matrices on a GPU, as a table. What the rows say of themselves needs neither a device nor CUDA,
-// so `ridge explain`, `ridge info` and --kernel know them in every build. device_product.h runs them.
+// so `ridge explain`, `ridge info` and --kernel know them in every build. device_matmul.h runs them.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace ridge {
 
-/// More tokens take the kernels of many (op gemm), most of which round activations to halves. They are not bound by the
+/// More tokens take the kernels of many (op gemm), most of which round activations to f16. They are not bound by the
 /// bytes of weights any more but by products.
 inline constexpr int64_t kFewTokens = 24;
 inline std::string_view device_linear_op(int64_t n_tokens) { return n_tokens <= kFewTokens ? "gemv" : "gemm"; }

@@ -13,10 +13,10 @@ std::string mpi_version();
 /// Whether an MPI job started this process.
 bool in_mpi_job();
 
-/// Makes this process a rank of its job, which must have tp * pp ranks of the same program, in pp stages. Once a process;
-/// the ranks live to the process's end. Throws Error: no_device without MPI in this build, usage when the job has another
-/// number of ranks or a rank runs another build. When other ranks have not started within `timeout_s`, the process says so
-/// and ends with exit code 1.
+/// Makes this process a rank of its job, which must have tp * pp ranks of the same program, in pp stages. Once a
+/// process; the ranks live to the process's end. Throws Error: no_device without MPI in this build, usage when the job
+/// has another number of ranks or a rank runs another build. When other ranks have not started within `timeout_s`, the
+/// process says so and ends with exit code 1.
 Ranks& join_mpi(int tp, int pp, double timeout_s);
 
 /// The ranks that this process joined; null when it is alone.

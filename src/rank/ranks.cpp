@@ -15,7 +15,7 @@ BytesOut bytes_of(const T* first, int64_t n) {
   return std::as_bytes(std::span(first, size_t(n)));
 }
 template <class T>
-BytesIn room_in(T* first, int64_t n) {
+BytesIn bytes_in(T* first, int64_t n) {
   return std::as_writable_bytes(std::span(first, size_t(n)));
 }
 
@@ -111,7 +111,7 @@ void Ranks::all_reduce(std::span<float> values) {
   for (int r = 0; r < size(); ++r) {
     const int64_t of_r = split ? first_of(n, r, size()) : 0, to_r = split ? first_of(n, r + 1, size()) : n;
     to_[size_t(r)] = bytes_of(values.data() + of_r, to_r - of_r);
-    from_[size_t(r)] = room_in(parts + r * count, count);
+    from_[size_t(r)] = bytes_in(parts + r * count, count);
   }
   exchange("a sum of a layer", timeout_s_);
   float* const sums = values.data() + first;
@@ -123,7 +123,7 @@ void Ranks::all_reduce(std::span<float> values) {
   send_to_all(bytes_of(sums, count));
   for (int r = 0; r < size(); ++r) {
     const int64_t of_r = first_of(n, r, size());
-    from_[size_t(r)] = room_in(values.data() + of_r, first_of(n, r + 1, size()) - of_r);
+    from_[size_t(r)] = bytes_in(values.data() + of_r, first_of(n, r + 1, size()) - of_r);
   }
   exchange("the sums of a layer", timeout_s_);
 }
@@ -139,15 +139,15 @@ void Ranks::gather_columns(View2<const float> own, std::span<const int64_t> bord
   const View2<float> packed = part(rank());
   for (int64_t t = 0; t < n; ++t) std::ranges::copy(own.row(t), packed.row(t).begin());
   send_to_all(bytes_of(packed.data, n * packed.cols));
-  for (int r = 0; r < size(); ++r) from_[size_t(r)] = room_in(part(r).data, n * width(r));
+  for (int r = 0; r < size(); ++r) from_[size_t(r)] = bytes_in(part(r).data, n * width(r));
   exchange("columns of a matrix", timeout_s_);
   for (int r = 0; r < size(); ++r)
     for (int64_t t = 0; t < n; ++t) std::ranges::copy(part(r).row(t), whole.row(t).begin() + borders[size_t(r)]);
 }
 
-void Ranks::send(int from, int to, BytesOut bytes, BytesIn room, double seconds) {
+void Ranks::send(int from, int to, BytesOut bytes, BytesIn into, double seconds) {
   if (rank() == from) to_[size_t(to)] = bytes;
-  if (rank() == to) from_[size_t(from)] = room;
+  if (rank() == to) from_[size_t(from)] = into;
   exchange("bytes of one rank for another", seconds);
 }
 
@@ -157,7 +157,7 @@ std::vector<std::string> Ranks::trade(std::span<const BytesOut> to, double secon
   for (const BytesOut& text : to) given.push_back(ssize(text));
   for (int r = 0; r < size(); ++r) {
     to_[size_t(r)] = bytes_of(&given[size_t(r)], 1);
-    if (r != rank()) from_[size_t(r)] = room_in(&sizes[size_t(r)], 1);
+    if (r != rank()) from_[size_t(r)] = bytes_in(&sizes[size_t(r)], 1);
   }
   exchange("a text's size", seconds);
   const BytesOut own = to[size_t(rank())];
@@ -174,7 +174,7 @@ std::vector<std::string> Ranks::trade(std::span<const BytesOut> to, double secon
       if (r == rank()) continue;
       const int64_t n_to = given[size_t(r)] - first, n_from = sizes[size_t(r)] - first;
       if (n_to > 0) to_[size_t(r)] = to[size_t(r)].subspan(size_t(first), size_t(std::min(n_to, most)));
-      if (n_from > 0) from_[size_t(r)] = room_in(all[size_t(r)].data() + first, std::min(n_from, most));
+      if (n_from > 0) from_[size_t(r)] = bytes_in(all[size_t(r)].data() + first, std::min(n_from, most));
     }
     exchange("a text", seconds);
   }
@@ -197,10 +197,10 @@ void Ranks::tell(const std::string& text) {
 
 std::string Ranks::hear() {
   int64_t size = 0;
-  from_[0] = room_in(&size, 1);
+  from_[0] = bytes_in(&size, 1);
   exchange("the first rank's next call", kNoLimit);
   std::string text(size_t(size), '\0');
-  from_[0] = room_in(text.data(), size);
+  from_[0] = bytes_in(text.data(), size);
   exchange("the first rank's next call", timeout_s_);
   return text;
 }

@@ -1,6 +1,6 @@
-// The ranks that hold one model together: each has a slice of its matrices (model/slice.h) and runs the same steps. What
-// they make of a step is added, or put side by side, here: every rank gets the same bits, so that ranks that do the same
-// with them stay together without further messages.
+// The ranks that hold one model together: each has a slice of its matrices (model/slice.h) and runs the same steps.
+// What they make of a step is added, or put side by side, here: every rank gets the same bits, so that ranks that do
+// the same with them stay together without further messages.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,8 @@ class Ranks {
   bool is_first() const { return rank() == 0; }
   double timeout_s() const { return timeout_s_; }
 
-  /// Stages that the model's layers are split over, in order: `--pp`. Ranks of a stage follow each other, and each stage
-  /// has as many. Throws usage where they do not share the ranks evenly.
+  /// Stages that the model's layers are split over, in order: `--pp`. Ranks of a stage follow each other, and each
+  /// stage has as many. Throws usage where they do not share the ranks evenly.
   void set_stages(int n);
   int n_stages() const { return n_stages_; }
   /// The ranks of this rank's stage among themselves. Valid while this object is; not to be used at the same time.
@@ -36,9 +36,9 @@ class Ranks {
   void all_reduce(std::span<float> values);
   /// whole [n, borders.back()]: columns [borders[r], borders[r + 1]) are `own` [n, ..] of rank r.
   void gather_columns(View2<const float> own, std::span<const int64_t> borders, View2<float> whole);
-  /// Rank `to` gets in `room` the `bytes` of rank `from`, equally many; other ranks may call it, for nothing.
-  void send(int from, int to, BytesOut bytes, BytesIn room, double seconds);
-  void send(int from, int to, BytesOut bytes, BytesIn room) { send(from, to, bytes, room, timeout_s_); }
+  /// Rank `to` gets into `into` the `bytes` of rank `from`, equally many; other ranks may call it, for nothing.
+  void send(int from, int to, BytesOut bytes, BytesIn into, double seconds);
+  void send(int from, int to, BytesOut bytes, BytesIn into) { send(from, to, bytes, into, timeout_s_); }
   /// What each rank gave, by rank.
   std::vector<std::string> gather(const std::string& own, double seconds);
   std::vector<std::string> gather(const std::string& own) { return gather(own, timeout_s_); }
@@ -61,7 +61,8 @@ class Ranks {
   void set_names(std::vector<std::string> names) { names_ = std::move(names); }
   std::string name(int rank) const;
 
-  /// Only the first rank has the command, and tells the others what to do (engine/lead.h). Said before a model is loaded.
+  /// Only the first rank has the command, and tells the others what to do (engine/lead.h). Said before a model is
+  /// loaded.
   void be_led() { led_ = true; }
   bool led() const { return led_; }
   /// A rank whose process is known to be gone; -1: none. Any thread may ask.

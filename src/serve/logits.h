@@ -1,4 +1,4 @@
-// What a request wants of logits before a token is drawn, and what it wants to know of them.
+// What a request wants of logits before a token is sampled, and what it wants to know of them.
 #pragma once
 
 #include "serve/request.h"

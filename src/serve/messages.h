@@ -5,8 +5,8 @@
 
 namespace ridge::serve {
 
-/// `messages` as templates take them: objects with a role; lists of parts are their text, and the arguments of calls are
-/// objects where they are such. Throws ApiError that names the place (messages[2].content).
+/// `messages` as templates take them: objects with a role; lists of parts are their text, and the arguments of calls
+/// are objects where they are such. Throws ApiError that names the place (messages[2].content).
 Json read_messages(const Json& body);
 
 /// `tools`, null where there are none. Every tool is a function with a name and parameters that are the schema of an

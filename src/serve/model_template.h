@@ -35,8 +35,9 @@ struct ModelTemplate {
   std::shared_ptr<Cache> cache = std::make_shared<Cache>();
 };
 
-/// `choice` (--chat-template): the name of a template of the model or of a standard one, else a file; empty: the model's
-/// own. Throws usage for a choice that is none of these. Templates that cannot be read do not throw: see `problem`.
+/// `choice` (--chat-template): the name of a template of the model or of a standard one, else a file; empty: the
+/// model's own. Throws usage for a choice that is none of these. Templates that cannot be read do not throw: see
+/// `problem`.
 ModelTemplate read_model_template(const std::string& model_path, const std::string& choice = {});
 
 /// A conversation with tools and more variables of the template.
@@ -45,8 +46,8 @@ struct Conversation {
   Json tools = nullptr;
   Json extra = Json::object();
 };
-/// The prompt, which ends with the begin of the answer: by the template, or as plain text where there is none. Tools that
-/// the template does not know are described by a message. A failure says what the template says.
+/// The prompt, which ends with the begin of the answer: by the template, or as plain text where there is none. Tools
+/// that the template does not know are described by a message. A failure says what the template says.
 Result<std::string> render_conversation(const Engine& engine, const ModelTemplate& chat_template,
                                         const Conversation& conversation);
 /// How the answer to a request with tools writes calls. Failures are those of render_conversation().

@@ -29,7 +29,7 @@ struct GenerationRequest {
   std::optional<bool> speculative;        ///< whether proposals are made; unset: where the server has a proposer
   int key = 0;                            ///< whose request: turns are shared out fairly among keys
 
-  /// Whether logits must come to the host before a token is drawn.
+  /// Whether logits must come to the host before a token is sampled.
   bool needs_logits() const {
     return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 ||
            constraint || min_tokens > 0;

@@ -26,9 +26,9 @@ std::vector<Job*> by_turn(std::span<const std::unique_ptr<Job>> waiting, const s
 }  // namespace
 
 Scheduler::Scheduler(Engine& engine, const SchedulerOptions& options)
-    : engine_(engine), options_(options), default_kv_(kv_text(options.lane.kv)) {
+    : engine_(engine), options_(options), default_kv_(kv_text(options.pool.kv)) {
   known_kv_.push_back(default_kv_);
-  lane(default_kv_);
+  runner(default_kv_);
   totals_.on_end = [this](const Totals& totals) {
     const std::lock_guard lock(board_mutex_);
     board_.totals = totals;
@@ -46,7 +46,7 @@ Scheduler::~Scheduler() {
 Result<std::string> Scheduler::checked_kv(const std::string& kv) const {
   try {
     const KvChoice choice = parse_kv_choice(kv).or_throw();
-    layer_configs(session_options(choice, options_.lane.n_ctx, 0), engine_.plan());
+    layer_configs(session_options(choice, options_.pool.n_ctx, 0), engine_.plan());
     return kv_text(choice);
   } catch (const Error& error) {
     return Failure{error.kind(), error.what(), "kv_quant"};
@@ -55,7 +55,7 @@ Result<std::string> Scheduler::checked_kv(const std::string& kv) const {
 
 Status Scheduler::know_kv(const std::string& kv) {
   if (std::ranges::find(known_kv_, kv) != known_kv_.end()) return {};
-  if (int(known_kv_.size()) >= options_.max_lanes)
+  if (int(known_kv_.size()) >= options_.max_pools)
     return wrong_field("kv_quant", "a cache of {} needs a pool of its own, and this server's {} are of {} (--kv-pools)",
                        kv, known_kv_.size(), fmt::join(known_kv_, ", "));
   known_kv_.push_back(kv);
@@ -65,7 +65,7 @@ Status Scheduler::know_kv(const std::string& kv) {
 Result<std::vector<uint64_t>> Scheduler::submit(std::vector<Submission> submissions,
                                                 const std::function<void()>& on_queued) {
   for (auto& [request, listener] : submissions) {
-    if (request.speculative.value_or(false) && !options_.lane.proposers)
+    if (request.speculative.value_or(false) && !options_.pool.proposers)
       return wrong_field("speculative", "this server has no proposer (start it with --spec-type lookup, draft or mtp)");
     if (request.kv.empty()) continue;
     RIDGE_TRY(request.kv, checked_kv(request.kv));
@@ -91,7 +91,7 @@ Result<std::vector<uint64_t>> Scheduler::submit(std::vector<Submission> submissi
   for (auto& [request, listener] : submissions) {
     ids.push_back(++last_id_);
     incoming_.push_back(
-        std::make_unique<Job>(last_id_, std::move(request), std::move(listener), vocabulary, options_.lane));
+        std::make_unique<Job>(last_id_, std::move(request), std::move(listener), vocabulary, options_.pool));
   }
   n_queued_ += submissions.size();
   news_ = true;
@@ -167,13 +167,13 @@ Board Scheduler::board() const {
 /// While requests run now and then only: pages are counted one by one.
 void Scheduler::write_board() {
   const bool idle =
-      waiting_.empty() && std::ranges::all_of(lanes_, [](const auto& l) { return l.second->jobs().empty(); });
+      waiting_.empty() && std::ranges::all_of(runners_, [](const auto& l) { return l.second->jobs().empty(); });
   if (!idle && seconds_since(board_written_) < kBoardSeconds) return;
   board_written_ = Clock::now();
   Board board{.totals = totals_, .n_waiting = waiting_.size()};
-  for (const auto& [kv, lane] : lanes_) {
-    for (const auto& job : lane->jobs()) ++(job->parked ? board.n_parked : board.n_running);
-    board.pools.emplace_back(kv, lane->pool().report());
+  for (const auto& [kv, runner] : runners_) {
+    for (const auto& job : runner->jobs()) ++(job->parked ? board.n_parked : board.n_running);
+    board.pools.emplace_back(kv, runner->pool().report());
   }
   const std::lock_guard lock(board_mutex_);
   board_ = std::move(board);
@@ -184,14 +184,14 @@ std::string Scheduler::failure() const {
   return failure_;
 }
 
-Lane& Scheduler::lane(const std::string& kv) {
-  const auto found = lanes_.find(kv);
-  if (found != lanes_.end()) return *found->second;
-  LaneOptions options = options_.lane;
+PoolRunner& Scheduler::runner(const std::string& kv) {
+  const auto found = runners_.find(kv);
+  if (found != runners_.end()) return *found->second;
+  PoolOptions options = options_.pool;
   options.kv = parse_kv_choice(kv).or_throw();
-  options.kv_bytes /= options_.max_lanes;
-  options.swap_bytes /= options_.max_lanes;
-  Lane& made = *lanes_.emplace(kv, std::make_unique<Lane>(engine_, options, totals_)).first->second;
+  options.kv_bytes /= options_.max_pools;
+  options.swap_bytes /= options_.max_pools;
+  PoolRunner& made = *runners_.emplace(kv, std::make_unique<PoolRunner>(engine_, options, totals_)).first->second;
   options_.on_open(made);
   return made;
 }
@@ -201,7 +201,7 @@ bool Scheduler::take_commands() {
   write_board();
   std::unique_lock lock(mutex_);
   const auto busy = [&] {
-    return !waiting_.empty() || std::ranges::any_of(lanes_, [](const auto& l) { return !l.second->jobs().empty(); });
+    return !waiting_.empty() || std::ranges::any_of(runners_, [](const auto& l) { return !l.second->jobs().empty(); });
   };
   wake_.wait(lock, [&] { return news_ || stopping_ || busy(); });
   news_ = false;
@@ -221,10 +221,10 @@ bool Scheduler::take_commands() {
   };
   for (const auto& job : waiting_)
     if (is_cancelled(*job)) job->cancelled = true;
-  for (const auto& [kv, lane] : lanes_) {
-    for (const auto& job : lane->jobs())
+  for (const auto& [kv, runner] : runners_) {
+    for (const auto& job : runner->jobs())
       if (is_cancelled(*job)) job->cancelled = true;
-    lane->drop_cancelled();
+    runner->drop_cancelled();
   }
   std::erase_if(waiting_, [&](const auto& job) {
     if (job->cancelled) job->listener->on_end(FinishReason::cancelled, job->usage, {});
@@ -240,7 +240,7 @@ bool Scheduler::take_commands() {
   lock.unlock();
   for (const auto& look : looks) look();
   if (failure().empty())
-    for (const auto& [kv, lane] : lanes_) options_.on_close(*lane);
+    for (const auto& [kv, runner] : runners_) options_.on_close(*runner);
   looked_.notify_all();
   return false;
 }
@@ -248,13 +248,13 @@ bool Scheduler::take_commands() {
 /// Starts waiting jobs in turn, until each pool has no room for its next one: nobody is passed by a smaller request.
 void Scheduler::admit() {
   std::map<int, int> running;
-  for (const auto& [kv, lane] : lanes_)
-    for (const auto& job : lane->jobs()) ++running[job->request.key];
-  std::vector<const Lane*> full;
+  for (const auto& [kv, runner] : runners_)
+    for (const auto& job : runner->jobs()) ++running[job->request.key];
+  std::vector<const PoolRunner*> full;
   for (Job* next : by_turn(waiting_, running)) {
     const auto place = std::ranges::find(waiting_, next, [](const auto& job) { return job.get(); });
     try {
-      Lane& to = lane(next->request.kv);
+      PoolRunner& to = runner(next->request.kv);
       if (std::ranges::find(full, &to) != full.end()) continue;
       switch (to.admit(*next)) {
         case Admission::after_prefix: continue;
@@ -275,12 +275,12 @@ void Scheduler::admit() {
 void Scheduler::step() {
   PartClock clock;
   admit();
-  Lane* next = nullptr;
+  PoolRunner* next = nullptr;
   int n_busy = 0;
-  for (const auto& [kv, lane] : lanes_) {
-    if (lane->jobs().empty()) continue;
+  for (const auto& [kv, runner] : runners_) {
+    if (runner->jobs().empty()) continue;
     ++n_busy;
-    if (!next || lane->last_step() < next->last_step()) next = lane.get();
+    if (!next || runner->last_step() < next->last_step()) next = runner.get();
   }
   if (!next) return;
   next->step(clock, [&] { return n_busy == 1 && !news_; });
@@ -296,7 +296,7 @@ void Scheduler::run() {
         const std::lock_guard lock(mutex_);
         failure_ = error.what();
       }
-      for (const auto& [kv, lane] : lanes_) lane->end_all(error.what());
+      for (const auto& [kv, runner] : runners_) runner->end_all(error.what());
       for (const auto& job : waiting_) job->listener->on_end(FinishReason::failed, job->usage, {error.what()});
       waiting_.clear();
     }

@@ -9,16 +9,17 @@
 #include <mutex>
 #include <thread>
 
-#include "serve/lane.h"
+#include "serve/pool_runner.h"
 
 namespace ridge::serve {
 
 struct SchedulerOptions {
-  LaneOptions lane;   ///< of every pool; `kv` is that of requests that name none
+  PoolOptions pool;   ///< of every pool; `kv` is that of requests that name none
   int max_queue = 0;  ///< requests that wait
-  int max_lanes = 1;  ///< pools, one per set of cache formats; each gets its share of lane.kv_bytes and lane.swap_bytes
-  /// Called on the scheduler's thread with a pool that was just opened, and with every pool when all requests have ended.
-  std::function<void(Lane&)> on_open = [](Lane&) {}, on_close = [](Lane&) {};
+  int max_pools = 1;  ///< pools, one per set of cache formats; each gets its share of pool.kv_bytes and pool.swap_bytes
+  /// Called on the scheduler's thread with a pool that was just opened, and with every pool when all requests have
+  /// ended.
+  std::function<void(PoolRunner&)> on_open = [](PoolRunner&) {}, on_close = [](PoolRunner&) {};
 };
 
 /// What /metrics shows.
@@ -39,9 +40,9 @@ class Scheduler {
     std::shared_ptr<Listener> listener;
   };
   /// Queues requests, all or none; every prompt has fewer tokens than the context. `on_queued` runs before any of them
-  /// starts. The text of a model without a tokenizer is its token ids as numbers, a space behind each. Refuses: usage for
-  /// formats that cannot work here and for a pool too many, no_memory for a full queue, failure after the engine failed or
-  /// while it stops.
+  /// starts. The text of a model without a tokenizer is its token ids as numbers, a space behind each. Refuses: usage
+  /// for formats that cannot work here and for a pool too many, no_memory for a full queue, failure after the engine
+  /// failed or while it stops.
   Result<std::vector<uint64_t>> submit(
       std::vector<Submission> submissions, const std::function<void()>& on_queued = [] {});
   Result<uint64_t> submit(GenerationRequest request, std::shared_ptr<Listener> listener);
@@ -54,7 +55,8 @@ class Scheduler {
   /// Runs `look` between two steps, on the scheduler's thread, and waits for it. What it throws is thrown here. False
   /// once the scheduler has stopped.
   bool inspect(const std::function<void(Scheduler&)>& look);
-  /// For any thread, at any time, without waiting for a step. Ends of texts count at once, the rest within kBoardSeconds.
+  /// For any thread, at any time, without waiting for a step. Ends of texts count at once, the rest within
+  /// kBoardSeconds.
   Board board() const;
   static constexpr double kBoardSeconds = 0.05;
   /// Takes no more requests, and returns when all have ended; those that have not by the deadline are cancelled.
@@ -66,7 +68,7 @@ class Scheduler {
   const SchedulerOptions& options() const { return options_; }
 
   // For inspect():
-  const std::map<std::string, std::unique_ptr<Lane>>& lanes() const { return lanes_; }
+  const std::map<std::string, std::unique_ptr<PoolRunner>>& runners() const { return runners_; }
   size_t n_waiting() const { return waiting_.size(); }
   const Totals& totals() const { return totals_; }
 
@@ -76,13 +78,13 @@ class Scheduler {
   void write_board();
   Result<std::string> checked_kv(const std::string& kv) const;
   Status know_kv(const std::string& kv);  // with the lock held
-  Lane& lane(const std::string& kv);
+  PoolRunner& runner(const std::string& kv);
   void admit();
   void step();
 
   Engine& engine_;
   const SchedulerOptions options_;
-  std::map<std::string, std::unique_ptr<Lane>> lanes_;
+  std::map<std::string, std::unique_ptr<PoolRunner>> runners_;
   std::vector<std::unique_ptr<Job>> waiting_;  // in the order they came
   Totals totals_;
 

@@ -70,34 +70,34 @@ void Server::serve(Engine& engine, const std::string& name, ModelTemplate chat_t
   model_ = std::make_unique<ApiModel>(ApiModel{.engine = engine,
                                                .name = name,
                                                .chat_template = std::move(chat_template),
-                                               .n_ctx = options.lane.n_ctx,
+                                               .n_ctx = options.pool.n_ctx,
                                                .loaded = std::time(nullptr),
                                                .log = options_.log,
                                                .log_prompts = options_.log_prompts});
   if (options_.state_dir.empty()) {
     std::random_device random;
-    options.lane.prefix_secret = uint64_t(random()) << 32 | random();
+    options.pool.prefix_secret = uint64_t(random()) << 32 | random();
   } else {
     state_ = std::make_unique<StateDir>(options_.state_dir);
-    options.lane.prefix_secret = state_->secret();
-    options.on_open = [this](Lane& lane) { open_state(lane); };
-    options.on_close = [this](Lane& lane) { close_state(lane); };
+    options.pool.prefix_secret = state_->secret();
+    options.on_open = [this](PoolRunner& runner) { open_state(runner); };
+    options.on_close = [this](PoolRunner& runner) { close_state(runner); };
   }
   scheduler_ = std::make_unique<Scheduler>(engine, options);
   ready_ = true;
 }
 
-void Server::open_state(Lane& lane) {
+void Server::open_state(PoolRunner& runner) {
   try {
-    options_.log(state_->load(model_->engine, lane));
+    options_.log(state_->load(model_->engine, runner));
   } catch (const std::exception& error) {
     options_.log(fmt::format("prefixes not read: {}", error.what()));
   }
 }
 
-void Server::close_state(Lane& lane) {
+void Server::close_state(PoolRunner& runner) {
   try {
-    options_.log(state_->save(model_->engine, lane));
+    options_.log(state_->save(model_->engine, runner));
   } catch (const std::exception& error) {
     options_.log(fmt::format("prefixes not saved: {}", error.what()));
   }

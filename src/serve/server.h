@@ -40,8 +40,8 @@ class Server {
   explicit Server(ServerOptions options);
   std::optional<http::Response> gate(const http::Request& head);
   void handle(http::Request request, const http::Reply& reply);
-  void open_state(Lane& lane);
-  void close_state(Lane& lane);
+  void open_state(PoolRunner& runner);
+  void close_state(PoolRunner& runner);
 
   const ServerOptions options_;
   std::unique_ptr<http::Server> http_;

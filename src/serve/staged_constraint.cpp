@@ -168,7 +168,7 @@ int32_t StagedConstraint::accept_opening(int32_t token) {
   text_ = text;
   if (std::ranges::any_of(stage().marks.texts, [&](const std::string& open) { return open.starts_with(text); }))
     return token;
-  if (!grammar_goes_on_) throw_error(ErrorKind::failure, "token {} was drawn outside of its grammar", token);
+  if (!grammar_goes_on_) throw_error(ErrorKind::failure, "token {} was sampled outside of its grammar", token);
   stage_ = stage().next;  // the place in the grammar stays
   return token;
 }
@@ -206,7 +206,7 @@ int32_t StagedConstraint::accept_reasoning(int32_t token) {
 }
 
 void StagedConstraint::accept_word(int32_t token) {
-  if (!place_->accept(token)) throw_error(ErrorKind::failure, "token {} was drawn outside of its words", token);
+  if (!place_->accept(token)) throw_error(ErrorKind::failure, "token {} was sampled outside of its words", token);
   text_ += plan_->vocabulary->bytes(token);
   for (const auto& [word, next] : stage().words)
     if (word == text_) return enter(next);
@@ -216,7 +216,7 @@ void StagedConstraint::accept_answer(int32_t token) {
   const bool blank = std::exchange(line_end_, false) && has(plan_->line_ends, token);
   // A line end may also be what the grammar begins with.
   if (place_->accept(token) || blank) return;
-  throw_error(ErrorKind::failure, "token {} was drawn outside of its grammar", token);
+  throw_error(ErrorKind::failure, "token {} was sampled outside of its grammar", token);
 }
 
 }  // namespace ridge::serve

@@ -97,28 +97,30 @@ StateDir::StateDir(fs::path path) : path_(std::move(path)) {
   pending.commit().or_throw();
 }
 
-fs::path StateDir::path_of(Engine& engine, const Lane& lane) const {
-  return path_ / fmt::format("{:016x}-{:016x}", engine.hash(lane.options().n_ctx), hash_of(kv_text(lane.options().kv)));
+fs::path StateDir::path_of(Engine& engine, const PoolRunner& runner) const {
+  return path_ /
+         fmt::format("{:016x}-{:016x}", engine.hash(runner.options().n_ctx), hash_of(kv_text(runner.options().kv)));
 }
 
-std::string StateDir::load(Engine& engine, Lane& lane) {
-  const fs::path from = path_of(engine, lane);
+std::string StateDir::load(Engine& engine, PoolRunner& runner) {
+  const fs::path from = path_of(engine, runner);
   make_private(from);
   Folder folder{.lock = FileLock::take(from / "lock", false), .own = {}};
   const bool held = folder.lock.held();
-  SequencePool& pool = lane.pool();
+  SequencePool& pool = runner.pool();
   int n = 0, refused = 0;
   std::string why;
   const std::vector<fs::path> files = state_files(from);
-  // A slot for the sequence and one for its checkpoint; what runs later wants slots and pages of its own. The newest files
-  // are read, in the order of their age. The others are not this server's to remove.
+  // A slot for the sequence and one for its checkpoint; what runs later wants slots and pages of its own. The newest
+  // files are read, in the order of their age. The others are not this server's to remove.
   const size_t n_read = std::min(files.size(), size_t(std::max(0, int(pool.report().slots_free) - 1)));
   for (const fs::path& path : std::span(files).last(n_read)) {
     if (pool.report().slots_free < 2) break;
     const auto read = [&]() -> Status {
       RIDGE_TRY(const io::MappedFile file, io::MappedFile::open(path));
-      RIDGE_TRY(const SequenceImage image, read_kv_state(pool, lane.options().n_ctx, engine.hash(lane.options().n_ctx),
-                                                         file.bytes(), path.string()));
+      RIDGE_TRY(const SequenceImage image,
+                read_kv_state(pool, runner.options().n_ctx, engine.hash(runner.options().n_ctx), file.bytes(),
+                              path.string()));
       RIDGE_TRY(const SeqId seq, pool.load(image));
       if (auto checkpoint = pool.checkpoint(seq)) pool.retain(*checkpoint, *hex(path.stem().string()));
       pool.close(seq);
@@ -131,15 +133,15 @@ std::string StateDir::load(Engine& engine, Lane& lane) {
   const std::scoped_lock locked(mutex_);
   folders_[from] = std::move(folder);
   const size_t left = files.size() - n_read;
-  return fmt::format("{} prefixes of {} read from {}{}{}{}", n, kv_text(lane.options().kv), from.string(),
+  return fmt::format("{} prefixes of {} read from {}{}{}{}", n, kv_text(runner.options().kv), from.string(),
                      left > 0 ? fmt::format("; {} older ones stay unread: no slot is free", left) : "",
                      refused > 0 ? fmt::format("; {} left alone, the last because: {}", refused, why) : "",
                      held ? "" : "; another server has the folder, its files stay as they are");
 }
 
-std::string StateDir::save(Engine& engine, Lane& lane) {
-  SequencePool& pool = lane.pool();
-  const fs::path to = path_of(engine, lane);
+std::string StateDir::save(Engine& engine, PoolRunner& runner) {
+  SequencePool& pool = runner.pool();
+  const fs::path to = path_of(engine, runner);
   Folder folder;
   {
     const std::scoped_lock locked(mutex_);
@@ -148,7 +150,7 @@ std::string StateDir::save(Engine& engine, Lane& lane) {
   make_private(to);
   if (!folder.lock.held()) folder.lock = FileLock::take(to / "lock", false);
   if (!folder.lock.held())
-    return fmt::format("prefixes of {} not saved: another server has {}", kv_text(lane.options().kv), to.string());
+    return fmt::format("prefixes of {} not saved: another server has {}", kv_text(runner.options().kv), to.string());
   int n = 0;
   for (const uint64_t key : pool.retained()) {
     const fs::path path = to / fmt::format("{:016x}.kv", key);
@@ -156,14 +158,14 @@ std::string StateDir::save(Engine& engine, Lane& lane) {
     const auto seq = pool.open(*pool.find(key));
     if (!seq) return fmt::format("prefixes not saved: {}", seq.error().message);
     const Status saved =
-        save_kv_state(pool.memory().layouts(), pool.save(*seq), engine.hash(lane.options().n_ctx), path);
+        save_kv_state(pool.memory().layouts(), pool.save(*seq), engine.hash(runner.options().n_ctx), path);
     pool.close(*seq);
     if (!saved) return fmt::format("prefixes not saved: {}", saved.error().message);
     ++n;
   }
   std::error_code ignored;
   for (const fs::path& path : folder.own) fs::remove(path, ignored);
-  return fmt::format("{} prefixes of {} saved in {}", n, kv_text(lane.options().kv), to.string());
+  return fmt::format("{} prefixes of {} saved in {}", n, kv_text(runner.options().kv), to.string());
 }
 
 }  // namespace ridge::serve

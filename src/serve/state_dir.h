@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "serve/lane.h"
+#include "serve/pool_runner.h"
 
 namespace ridge::serve {
 
@@ -23,8 +23,8 @@ class FileLock {
   }
   ~FileLock();
 
-  /// Makes the file where it is missing. `wait`: until others have given it back; else not held where another process, or
-  /// another FileLock, has it. Throws Error where the file cannot be made or the file system has no locks.
+  /// Makes the file where it is missing. `wait`: until others have given it back; else not held where another process,
+  /// or another FileLock, has it. Throws Error where the file cannot be made or the file system has no locks.
   static FileLock take(const std::filesystem::path& path, bool wait);
   bool held() const { return fd_ >= 0; }
 
@@ -32,37 +32,38 @@ class FileLock {
   int fd_ = -1;
 };
 
-/// The folder holds `secret` (of the hashes of prefixes) and, for every model and formats of its cache, a folder named by
-/// hashes of both with one file a checkpoint, named by the hash of its tokens. Every file appears whole. The files hold what
-/// people wrote, in coded form: the folder is open to its owner only.
+/// The folder holds `secret` (of the hashes of prefixes) and, for every model and formats of its cache, a folder named
+/// by hashes of both with one file a checkpoint, named by the hash of its tokens. Every file appears whole. The files
+/// hold what people wrote, in coded form: the folder is open to its owner only.
 ///
-/// A server locks the folders that it uses. One that finds a folder locked reads it, and adds its own files at its end if
-/// the folder is free by then. Files that a server did not read or write are never removed.
+/// A server locks the folders that it uses. One that finds a folder locked reads it, and adds its own files at its end
+/// if the folder is free by then. Files that a server did not read or write are never removed.
 class StateDir {
  public:
   /// Makes what is missing. Throws Error when the folder cannot be used.
   explicit StateDir(std::filesystem::path path);
 
   uint64_t secret() const { return secret_; }
-  /// Puts the stored checkpoints into a pool, those written last as those used last. Files that do not fit (damaged, longer
-  /// than the context) are left alone. Returns a line for the log.
-  std::string load(Engine& engine, Lane& lane);
-  /// Writes the pool's checkpoints, and removes what load() read and the pool has forgotten. Returns a line for the log.
-  std::string save(Engine& engine, Lane& lane);
+  /// Puts the stored checkpoints into a pool, those written last as those used last. Files that do not fit (damaged,
+  /// longer than the context) are left alone. Returns a line for the log.
+  std::string load(Engine& engine, PoolRunner& runner);
+  /// Writes the pool's checkpoints, and removes what load() read and the pool has forgotten. Returns a line for the
+  /// log.
+  std::string save(Engine& engine, PoolRunner& runner);
 
  private:
-  /// What a lane has of its folder while it is open.
+  /// What a pool has of its folder while it is open.
   struct Folder {
     FileLock lock;
     std::vector<std::filesystem::path> own;  ///< files read, or passed over for want of room
   };
 
-  std::filesystem::path path_of(Engine& engine, const Lane& lane) const;
+  std::filesystem::path path_of(Engine& engine, const PoolRunner& runner) const;
 
   const std::filesystem::path path_;
   uint64_t secret_ = 0;
   std::mutex mutex_;
-  std::map<std::filesystem::path, Folder> folders_;  // of lanes that are open
+  std::map<std::filesystem::path, Folder> folders_;  // of pools that are open
 };
 
 }  // namespace ridge::serve

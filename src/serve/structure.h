@@ -14,17 +14,17 @@ namespace ridge::serve {
 
 inline constexpr size_t kMaxGrammarBytes = size_t(64) << 20;
 
-/// Compiled grammars of one model, kept for requests that ask for the same. Those used last are given up last: they take
-/// max_bytes at most, but for the newest one. Free to share between threads.
+/// Compiled grammars of one model, kept for requests that ask for the same. Those used last are given up last: they
+/// take max_bytes at most, but for the newest one. Free to share between threads.
 class Structures {
  public:
   using Maker = std::function<std::unique_ptr<TokenRule>()>;
   explicit Structures(const Engine& engine, size_t max_bytes = kMaxGrammarBytes)
       : engine_(engine), max_bytes_(max_bytes) {}
 
-  /// A constraint for every choice of a request with `response_format`, `grammar`, or a `tool_choice` that wants a call;
-  /// null when it has none of them. It begins behind the reasoning that `form` tells of, in harmony with the final
-  /// channel. Throws ApiError.
+  /// A constraint for every choice of a request with `response_format`, `grammar`, or a `tool_choice` that wants a
+  /// call; null when it has none of them. It begins behind the reasoning that `form` tells of, in harmony with the
+  /// final channel. Throws ApiError.
   Maker read(const Json& body, const Json& tools, const AnswerForm& form);
   size_t kept_bytes();
 

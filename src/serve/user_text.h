@@ -14,8 +14,8 @@ class UserText {
 
   /// Messages with signs in the contents and names of all roles but the system's, the developer's and the assistant's.
   Json guarded(Json messages) const;
-  /// A value with signs in all its texts and keys: tools, whose descriptions other programs wrote. It nests as deep as a
-  /// body may.
+  /// A value with signs in all its texts and keys: tools, whose descriptions other programs wrote. It nests as deep as
+  /// a body may.
   Json guarded_texts(Json value) const;
   /// A prompt of guarded messages without the signs.
   std::string released(const std::string& prompt) const;
@@ -28,8 +28,8 @@ class UserText {
     std::string text;
     bool plain;  ///< stood behind an opening sign
   };
-  /// The prompt without its signs. Where a template cut a text, an opening sign holds up to the next sign, and a closing
-  /// one without its opening one does nothing.
+  /// The prompt without its signs. Where a template cut a text, an opening sign holds up to the next sign, and a
+  /// closing one without its opening one does nothing.
   std::vector<Part> parts(const std::string& prompt) const;
 
   const Engine& engine_;

@@ -22,9 +22,9 @@ Json report_json(const KvReport& report, int64_t f16_bytes) {
 }
 
 /// Tokens that the running sequences and checkpoints of a pool hold, shared ones once a holder.
-int64_t held_tokens(Lane& lane) {
+int64_t held_tokens(PoolRunner& runner) {
   int64_t n = 0;
-  for (const auto& job : lane.jobs()) n += lane.pool().length(job->text.seq);
+  for (const auto& job : runner.jobs()) n += runner.pool().length(job->text.seq);
   return n;
 }
 
@@ -37,11 +37,11 @@ struct Quality {
 };
 
 /// Pages of a class that running sequences hold.
-std::vector<int32_t> held_pages(Lane& lane, PageClass of) {
+std::vector<int32_t> held_pages(PoolRunner& runner, PageClass of) {
   std::vector<int32_t> pages;
-  for (const auto& job : lane.jobs())
+  for (const auto& job : runner.jobs())
     if (!job->parked) {
-      const auto held = lane.pool().pages(job->text.seq, of);
+      const auto held = runner.pool().pages(job->text.seq, of);
       pages.insert(pages.end(), held.begin(), held.end());
     }
   std::ranges::sort(pages);
@@ -49,9 +49,9 @@ std::vector<int32_t> held_pages(Lane& lane, PageClass of) {
   return pages;
 }
 
-Json layers_json(Lane& lane, KvDetail detail) {
-  KvMemory& memory = lane.pool().memory();
-  const std::vector<int32_t> of_class[] = {held_pages(lane, PageClass::full), held_pages(lane, PageClass::sliding)};
+Json layers_json(PoolRunner& runner, KvDetail detail) {
+  KvMemory& memory = runner.pool().memory();
+  const std::vector<int32_t> of_class[] = {held_pages(runner, PageClass::full), held_pages(runner, PageClass::sliding)};
   Json layers = Json::array();
   for (int layer = 0; layer < memory.n_layers(); ++layer) {
     Json entry = {{"layer", layer}};
@@ -88,10 +88,10 @@ Json pages_json(const PageReport& pages) {
           {"cached", cached}};
 }
 
-Json pool_json(Scheduler& scheduler, Lane& lane, KvDetail detail) {
-  const PoolReport pool = lane.pool().report();
+Json pool_json(Scheduler& scheduler, PoolRunner& runner, KvDetail detail) {
+  const PoolReport pool = runner.pool().report();
   Json json =
-      report_json(kv_report(lane.pool().memory(), lane.options().n_ctx), f16_bytes_per_token(scheduler.engine()));
+      report_json(kv_report(runner.pool().memory(), runner.options().n_ctx), f16_bytes_per_token(scheduler.engine()));
   json["pages"] = pages_json(pool);
   if (pool.sliding) json["sliding_pages"] = pages_json(*pool.sliding);
   json["slots"] = {{"total", pool.n_slots}, {"free", pool.slots_free}};
@@ -103,7 +103,7 @@ Json pool_json(Scheduler& scheduler, Lane& lane, KvDetail detail) {
   json["slot_bytes"] = pool.slot_bytes;
   json["used_bytes"] = pool.used_bytes;
   json["allocated_bytes"] = pool.allocated_bytes;
-  const KvMemory& memory = lane.pool().memory();
+  const KvMemory& memory = runner.pool().memory();
   int64_t values[kPageClasses] = {};  // of a position
   for (int layer = 0; layer < memory.n_layers(); ++layer)
     for (const KvSide side : kKvSides) {
@@ -116,8 +116,8 @@ Json pool_json(Scheduler& scheduler, Lane& lane, KvDetail detail) {
     f16_bytes += int64_t(pages.n_pages - pages.pages_free) * kPagePositions * 2 * values[size_t(of)];
   }
   json["f16_bytes"] = f16_bytes;
-  json["tokens"] = held_tokens(lane);
-  if (detail != KvDetail::none) json["layers"] = layers_json(lane, detail);
+  json["tokens"] = held_tokens(runner);
+  if (detail != KvDetail::none) json["layers"] = layers_json(runner, detail);
   return json;
 }
 
@@ -139,11 +139,11 @@ Json parts_json(const std::deque<StepRecord>& steps, int64_t n) {
 
 }  // namespace
 
-std::string kv_line(Engine& engine, const LaneOptions& lane) {
-  const auto layers = layer_configs(session_options(lane.kv, lane.n_ctx, 0), engine.plan());
-  const KvReport report = kv_report(*engine.open_host_memory(layers, 1, 1), lane.n_ctx);
+std::string kv_line(Engine& engine, const PoolOptions& pool) {
+  const auto layers = layer_configs(session_options(pool.kv, pool.n_ctx, 0), engine.plan());
+  const KvReport report = kv_report(*engine.open_host_memory(layers, 1, 1), pool.n_ctx);
   const int64_t f16 = f16_bytes_per_token(engine);
-  return fmt::format("{}{}, {} bytes a token (f16: {}, ratio {:.2f})", kv_text(lane.kv),
+  return fmt::format("{}{}, {} bytes a token (f16: {}, ratio {:.2f})", kv_text(pool.kv),
                      engine.info().n_cached_sides == 1 ? ", one row for K and V" : "", report.bytes_per_token(), f16,
                      double(f16) / double(report.bytes_per_token()));
 }
@@ -173,19 +173,20 @@ Json props_json(Scheduler& scheduler, const ApiModel& model) {
                {"weight_format", info.weight_format},
                {"weight_bytes", info.weight_bytes},
                {"n_ctx", model.n_ctx},
-               {"parallel", scheduler.options().lane.max_seqs},
-               {"batch_tokens", scheduler.options().lane.batch_tokens},
+               {"parallel", scheduler.options().pool.max_seqs},
+               {"batch_tokens", scheduler.options().pool.batch_tokens},
                {"kv_quant", scheduler.default_kv()},
-               {"kv_pools", scheduler.options().max_lanes},
+               {"kv_pools", scheduler.options().max_pools},
                {"template", !info.has_tokenizer           ? "none"
                             : model.chat_template.plain() ? "plain"
                                                           : "model"},
                {"version", build_info().version},
                {"commit", build_info().commit}};
   scheduler.inspect([&](Scheduler& s) {
-    const auto lane = s.lanes().find(s.default_kv());
-    if (lane == s.lanes().end()) return;  // not opened yet
-    json.update(report_json(kv_report(lane->second->pool().memory(), model.n_ctx), f16_bytes_per_token(model.engine)));
+    const auto runner = s.runners().find(s.default_kv());
+    if (runner == s.runners().end()) return;  // not opened yet
+    json.update(
+        report_json(kv_report(runner->second->pool().memory(), model.n_ctx), f16_bytes_per_token(model.engine)));
   });
   return json;
 }
@@ -194,12 +195,12 @@ Json slots_json(Scheduler& scheduler, int64_t n_steps) {
   Json json;
   scheduler.inspect([&](Scheduler& s) {
     Json running = Json::array();
-    for (const auto& [kv, lane] : s.lanes())
-      for (const auto& job : lane->jobs()) {
+    for (const auto& [kv, runner] : s.runners())
+      for (const auto& job : runner->jobs()) {
         const double seconds = job->decodes() ? seconds_since(job->decoding) : 0;
         const int64_t n = ssize(job->result.tokens);
         running.push_back({{"id", job->id},
-                           {"state", phase_name(lane->phase(*job))},
+                           {"state", phase_name(runner->phase(*job))},
                            {"kv_quant", kv},
                            {"n_prompt", job->n_prompt()},
                            {"n_prompt_done", job->n_done},
@@ -216,7 +217,7 @@ Json slots_json(Scheduler& scheduler, int64_t n_steps) {
     const bool idle = running.empty() || seconds == 0;
     const StepRecord last = totals.recent.empty() || idle ? StepRecord() : totals.recent.back();
     json = {{"queue", s.n_waiting()},
-            {"parallel", s.options().lane.max_seqs},
+            {"parallel", s.options().pool.max_seqs},
             {"running", std::move(running)},
             {"step",
              {{"ms_p50", median_ms(totals.recent, n_steps, [](const StepRecord& step) { return step.seconds; })},
@@ -248,7 +249,7 @@ Json kv_json(Scheduler& scheduler, KvDetail detail) {
   scheduler.inspect([&](Scheduler& s) {
     const std::string standard = s.default_kv();
     Json pools = Json::object();
-    for (const auto& [kv, lane] : s.lanes()) pools[kv] = pool_json(s, *lane, detail);
+    for (const auto& [kv, runner] : s.runners()) pools[kv] = pool_json(s, *runner, detail);
     json = pools.contains(standard) ? pools[standard] : Json::object();
     json["kv_quant"] = standard;
     json["pools"] = std::move(pools);
@@ -269,8 +270,8 @@ std::string metrics_text(const Board& board, const http::Counts& counts) {
   add("counter", "prompt_tokens_total", "Tokens of prompts that were computed.", double(t.prompt_tokens));
   add("counter", "cached_tokens_total", "Tokens of prompts that were in the cache.", double(t.cached_tokens));
   add("counter", "generated_tokens_total", "Tokens that were generated.", double(t.generated_tokens));
-  add("counter", "proposed_tokens_total", "Tokens that were guessed ahead.", double(t.proposed_tokens));
-  add("counter", "accepted_tokens_total", "Guessed tokens that held.", double(t.accepted_tokens));
+  add("counter", "proposed_tokens_total", "Draft tokens that were proposed.", double(t.proposed_tokens));
+  add("counter", "accepted_tokens_total", "Draft tokens that were accepted.", double(t.accepted_tokens));
   add("counter", "steps_total", "Steps of the model.", double(t.steps));
   add("counter", "steps_ahead_total", "Steps that a device ran before the host had the tokens of the step in front.",
       double(t.steps_ahead));

@@ -7,7 +7,8 @@
 
 namespace ridge::serve {
 
-// All but models_json() and metrics_text() ask the scheduler's thread, between two steps; null or empty once it has stopped.
+// All but models_json() and metrics_text() ask the scheduler's thread, between two steps; null or empty once it has
+// stopped.
 Json models_json(const ApiModel& model);
 Json props_json(Scheduler& scheduler, const ApiModel& model);
 /// The median time of a step is of the newest `n_steps` of those remembered.
@@ -19,6 +20,6 @@ Json kv_json(Scheduler& scheduler, KvDetail detail);
 std::string metrics_text(const Board& board, const http::Counts& counts);
 
 /// "rotor-3/rotor-3, 84 bytes a token (f16: 448, ratio 5.33)".
-std::string kv_line(Engine& engine, const LaneOptions& lane);
+std::string kv_line(Engine& engine, const PoolOptions& pool);
 
 }  // namespace ridge::serve

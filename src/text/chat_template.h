@@ -1,4 +1,5 @@
-// Chat templates: from messages to the text of a prompt, as the model's authors wrote it down in Jinja (docs/templates.md).
+// Chat templates: from messages to the text of a prompt, as the model's authors wrote it down in Jinja
+// (docs/templates.md).
 #pragma once
 
 #include <ctime>

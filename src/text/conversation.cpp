@@ -165,8 +165,8 @@ std::map<std::string, std::string> names_of_calls(const Json& messages) {
   return names;
 }
 
-/// Calls and results, where they are to be told, as texts of roles that the template shows. Results that follow each other
-/// are one message: templates want users and assistants to alternate.
+/// Calls and results, where they are to be told, as texts of roles that the template shows. Results that follow each
+/// other are one message: templates want users and assistants to alternate.
 Json told(const Json& messages, bool tell_calls, bool tell_results) {
   const std::map<std::string, std::string> names = names_of_calls(messages);
   Json made = Json::array();

@@ -1,5 +1,6 @@
-// Conversations in the form that a template can show. Templates differ: some have no place for a system message, for tools or
-// for their results, some want contents as lists of parts. What a template does is found by rendering small conversations.
+// Conversations in the form that a template can show. Templates differ: some have no place for a system message, for
+// tools or for their results, some want contents as lists of parts. What a template does is found by rendering small
+// conversations.
 #pragma once
 
 #include "text/chat_template.h"
@@ -32,8 +33,8 @@ struct PlainNames {
 /// What ends the answer to a plain prompt: a base model goes on with the next line.
 std::vector<std::string> plain_stops(const PlainNames& names = {});
 
-/// Messages with contents as texts, in the form that a template of these habits shows. `tools`: functions that the template
-/// does not describe; the messages do it then, and calls stand in contents as JSON. Null: there are none.
+/// Messages with contents as texts, in the form that a template of these habits shows. `tools`: functions that the
+/// template does not describe; the messages do it then, and calls stand in contents as JSON. Null: there are none.
 Json fit_messages(const TemplateHabits& habits, Json messages, const Json& tools);
 
 }  // namespace ridge::text

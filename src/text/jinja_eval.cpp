@@ -4,8 +4,8 @@
 
 namespace ridge::text::jinja {
 
-/// Variables of one body. Those of macros, loops and `with` end with it, unless a macro was defined inside, which may be
-/// called later.
+/// Variables of one body. Those of macros, loops and `with` end with it, unless a macro was defined inside, which may
+/// be called later.
 struct Scope {
   Scope* parent = nullptr;
   std::vector<std::pair<std::string_view, Value>> variables = {};

@@ -47,7 +47,8 @@ void add_words(Parts& parts, std::string_view text, int64_t most, bool from_left
   if (!from_left) std::reverse(parts.made.begin(), parts.made.end());
 }
 
-/// Hands `found` the text before each place where `cut` stands, at most `most` of them; returns the text behind the last.
+/// Hands `found` the text before each place where `cut` stands, at most `most` of them; returns the text behind the
+/// last.
 template <class Found>
 std::string_view each_piece(Run& run, std::string_view text, std::string_view cut, int64_t most, Found found) {
   if (cut.empty()) trouble("the separator is empty");

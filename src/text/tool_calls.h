@@ -59,8 +59,8 @@ struct OutputDelta {
   std::vector<ToolCall> calls;
 };
 
-/// Splits one answer. Text that may still become a call or a tag is held back, white space before it too. What looks like
-/// a call and is none is content, word for word.
+/// Splits one answer. Text that may still become a call or a tag is held back, white space before it too. What looks
+/// like a call and is none is content, word for word.
 class OutputParser {
  public:
   struct Options {

@@ -20,8 +20,8 @@ struct Cell {
 /// Columns that the code point takes: 0 for marks, 2 for wide ones, -1 for what no terminal may get: controls, format
 /// characters (direction marks among them), line and paragraph separators, private and unassigned ones.
 int columns_of(char32_t code);
-/// Code points of UTF-8 text that are safe on a terminal: what columns_of() refuses and broken bytes become U+FFFD, a tab
-/// a space. Line feeds stay when `lines`, else they become spaces.
+/// Code points of UTF-8 text that are safe on a terminal: what columns_of() refuses and broken bytes become U+FFFD, a
+/// tab a space. Line feeds stay when `lines`, else they become spaces.
 std::u32string safe_text(std::string_view text, bool lines = false);
 /// The lines of safe text, broken at spaces so that none takes more than `width` (> 1) columns.
 std::vector<std::u32string> wrap(const std::u32string& text, int width);
@@ -34,8 +34,8 @@ class Canvas {
   int columns() const { return columns_; }
   const Cell& at(int row, int column) const { return cells_[size_t(row) * size_t(columns_) + size_t(column)]; }
 
-  /// Puts text at a place, cut at `width` columns (-1: none) and at the right edge; places outside are left out. Returns
-  /// the column behind the text.
+  /// Puts text at a place, cut at `width` columns (-1: none) and at the right edge; places outside are left out.
+  /// Returns the column behind the text.
   int put(int row, int column, std::string_view text, Style style = Style::plain, int width = -1);
   int put(int row, int column, std::u32string_view safe, Style style = Style::plain, int width = -1);
   /// Ends at column `end`, exclusive.
@@ -52,7 +52,8 @@ class Canvas {
   std::vector<Cell> cells_;
 };
 
-/// 0 for no value (not finite, or not above 0), else 1 to kHeatLevels from `low` to `high`; the middle when they are equal.
+/// 0 for no value (not finite, or not above 0), else 1 to kHeatLevels from `low` to `high`; the middle when they are
+/// equal.
 int heat_level(double value, double low, double high);
 /// "·" for 0, else a block of that height: levels differ without colours too.
 char32_t heat_glyph(int level);

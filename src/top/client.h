@@ -24,8 +24,8 @@ struct Target {
   std::string path(std::string_view of) const;
 };
 
-/// One round of questions; `trouble` says what failed, and what was known before stays. `by_page`: pools with the counts
-/// of their pages, which cost the server the more the fuller they are.
+/// One round of questions; `trouble` says what failed, and what was known before stays. `by_page`: pools with the
+/// counts of their pages, which cost the server the more the fuller they are.
 void poll_once(const Target& target, bool by_page, const std::atomic<bool>* stop, Known& known);
 
 class Poller {

@@ -1,4 +1,5 @@
-// What a server says about itself, read from JSON that nobody vouches for: a missing or wrong field reads as zero or "".
+// What a server says about itself, read from JSON that nobody vouches for: a missing or wrong field reads as zero or
+// "".
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,8 @@ struct Pool {
   std::vector<Layer> layers;
 };
 
-/// Of the answers to /props, /slots and /kv; pools have layers where the question was ?by=page. Fail only on text that is no JSON object. Lists are cut at 4096.
+/// Of the answers to /props, /slots and /kv; pools have layers where the question was ?by=page. Fail only on text that
+/// is no JSON object. Lists are cut at 4096.
 Result<Props> read_props(std::string_view json);
 Result<Slots> read_slots(std::string_view json);
 Result<std::vector<Pool>> read_pools(std::string_view json);

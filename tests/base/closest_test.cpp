@@ -18,7 +18,7 @@ TEST(Closest, LettersLeftOutAddedChangedOrSwapped) {
   EXPECT_EQ(closest_word("Q8_0", kNames), "q8_0") << "as other programs write it";
 }
 
-TEST(Closest, FarWordsGetNoGuess) {
+TEST(Closest, FarWordsGetNoSuggestion) {
   for (const char* word : {"", "x", "nonsense", "chart-maker"}) EXPECT_EQ(closest_word(word, kNames), "") << word;
   EXPECT_EQ(closest_word(std::string(100000, 'r'), kNames), "");
 }

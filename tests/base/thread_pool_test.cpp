@@ -245,17 +245,17 @@ TEST(Rng, KnownAnswersOfSplitMix64) {
 TEST(Rng, MomentsOfUniformAndNormal) {
   Rng rng(5);
   double uniform = 0, normal = 0, square = 0, fourth = 0;
-  constexpr int kDraws = 200000;
-  for (int i = 0; i < kDraws; ++i) {
+  constexpr int kNumbers = 200000;
+  for (int i = 0; i < kNumbers; ++i) {
     const double u = rng.uniform(), n = rng.normal();
     ASSERT_TRUE(u >= 0 && u < 1 && std::isfinite(n));
     uniform += u, normal += n, square += n * n, fourth += n * n * n * n;
   }
   // Five standard errors.
-  EXPECT_NEAR(uniform / kDraws, 0.5, 5 * 0.289 / std::sqrt(kDraws));
-  EXPECT_NEAR(normal / kDraws, 0, 5 / std::sqrt(kDraws));
-  EXPECT_NEAR(square / kDraws, 1, 5 * std::sqrt(2.0 / kDraws));
-  EXPECT_NEAR(fourth / kDraws, 3, 5 * std::sqrt(96.0 / kDraws));
+  EXPECT_NEAR(uniform / kNumbers, 0.5, 5 * 0.289 / std::sqrt(kNumbers));
+  EXPECT_NEAR(normal / kNumbers, 0, 5 / std::sqrt(kNumbers));
+  EXPECT_NEAR(square / kNumbers, 1, 5 * std::sqrt(2.0 / kNumbers));
+  EXPECT_NEAR(fourth / kNumbers, 3, 5 * std::sqrt(96.0 / kNumbers));
 }
 
 }  // namespace

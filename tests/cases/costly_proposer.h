@@ -1,4 +1,4 @@
-// A proposer whose guesses cost more than steps and never hold: texts rest at once.
+// A proposer whose draft tokens cost more than steps and never hold: texts pause at once.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@ namespace ridge {
 
 class CostlyProposer final : public Proposer {
  public:
-  /// Counts in `n_seen` the steps that it observes. `ms`: of a guess, many times a step.
+  /// Counts in `n_seen` the steps that it observes. `ms`: of a draft token, many times a step.
   CostlyProposer(int ms, int& n_seen) : time_(ms), n_seen_(n_seen) {}
   std::vector<int32_t> propose(std::span<const int32_t> text, int n) override {
     std::this_thread::sleep_for(time_);

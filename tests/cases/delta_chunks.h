@@ -7,7 +7,8 @@
 
 namespace ridge {
 
-/// What a value head reads of its tokens: q, k [n, keys] with their lengths, v [n, values], and the state [keys, values].
+/// What a value head reads of its tokens: q, k [n, keys] with their lengths, v [n, values], and the state [keys,
+/// values].
 template <class Real>
 struct DeltaHead {
   int n, keys, values;

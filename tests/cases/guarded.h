@@ -58,7 +58,7 @@ class Guarded {
 
  private:
   static constexpr size_t kMargin = 256;
-  static constexpr uint8_t kPoison = 0xFF;  // as floats and halves: NaN, so a read of the margin shows in the result
+  static constexpr uint8_t kPoison = 0xFF;  // as floats and f16: NaN, so a read of the margin shows in the result
   int64_t n_;
   std::vector<uint8_t> storage_;
   size_t first_;

@@ -1,4 +1,5 @@
-// Texts of a pool that ranks hold together, each rank a thread: where all have the command, and where the first one leads.
+// Texts of a pool that ranks hold together, each rank a thread: where all have the command, and where the first one
+// leads.
 #pragma once
 
 #include "cases/pool_walk.h"

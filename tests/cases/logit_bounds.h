@@ -5,11 +5,12 @@
 
 namespace ridge {
 
-/// For products added in float32 in any order, and weights decoded to float32: what the README of the reference data allows.
+/// For products added in float32 in any order, and weights decoded to float32: what the README of the reference data
+/// allows.
 inline constexpr double kFloatBound = 1e-4;
-/// For matrices in block formats on processors with panel kernels, which round activations to 15 bits (op/gemv/panels.h).
-/// Runtimes that round them to 8 bits are off by 0.29 in the reference data's models of block formats; 15 bits are 128 times
-/// finer.
+/// For matrices in block formats on processors with panel kernels, which round activations to 15 bits
+/// (op/gemv/panels.h). Runtimes that round them to 8 bits are off by 0.29 in the reference data's models of block
+/// formats; 15 bits are 128 times finer.
 inline constexpr double kFifteenBitBound = 0.29 / 128;
 
 /// The bound of a reference model by its name: gpt_oss_mxfp4 alone has matrices in a block format.

@@ -76,7 +76,7 @@ TEST(Chat, SpeculationLeavesTheConversation) {
   EXPECT_THAT(plain.out, Not(HasSubstr("spec     ")));
 }
 
-TEST(Chat, RegenDrawsAnotherAnswerToTheSamePrompt) {
+TEST(Chat, RegenSamplesAnotherAnswerToTheSamePrompt) {
   const Outcome outcome = chat("Once\n/regen\n", {"--json", "--temp", "1.5", "--seed", "5"});
   const std::vector<json> rows = answers(outcome);
   ASSERT_EQ(rows.size(), 2u) << outcome.err;

@@ -511,7 +511,7 @@ std::vector<std::string> quick_gemv(std::vector<std::string> more) {
   return args;
 }
 
-TEST(Bench, ProductsOnTheCpuAreCheckedTimedAndStored) {
+TEST(Bench, MatmulsOnTheCpuAreCheckedTimedAndStored) {
   TempDir dir;
   const std::string results = (dir / "r.jsonl").native();
   const Outcome outcome = run_ridge(
@@ -716,10 +716,10 @@ TEST(Plan, CountsShowsAndChecks) {
     EXPECT_THAT(outcome.out, HasSubstr(text));
   EXPECT_THAT(outcome.out, ContainsRegex("---: .\n. total .*\n. fits .*\n. largest context of 2 sessions .trained for"))
       << "what decides comes first";
-  const Outcome no_roof = run_ridge({"plan", "-m", kTinyModel});
-  EXPECT_EQ(no_roof.code, 0) << no_roof.err;
-  EXPECT_THAT(no_roof.err, HasSubstr("ridge bench bandwidth"));
-  EXPECT_THAT(no_roof.out, Not(HasSubstr("tokens/s")));
+  const Outcome no_bandwidth = run_ridge({"plan", "-m", kTinyModel});
+  EXPECT_EQ(no_bandwidth.code, 0) << no_bandwidth.err;
+  EXPECT_THAT(no_bandwidth.err, HasSubstr("ridge bench bandwidth"));
+  EXPECT_THAT(no_bandwidth.out, Not(HasSubstr("tokens/s")));
   const json rows = json::parse(
       run_ridge({"plan", "-m", "synth:llama-3.1-70b", "-c", "8192", "--kv", "f16", "--memory-gib", "200", "--json"})
           .out);

@@ -4,13 +4,13 @@
 // A block runs on the calling thread, its threads as fibers; blocks follow one another. Barriers, warp collectives and
 // dynamic shared memory behave as on a GPU, and what a GPU leaves to chance is made to hurt: the order of warps and of
 // blocks is shuffled, shared memory starts as NaN, asynchronous copies land only when they are waited for, and device
-// memory ends at a page that nobody may touch and is closed when it is freed. Sums of NCCL wait for the other devices while
-// the host goes on (emulated_nccl.cpp). It says nothing about time. Missing: anything where a block waits for another one
-// that has not begun.
+// memory ends at a page that nobody may touch and is closed when it is freed. Sums of NCCL wait for the other devices
+// while the host goes on (emulated_nccl.cpp). It says nothing about time. Missing: anything where a block waits for
+// another one that has not begun.
 //
 // There are several devices, which threads of the host work on at the same time, each with a state of its own here. A
-// kernel may wait for packets (gpu/packet.h) of another device: while all threads of a block do, further blocks of its grid
-// begin. Such a kernel may not use static shared memory, which the blocks of a host thread have in common.
+// kernel may wait for packets (gpu/packet.h) of another device: while all threads of a block do, further blocks of its
+// grid begin. Such a kernel may not use static shared memory, which the blocks of a host thread have in common.
 #pragma once
 
 #include <cmath>
@@ -94,8 +94,8 @@ void send_packet(uint4* at, uint4 packet);
 void wait_for_packet();
 
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
-/// Runs `work` now, behind work of the stream that waits for another device (emulated_streams.h), or records it when the
-/// stream is being captured.
+/// Runs `work` now, behind work of the stream that waits for another device (emulated_streams.h), or records it when
+/// the stream is being captured.
 void on_stream(void* stream, std::function<void()> work);
 
 /// All lanes hand over an In and get back an Out, computed by combine(const In* const (&)[32], Out* const (&)[32]).

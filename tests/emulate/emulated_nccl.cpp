@@ -1,7 +1,8 @@
 // NCCL's functions (gpu/nccl_library.h) where devices are emulated. Ranks are threads of this process: those of one
-// ncclCommInitAll, or those that call ncclCommInitRank with one id. What NCCL leaves to chance, or makes hard, is so here:
-// the order of adding changes from sum to sum; a rank's sum waits on its stream for the others, without a limit, until its own
-// communicator is aborted; the first call waits on the host, and so do starting and, for ranks of one id, destroying.
+// ncclCommInitAll, or those that call ncclCommInitRank with one id. What NCCL leaves to chance, or makes hard, is so
+// here: the order of adding changes from sum to sum; a rank's sum waits on its stream for the others, without a limit,
+// until its own communicator is aborted; the first call waits on the host, and so do starting and, for ranks of one id,
+// destroying.
 #include <condition_variable>
 #include <cstring>
 #include <map>

@@ -1,5 +1,5 @@
-// Streams where devices are emulated: work runs when it is queued, unless it waits for another device. It is then behind
-// other such work in the stream until somebody asks the stream, or an event of it, how far it is.
+// Streams where devices are emulated: work runs when it is queued, unless it waits for another device. It is then
+// behind other such work in the stream until somebody asks the stream, or an event of it, how far it is.
 #pragma once
 
 #include <functional>

@@ -48,7 +48,7 @@ void mma(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value) {
 struct Bytes {
   int operator()(uint32_t word, int i, bool) const { return int8_t(word >> (8 * i)); }
 };
-struct Halves {
+struct F16 {
   float operator()(uint32_t word, int i, bool) const { return f16_to_f32(uint16_t(word >> (16 * i))); }
 };
 struct Bfloats {
@@ -65,7 +65,7 @@ inline void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t
   mma_s8(d, a, b0, b1);
 }
 inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  emulated::mma<float, 2>(d, a, b0, b1, emulated::Halves());
+  emulated::mma<float, 2>(d, a, b0, b1, emulated::F16());
 }
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulated::mma<float, 2>(d, a, b0, b1, emulated::Bfloats());
@@ -100,13 +100,13 @@ inline uint32_t pack_f16(float low, float high) { return uint32_t(f32_to_f16(low
 inline uint32_t pack_bf16(float low, float high) {
   return uint32_t(f32_to_bf16(low)) | uint32_t(f32_to_bf16(high)) << 16;
 }
-inline float2 unpack_f16(uint32_t halves) { return {f16_to_f32(uint16_t(halves)), f16_to_f32(uint16_t(halves >> 16))}; }
+inline float2 unpack_f16(uint32_t pair) { return {f16_to_f32(uint16_t(pair)), f16_to_f32(uint16_t(pair >> 16))}; }
 inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   const float2 x = unpack_f16(a), y = unpack_f16(b);
   return pack_f16(x.x - y.x, x.y - y.y);
 }
 inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
-/// Exact for sums of halves that need no more than a float's bits.
+/// Exact for sums of f16 that need no more than a float's bits.
 inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   const float2 x = unpack_f16(a), y = unpack_f16(b), z = unpack_f16(c);
   return pack_f16(x.x * y.x + z.x, x.y * y.y + z.y);
@@ -123,8 +123,8 @@ inline uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   }
   return result;
 }
-inline float half_to_float(uint16_t half) { return f16_to_f32(half); }
-inline uint16_t float_to_half(float value) { return f32_to_f16(value); }
+inline float f16_to_float(uint16_t half) { return f16_to_f32(half); }
+inline uint16_t float_to_f16(float value) { return f32_to_f16(value); }
 inline float bf16_to_float(uint16_t bits) { return bf16_to_f32(bits); }
 inline uint16_t float_to_bf16(float value) { return f32_to_bf16(value); }
 

@@ -1,4 +1,5 @@
-// The DeepSeek-V2 checkpoint of tests/golden/deepseek-v2 with both of its routers, and the GGUF file of it, against transformers' logits.
+// The DeepSeek-V2 checkpoint of tests/golden/deepseek-v2 with both of its routers, and the GGUF file of it, against
+// transformers' logits.
 #include <gtest/gtest.h>
 
 #include <fstream>

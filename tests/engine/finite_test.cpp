@@ -1,4 +1,4 @@
-// Models with a weight that is not a number: every way to draw a token ends in an error that names the tensor.
+// Models with a weight that is not a number: every way to sample a token ends in an error that names the tensor.
 #include "engine/finite.h"
 
 #include <gmock/gmock.h>
@@ -18,14 +18,14 @@ using testing::HasSubstr;
 
 class Finite : public testing::Test {
  protected:
-  /// What drawing says; "" where nothing went wrong.
-  static std::string draw(const Model& model, const SamplerOptions& sampler, const std::string& cache,
-                          Speculation* speculation = nullptr, std::vector<int32_t> prompt = {1, 30, 31, 32}) {
+  /// What sampling says; "" where nothing went wrong.
+  static std::string sample_text(const Model& model, const SamplerOptions& sampler, const std::string& cache,
+                                 Speculation* speculation = nullptr, std::vector<int32_t> prompt = {1, 30, 31, 32}) {
     Session session(model, {.n_ctx = 256, .k = {.format = cache}, .v = {.format = cache}});
     session.speculate(speculation);
     session.prefill(prompt);
     try {
-      session.draw(sampler, prompt, 100, [](int32_t) { return true; });
+      session.generate(sampler, prompt, 100, [](int32_t) { return true; });
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::bad_file);
       EXPECT_EQ(session.n_past(), 0) << "rows that are not finite are forgotten";
@@ -44,7 +44,7 @@ TEST_F(Finite, EveryMatrixIsNamedWhateverTheCacheAndTheSampler) {
       const Model model = Model::load(damaged_model(directory_, tensor, 64 * 3 + 5, value), {.n_threads = 2});
       for (const char* cache : {"f16", "f32", "rotor-3"})
         for (const float temperature : {0.0f, 0.8f}) {
-          const std::string said = draw(model, {.temperature = temperature}, cache);
+          const std::string said = sample_text(model, {.temperature = temperature}, cache);
           EXPECT_THAT(said, HasSubstr(std::string(kNotFiniteText))) << tensor << ", " << cache;
           EXPECT_THAT(said, HasSubstr(tensor));
         }
@@ -62,7 +62,7 @@ TEST_F(Finite, AScaleOfAMatrixThatIsPackedIsFoundAtLoad) {
       try {
         const Model model = Model::load(path);
         EXPECT_EQ(model.info().isa, "scalar") << "other kernels pack the matrix";
-        EXPECT_THAT(draw(model, {.temperature = 0}, "f16"), HasSubstr("blk.1.ffn_up.weight"));
+        EXPECT_THAT(sample_text(model, {.temperature = 0}, "f16"), HasSubstr("blk.1.ffn_up.weight"));
       } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::bad_file);
         EXPECT_THAT(error.what(), HasSubstr("blk.1.ffn_up.weight: a scale of row 5 is not finite"));
@@ -78,7 +78,7 @@ TEST_F(Finite, CodesOfACacheHideNothing) {
       Session session(model, session_options(kv, 256, 16));
       const std::vector<int32_t> prompt(100, 30);
       session.prefill(prompt);
-      EXPECT_THROW(session.draw({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), NotFiniteError)
+      EXPECT_THROW(session.generate({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), NotFiniteError)
           << tensor << ", " << cache;
     }
   }
@@ -96,7 +96,7 @@ TEST_F(Finite, StepsBehindTheOneThatLostARowSaySo) {
     for (Session* one : {&session, &copy}) {
       EXPECT_THROW(one->save((directory_ / "state").native()), Error) << cache;
       one->prefill(std::vector<int32_t>{31});
-      EXPECT_THROW(one->draw({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), NotFiniteError) << cache;
+      EXPECT_THROW(one->generate({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), NotFiniteError) << cache;
     }
   }
   // Back in front of the row nothing is lost.
@@ -105,7 +105,7 @@ TEST_F(Finite, StepsBehindTheOneThatLostARowSaySo) {
   session.truncate(3);
   const std::vector<int32_t> rest(20, 31);
   session.prefill(rest);
-  EXPECT_EQ(session.draw({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), 4);
+  EXPECT_EQ(session.generate({.temperature = 0}, prompt, 4, [](int32_t) { return true; }), 4);
 }
 
 TEST_F(Finite, SpeculationSaysSoToo) {
@@ -114,7 +114,7 @@ TEST_F(Finite, SpeculationSaysSoToo) {
     Speculation speculation(make_lookup_proposer(), 4);
     if (rejects) speculation.reject();
     const std::vector<int32_t> repeats{1, 30, 31, 32, 30, 31, 32, 30, 31, 32};
-    EXPECT_THAT(draw(model, {.temperature = rejects ? 1.0f : 0.0f}, "f16", &speculation, repeats),
+    EXPECT_THAT(sample_text(model, {.temperature = rejects ? 1.0f : 0.0f}, "f16", &speculation, repeats),
                 HasSubstr("blk.1.ffn_down.weight has nan in row 0"));
   }
 }
@@ -127,14 +127,14 @@ TEST_F(Finite, ARequestWithoutTheDamagedRowIsAnsweredAsBefore) {
     const std::vector<int32_t> prompt{1, 40, 41};
     session.prefill(prompt);
     std::vector<int32_t> tokens;
-    session.draw({.temperature = 0}, prompt, 12, [&](int32_t token) {
+    session.generate({.temperature = 0}, prompt, 12, [&](int32_t token) {
       tokens.push_back(token);
       return true;
     });
     return tokens;
   };
   EXPECT_EQ(text(damaged), text(whole));
-  EXPECT_THAT(draw(damaged, {.temperature = 0}, "f16"), HasSubstr("token_embd.weight has nan in row 30"));
+  EXPECT_THAT(sample_text(damaged, {.temperature = 0}, "f16"), HasSubstr("token_embd.weight has nan in row 30"));
 }
 
 TEST_F(Finite, OnRequestTheFirstBlockIsNamed) {
@@ -163,7 +163,7 @@ TEST_F(Finite, ActivationsThatOverflowAreNoFaultOfAWeight) {
     const float large = 3e38f;
     for (size_t at = 0; at < bytes.size(); at += 4) std::memcpy(bytes.data() + at, &large, 4);
   }));
-  const std::string said = draw(model, {.temperature = 0}, "f16");
+  const std::string said = sample_text(model, {.temperature = 0}, "f16");
   EXPECT_THAT(said, HasSubstr("all weights are finite, so activations overflow"));
   EXPECT_THAT(said, HasSubstr("--check-finite"));
 }

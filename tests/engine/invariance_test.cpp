@@ -40,8 +40,8 @@ constexpr int kTokens = 520;
 #else
 constexpr int kTokens = 80;  // under sanitizers a token takes twenty times as long
 #endif
-/// Of them, in steps of one or two: past the window of rotor-3, whose rows are coded behind 96. Where a machine has fewer
-/// processors than the model has threads, a step takes milliseconds.
+/// Of them, in steps of one or two: past the window of rotor-3, whose rows are coded behind 96. Where a machine has
+/// fewer processors than the model has threads, a step takes milliseconds.
 constexpr size_t kFew = 170;
 
 class Invariance : public testing::TestWithParam<const char*> {};

@@ -1,5 +1,5 @@
-// Latent attention: one row a token is K and V. What comes out is held by parity_test.cpp; here is what the cache makes of
-// such rows. Batch invariance: invariance_test.cpp and ragged_test.cpp.
+// Latent attention: one row a token is K and V. What comes out is held by parity_test.cpp; here is what the cache makes
+// of such rows. Batch invariance: invariance_test.cpp and ragged_test.cpp.
 #include <gtest/gtest.h>
 
 #include <cmath>

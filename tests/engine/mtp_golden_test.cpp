@@ -83,25 +83,25 @@ TEST_F(MtpHeadOfQwen, QuantizeKeepsIt) {
   expect_golden(Model::load((dir / "b.gguf").native()));
 }
 
-/// What the head of a model guesses behind prefixes of a text.
-std::vector<std::vector<int32_t>> guesses_of(const Model& model, const std::string& head,
-                                             std::span<const int32_t> text) {
+/// What the head of a model proposes behind prefixes of a text.
+std::vector<std::vector<int32_t>> proposals_of(const Model& model, const std::string& head,
+                                               std::span<const int32_t> text) {
   const SessionOptions options{.n_ctx = 128, .k = {.format = "f32"}, .v = {.format = "f32"}};
   auto mtp = mtp_proposers(model, head, options)();
   Proposer& proposer = *mtp;
   Speculation speculation(std::move(mtp), 1);
   Session session(model, options);
   session.speculate(&speculation);
-  std::vector<std::vector<int32_t>> guesses;
+  std::vector<std::vector<int32_t>> proposals;
   for (size_t n = 10; n < text.size(); n += 4) {
     session.prefill(text.subspan(size_t(session.n_past()), n - size_t(session.n_past())));
-    guesses.push_back(proposer.propose(text.first(n + 1), 3));
+    proposals.push_back(proposer.propose(text.first(n + 1), 3));
   }
-  return guesses;
+  return proposals;
 }
 
-/// The head of plain layers: in a file beside the model, and as the last block of the file that `ridge quantize` writes,
-/// whose heads turn neighbouring pairs.
+/// The head of plain layers: in a file beside the model, and as the last block of the file that `ridge quantize`
+/// writes, whose heads turn neighbouring pairs.
 TEST(MtpHeadOfAPlainModel, QuantizeWritesItIntoTheFile) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
@@ -115,12 +115,12 @@ TEST(MtpHeadOfAPlainModel, QuantizeWritesItIntoTheFile) {
       "The river rises in the mountains and flows to the north, where it meets the sea near the old city and its "
       "port.");
   ASSERT_GT(text.size(), 20u);
-  const auto expected = guesses_of(of_directory, "", text);
+  const auto expected = proposals_of(of_directory, "", text);
   for (const char* file : {"a.gguf", "b.gguf"}) {
     const Model model = Model::load((dir / file).native());
     EXPECT_EQ(model.info().n_layers, of_directory.info().n_layers);
-    EXPECT_EQ(guesses_of(model, "", text), expected) << file;
-    EXPECT_EQ(guesses_of(model, (directory / "mtp.safetensors").native(), text), expected) << file;
+    EXPECT_EQ(proposals_of(model, "", text), expected) << file;
+    EXPECT_EQ(proposals_of(model, (directory / "mtp.safetensors").native(), text), expected) << file;
   }
 }
 

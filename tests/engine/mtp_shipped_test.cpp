@@ -1,4 +1,4 @@
-// How well the MTP head in the shipped model's file guesses; models/train_mtp_head.py trained it.
+// How well the MTP head in the shipped model's file proposes; models/train_mtp_head.py trained it.
 #include <gtest/gtest.h>
 
 #include "cases/paths.h"

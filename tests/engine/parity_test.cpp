@@ -112,8 +112,8 @@ TEST_P(Parity, WrittenGguf) {
 /// The model as the text model inside another, as published directories of Gemma 3 and Mistral Small 3 have it.
 class Nested : public Parity {
  protected:
-  /// Writes a directory whose tensors are called as `outside` says, beside some of a vision tower, and whose configuration
-  /// is in text_config without the keys that mean transformers' defaults.
+  /// Writes a directory whose tensors are called as `outside` says, beside some of a vision tower, and whose
+  /// configuration is in text_config without the keys that mean transformers' defaults.
   void write(const std::filesystem::path& to, bool outside) const {
     std::filesystem::create_directory(to);
     Json text = read_json(directory_ / "config.json");

@@ -89,8 +89,8 @@ int coded_formula(const KvSideConfig& s, int n) {
   const bool waits = (s.policy.centre || s.format->head_scale) && n < 64;
   return waits || n < window ? 0 : (n - window) / tile * tile;
 }
-/// Pages of a sequence that has grown to n positions, of one class. Sliding layers hold what the next query sees and what
-/// is coded next, were the sequence 32 positions shorter, and the rest of the pages that these are in.
+/// Pages of a sequence that has grown to n positions, of one class. Sliding layers hold what the next query sees and
+/// what is coded next, were the sequence 32 positions shorter, and the rest of the pages that these are in.
 int pages_formula(const std::vector<KvLayerConfig>& layers, int n, PageClass of) {
   const int back = std::max(0, n - 32);
   int most = 0, first = back;

@@ -159,12 +159,12 @@ class Ragged {
   void act() {
     if (sequences_.empty() || (ssize(sequences_) < case_.n_sequences && chance(0.3))) {
       if (const auto seq = pool_->open()) sequences_[*seq] = {};
-      else make_room();
+      else evict();
       return;
     }
     const SeqId seq = any();
     if (pool_->is_parked(seq)) {
-      if (const Status status = pool_->unpark(seq); !status) make_room();
+      if (const Status status = pool_->unpark(seq); !status) evict();
       return;
     }
     const int n = pool_->length(seq);
@@ -227,7 +227,7 @@ class Ragged {
   }
   void checkpoint(SeqId seq) {
     const auto made = pool_->checkpoint(seq);
-    if (!made) return make_room();
+    if (!made) return evict();
     Kept& kept = checkpoints_[*made] = {.timeline = sequences_[seq], .pages = {}, .key = {}};
     for (const PageClass of : kClasses) {
       const auto pages = pool_->pages(seq, of);
@@ -242,7 +242,7 @@ class Ragged {
     if (checkpoints_.empty() || ssize(sequences_) >= case_.n_sequences) return;
     const auto& [id, kept] = *std::next(checkpoints_.begin(), below(int(checkpoints_.size())));
     if (const auto made = pool_->open(id)) sequences_[*made] = kept.timeline;
-    else make_room();
+    else evict();
   }
   void find_or_evict() {
     const uint64_t key = uint64_t(below(3));
@@ -252,13 +252,13 @@ class Ragged {
     if (found) {
       ASSERT_EQ(*found, expected->first);
     }
-    if (chance(0.3)) make_room();
+    if (chance(0.3)) evict();
   }
   void load(SeqId seq) {
     if (ssize(sequences_) >= case_.n_sequences) return;
     const SequenceImage image = pool_->save(seq);
     const auto made = pool_->load(image);
-    if (!made) return make_room();
+    if (!made) return evict();
     sequences_[*made] = sequences_[seq];
   }
   /// Only some things may be refused, and only for want of room or of exact rows.
@@ -266,10 +266,10 @@ class Ragged {
     const bool room = failure.message.find("pages, ") != std::string::npos ||
                       failure.message.find("slots of the pool") != std::string::npos;
     EXPECT_TRUE(room || for_rows) << failure.message;
-    if (room) make_room();
+    if (room) evict();
   }
   /// Somebody gives pages and a slot back.
-  void make_room() {
+  void evict() {
     const PoolReport before = pool_->report();
     const bool evicted = pool_->evict();
     std::erase_if(checkpoints_, [&](const auto& c) { return c.second.key && !pool_->find(*c.second.key); });
@@ -312,7 +312,7 @@ class Ragged {
       }
       step.push_back({seq, n});
     }
-    if (step.empty()) return make_room();
+    if (step.empty()) return evict();
     // The order of sequences in a step is any.
     for (size_t i = step.size(); i > 1; --i) std::swap(step[i - 1], step[size_t(below(int(i)))]);
     for (const SeqTokens& of : step)

@@ -1,5 +1,5 @@
-// State files of models that ranks hold together: written by some number of ranks, read by another one, the same bytes all
-// the way, and the text goes on.
+// State files of models that ranks hold together: written by some number of ranks, read by another one, the same bytes
+// all the way, and the text goes on.
 #include "engine/rank_state.h"
 
 #include <gmock/gmock.h>
@@ -103,8 +103,8 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
   return {file.bytes().begin(), file.bytes().end()};
 }
 
-/// Computes n_tokens with `writers` ranks and goes on with every number of `readers`. Where ranks add in another order, the
-/// rows are those of the writers: what readers make of them differs by the rounding of three tokens (the bound of
+/// Computes n_tokens with `writers` ranks and goes on with every number of `readers`. Where ranks add in another order,
+/// the rows are those of the writers: what readers make of them differs by the rounding of three tokens (the bound of
 /// parity_test.cpp). Stages add nothing.
 void expect_moves(const std::string& path, const std::string& kv, int n_tokens, Layout writers,
                   std::initializer_list<Layout> readers) {

@@ -1,4 +1,4 @@
-// Ranks of one process as one backend: what it makes of a text, its memory, its drawing and its threads.
+// Ranks of one process as one backend: what it makes of a text, its memory, its sampling and its threads.
 #include "engine/ranked_backend.h"
 
 #include <gmock/gmock.h>
@@ -183,22 +183,22 @@ TEST_P(RankedBackend, WritesTheTextsOfStepsByHand) {
   std::vector<int32_t> expected;
   const std::vector<int32_t> known;
   const SeqTokens one{by_hand, 1};
-  // The last row of a batch of all rows is drawn from a step of its own.
+  // The last row of a batch of all rows is sampled from a step of its own.
   pool_->trim(by_hand, 69, TrimMode::exact).or_throw();
   pool_->reserve(by_hand, 1).or_throw();
   ranks_->backend->run({.tokens = {&prompt.back(), 1}, .seqs = {&one, 1}}, *pool_, *outputs);
   for (int i = 0; i < 12; ++i) {
-    expected.push_back(ranks_->backend->draw(*outputs, {&options, 1}, {&known, 1})[0]);
+    expected.push_back(ranks_->backend->sample(*outputs, {&options, 1}, {&known, 1})[0]);
     pool_->reserve(by_hand, 1).or_throw();
     ranks_->backend->run({.tokens = {&expected.back(), 1}, .seqs = {&one, 1}}, *pool_, *outputs);
   }
 
   run(*ranks_->backend, *pool_, *outputs, seq, std::span(prompt).first(69));
-  std::vector<int32_t> drawn;
-  Text drawing{.seq = seq, .tokens = {prompt.back()}, .sampler = options, .n_left = 12};
-  drawing.on_token = [&](int32_t token) { return drawn.push_back(token), true; };
-  Decoder(*ranks_->backend, *pool_, whole_.plan().n_ids).finish(drawing);
-  EXPECT_EQ(drawn, expected);
+  std::vector<int32_t> generated;
+  Text one_text{.seq = seq, .tokens = {prompt.back()}, .sampler = options, .n_left = 12};
+  one_text.on_token = [&](int32_t token) { return generated.push_back(token), true; };
+  Decoder(*ranks_->backend, *pool_, whole_.plan().n_ids).finish(one_text);
+  EXPECT_EQ(generated, expected);
   EXPECT_EQ(pool_->length(seq), 70 + 11);
 }
 

@@ -12,10 +12,10 @@ namespace ridge {
 namespace {
 
 const std::vector<float> kLogits = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f};
-// Everything off but the draw: probabilities are softmax(logits / temperature).
+// Everything off but sampling: probabilities are softmax(logits / temperature).
 const SamplerOptions kPlain{.temperature = 1, .top_k = 0, .top_p = 1, .min_p = 0};
 
-std::map<int32_t, int> draw(SamplerOptions options, int n, const std::vector<float>& logits = kLogits) {
+std::map<int32_t, int> sample(SamplerOptions options, int n, const std::vector<float>& logits = kLogits) {
   Sampler sampler(options, int(logits.size()));
   std::map<int32_t, int> counts;
   for (int i = 0; i < n; ++i) ++counts[sampler.sample(logits)];
@@ -23,7 +23,7 @@ std::map<int32_t, int> draw(SamplerOptions options, int n, const std::vector<flo
 }
 
 TEST(Sampler, GreedyTakesTheFirstOfTheLargestLogits) {
-  const auto counts = draw({.temperature = 0, .top_k = 1, .top_p = 0.1f, .min_p = 0.9f}, 20);
+  const auto counts = sample({.temperature = 0, .top_k = 1, .top_p = 0.1f, .min_p = 0.9f}, 20);
   EXPECT_EQ(counts, (std::map<int32_t, int>{{1, 20}}));
 }
 
@@ -41,12 +41,12 @@ TEST(Sampler, LogitsThatAreNotFiniteAreAnError) {
                                {NAN, NAN},
                                {-INFINITY, -INFINITY},
                                {-INFINITY, NAN, 1}}) {
-      EXPECT_THROW(draw(options, 1, logits), NotFiniteError) << logits.size();
+      EXPECT_THROW(sample(options, 1, logits), NotFiniteError) << logits.size();
       EXPECT_THROW(distribution_of(options, logits, {}), NotFiniteError);
       EXPECT_THROW(check_logits(logits), NotFiniteError);
     }
     for (const auto& logits : {std::vector<float>{-INFINITY, 1, -INFINITY}, {-3e38f, 3e38f}, {-INFINITY, -3}}) {
-      EXPECT_EQ(draw(options, 3, logits), (std::map<int32_t, int>{{1, 3}})) << "a token of -infinity never comes";
+      EXPECT_EQ(sample(options, 3, logits), (std::map<int32_t, int>{{1, 3}})) << "a token of -infinity never comes";
       check_logits(logits);
     }
   }
@@ -70,31 +70,32 @@ TEST(Sampler, SameSeedSameTokens) {
   EXPECT_NE(from_a, from_c);
 }
 
-TEST(Sampler, ASamplerMadeAnewGoesOnWithTheNextDraw) {
+TEST(Sampler, ANewSamplerGoesOnWithTheNextToken) {
   SamplerOptions options = kPlain;
   options.seed = 42;
   Sampler whole(options, 5);
   std::vector<int32_t> expected, tokens;
   for (int i = 0; i < 64; ++i) expected.push_back(whole.sample(kLogits));
   for (int i = 0; i < 64; ++i) {
-    options.first_draw = uint64_t(i);
+    options.n_sampled = uint64_t(i);
     tokens.push_back(Sampler(options, 5).sample(kLogits));
   }
   EXPECT_EQ(tokens, expected);
 }
 
-TEST(Sampler, DrawsFollowTheSoftmax) {
-  constexpr int kDraws = 40000;
+TEST(Sampler, TokensFollowTheSoftmax) {
+  constexpr int kSamples = 40000;
   for (const float temperature : {0.5f, 1.0f, 2.0f}) {
     SamplerOptions options = kPlain;
     options.temperature = temperature;
-    auto counts = draw(options, kDraws);
+    auto counts = sample(options, kSamples);
     double total = 0;
     for (const float logit : kLogits) total += std::exp(logit / temperature);
     for (size_t i = 0; i < kLogits.size(); ++i) {
       const double p = std::exp(kLogits[i] / temperature) / total;
-      const double sigma = std::sqrt(p * (1 - p) * kDraws);
-      EXPECT_NEAR(counts[int32_t(i)], p * kDraws, 5 * sigma + 1) << "token " << i << " at temperature " << temperature;
+      const double sigma = std::sqrt(p * (1 - p) * kSamples);
+      EXPECT_NEAR(counts[int32_t(i)], p * kSamples, 5 * sigma + 1)
+          << "token " << i << " at temperature " << temperature;
     }
   }
 }
@@ -102,24 +103,24 @@ TEST(Sampler, DrawsFollowTheSoftmax) {
 TEST(Sampler, TopKKeepsTheBest) {
   SamplerOptions options = kPlain;
   options.top_k = 2;
-  for (const auto& [token, count] : draw(options, 1000)) EXPECT_TRUE(token == 1 || token == 3) << token;
+  for (const auto& [token, count] : sample(options, 1000)) EXPECT_TRUE(token == 1 || token == 3) << token;
 }
 
 TEST(Sampler, TopPKeepsTheSmallestSetThatReachesIt) {
   // Probabilities: tokens 1 and 3 about 0.40 each, token 2 about 0.15, token 0 about 0.05.
   SamplerOptions options = kPlain;
   options.top_p = 0.79f;
-  for (const auto& [token, count] : draw(options, 1000)) EXPECT_TRUE(token == 1 || token == 3) << token;
+  for (const auto& [token, count] : sample(options, 1000)) EXPECT_TRUE(token == 1 || token == 3) << token;
   options.top_p = 0.85f;
-  EXPECT_TRUE(draw(options, 2000).contains(2));
+  EXPECT_TRUE(sample(options, 2000).contains(2));
   options.top_p = 0;
-  EXPECT_EQ(draw(options, 100), (std::map<int32_t, int>{{1, 100}})) << "the best token always stays";
+  EXPECT_EQ(sample(options, 100), (std::map<int32_t, int>{{1, 100}})) << "the best token always stays";
 }
 
 TEST(Sampler, MinPIsRelativeToTheBest) {
   SamplerOptions options = kPlain;
   options.min_p = 0.2f;  // e^-1 = 0.37 of the best stays, e^-2 = 0.14 goes
-  const auto counts = draw(options, 5000);
+  const auto counts = sample(options, 5000);
   EXPECT_TRUE(counts.contains(2));
   EXPECT_FALSE(counts.contains(0));
 }

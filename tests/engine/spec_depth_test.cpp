@@ -1,4 +1,4 @@
-// How many proposals pay: what steps cost, and how long texts rest.
+// How many proposals pay: what steps cost, and how long texts pause.
 #include <gtest/gtest.h>
 
 #include "engine/decode/text.h"
@@ -46,8 +46,8 @@ TEST(SpecDepth, FollowsWhatPays) {
   EXPECT_LT(relative_seconds(3, 4000, 3e-3, 4), 1.03) << "a proposal promises less than the texts' tokens cost";
 }
 
-/// A device's text: 10 ms a step at rest, 13 where the proposer listens, 4 more a proposal, 20 to begin and to end a rest.
-/// Proposals hold from token `from` on. Seconds for tokens `first` to `last`, over those of steps at rest.
+/// A device's text: 10 ms a paused step, 13 where the proposer listens, 4 more a proposal, 20 to begin and to end a
+/// pause. Proposals hold from token `from` on. Seconds for tokens `first` to `last`, over those of paused steps.
 double relative_seconds_of_device(int from, int first, int last) {
   SpecCost cost;
   SpecDepth depth;
@@ -56,10 +56,10 @@ double relative_seconds_of_device(int from, int first, int last) {
   int n_counted = 0;
   for (int n = 0; n < last;) {
     double took = 0;
-    int n_tokens = depth.resting_steps(true);
+    int n_tokens = depth.paused_steps(true);
     if (n_tokens > 0) {
-      for (int i = 0; i < n_tokens; ++i) cost.add_resting(0.01);
-      depth.rested(n_tokens, 2);
+      for (int i = 0; i < n_tokens; ++i) cost.add_paused(0.01);
+      depth.on_paused_steps(n_tokens, 2);
       took = 0.02 + n_tokens * 0.01;
     } else {
       const int asked = spec_depths(cost, 1, one, 8)[0], held = n >= from ? asked : 0;
@@ -74,12 +74,12 @@ double relative_seconds_of_device(int from, int first, int last) {
   return seconds / (0.01 * n_counted);
 }
 
-TEST(SpecDepth, TriesLoseLittleOfTheRestsBetweenThem) {
+TEST(SpecDepth, TriesLoseLittleOfThePausesBetweenThem) {
   EXPECT_LT(relative_seconds_of_device(10000, 0, 4000), 1.03) << "none holds, the first try included";
   EXPECT_LT(relative_seconds_of_device(10000, 1000, 8000), 1.03) << "none holds";
   EXPECT_GT(relative_seconds_of_device(10000, 1000, 8000), 1) << "it is tried again";
   EXPECT_LT(relative_seconds_of_device(0, 0, 1000), 0.6) << "all hold";
-  EXPECT_LT(relative_seconds_of_device(1500, 3000, 4000), 0.6) << "all hold by then: the rest has ended";
+  EXPECT_LT(relative_seconds_of_device(1500, 3000, 4000), 0.6) << "all hold by then: the pause has ended";
 }
 
 TEST(SpecDepth, ATextWhoseProposalsHoldGetsThemAll) {
@@ -96,7 +96,7 @@ TEST(SpecDepth, ATextWhoseProposalsHoldGetsThemAll) {
     bad.add(asked[1], asked[1], 0, cost, 2, 0.01 + 2e-3 * asked[1]);
   }
   EXPECT_EQ(spec_depths(cost, 2, texts, 4), (std::vector<int>{4, 0}));
-  EXPECT_TRUE(bad.resting());
+  EXPECT_TRUE(bad.paused());
 }
 
 TEST(SpecDepth, OneSlowStepDoesNotEndProposals) {

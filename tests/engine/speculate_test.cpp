@@ -17,12 +17,12 @@
 #include <tuple>
 
 #include "base/build_info.h"
-#include "cases/drawn_text.h"
 #include "cases/golden_logits.h"
 #include "cases/known_texts.h"
 #include "cases/mtp_head.h"
 #include "cases/paths.h"
 #include "cases/reference_data.h"
+#include "cases/sampled_text.h"
 #include "cases/temp_dir.h"
 #include "engine/engine.h"
 #include "io/mapped_file.h"
@@ -214,10 +214,10 @@ void write_rows(const std::string& path, const Tallies& tallies, const std::stri
   ASSERT_TRUE(file.good()) << path;
 }
 
-/// Hours of work: RIDGE_SPEC_PROMPTS=200 asks for 256 tokens behind so many prompts from the shipped text, by one thread.
-/// RIDGE_SPEC_PART=3/12 takes every twelfth prompt from the fourth on, so that twelve processes share the work.
-/// RIDGE_SPEC_ROWS=FILE has the counts, written again behind every prompt. ridge-bitnet is the draft where the reference
-/// data is, else the model itself.
+/// Hours of work: RIDGE_SPEC_PROMPTS=200 asks for 256 tokens behind so many prompts from the shipped text, by one
+/// thread. RIDGE_SPEC_PART=3/12 takes every twelfth prompt from the fourth on, so that twelve processes share the work.
+/// RIDGE_SPEC_ROWS=FILE has the counts, written again behind every prompt. ridge-bitnet is the draft where the
+/// reference data is, else the model itself.
 TEST(SpeculationSlow, TextsBehindManyPromptsAreIdentical) {
   const auto env = [](const char* name) {
     const char* const value = std::getenv(name);
@@ -275,7 +275,8 @@ TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
   }
 }
 
-/// What a proposer was asked and shown; it proposes the text that it was told from token `from` on, and nonsense before.
+/// What a proposer was asked and shown; it proposes the text that it was told from token `from` on, and nonsense
+/// before.
 class Watched final : public Proposer {
  public:
   Watched(std::vector<int32_t> text, size_t from) : text_(std::move(text)), from_(from) {}
@@ -305,15 +306,16 @@ class Watched final : public Proposer {
   bool lost_ = false;
 };
 
-/// Between tries the target leaves no hidden states and nobody asks the proposer, which hears of the gap before the next try.
-TEST(Speculation, ATextAtRestGoesOnWithoutItsProposer) {
+/// Between tries the target leaves no hidden states and nobody asks the proposer, which hears of the gap before the
+/// next try.
+TEST(Speculation, APausedTextGoesOnWithoutItsProposer) {
   const SessionOptions options = session_of("f16", false, 2048);
   const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
   const GenerateOptions generation{
       .max_tokens = 1500, .ignore_eos = true, .sampler = {.repeat_penalty = 1.2f, .seed = 3}};
   const Generated plain = generate_text(tiny(), options, prompt, generation, nullptr);
-  const size_t n_prompt = prompt.size(), guessable = 300;
-  auto made = std::make_unique<Watched>(whole_text(prompt, plain), guessable);
+  const size_t n_prompt = prompt.size(), n_proposable = 300;
+  auto made = std::make_unique<Watched>(whole_text(prompt, plain), n_proposable);
   Watched& proposer = *made;
   Speculation speculation(std::move(made), 4);
   expect_equal(generate_text(tiny(), options, prompt, generation, &speculation), plain, "watched");
@@ -322,7 +324,7 @@ TEST(Speculation, ATextAtRestGoesOnWithoutItsProposer) {
   std::vector<size_t> begins;
   for (const size_t at : proposer.seen)
     if (at > 0 && !proposer.seen.contains(at - 1)) begins.push_back(at);
-  EXPECT_FALSE(begins.empty()) << "no rest";
+  EXPECT_FALSE(begins.empty()) << "no pause";
   EXPECT_EQ(proposer.begins, begins);
   for (const size_t begin : begins) {  // what is heard is what stands in front of a try
     const auto next = std::ranges::find_if(proposer.asked, [&](size_t length) { return length > begin + 1; });
@@ -333,7 +335,7 @@ TEST(Speculation, ATextAtRestGoesOnWithoutItsProposer) {
   for (const size_t length : proposer.asked)
     for (size_t at = length - 1 - std::min<size_t>(length - 1, kHeardPositions); at < length - 1; ++at)
       EXPECT_TRUE(proposer.seen.contains(at)) << at << " in front of " << length;
-  EXPECT_GT(proposer.asked.back(), guessable) << "proposals are tried again";
+  EXPECT_GT(proposer.asked.back(), n_proposable) << "proposals are tried again";
   EXPECT_GT(speculation.report().n_accepted, 0);
 }
 
@@ -469,7 +471,7 @@ TEST(Speculation, ARuleHoldsWithDraftTokensAndWithout) {
   }
 }
 
-TEST(SpeculationSlow, TheHeadGuessesWhatPyTorchComputes) {
+TEST(SpeculationSlow, TheHeadProposesWhatPyTorchComputes) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
   const Model model = Model::load((*data / "models/ridge-ref").string());
@@ -482,7 +484,7 @@ TEST(SpeculationSlow, TheHeadGuessesWhatPyTorchComputes) {
   Session session(model, session_of("f32", false, 512));
   session.speculate(&speculation);
   for (const Json& row : golden["mtp"]["top10"]) {
-    const auto n = row["pos"].get<size_t>() + 1;  // positions in front of the guess
+    const auto n = row["pos"].get<size_t>() + 1;  // positions in front of the draft token
     session.prefill(text.subspan(size_t(session.n_past()), n - size_t(session.n_past())));
     EXPECT_EQ(head.propose(text.first(n + 1), 1), (std::vector<int32_t>{row["ids"][0].get<int32_t>()})) << n;
   }
@@ -502,7 +504,7 @@ TEST(Speculation, AHeadBeginsWhereItFirstSeesTheText) {
   session.speculate(&begins_late);
   session.prefill(tokens.subspan(3, 2));
   EXPECT_EQ(head.propose(tokens.first(6), 4).size(), 4u) << "it knows two positions";
-  // From the begin on it guesses as a head that saw nothing else.
+  // From the begin on it proposes as a head that saw nothing else.
   session.reset();
   session.prefill(tokens.first(5));
   other.speculate(&sees_all);
@@ -545,8 +547,8 @@ TEST(Speculation, LookupGoesOnAsTheLongestEarlierPlaceDid) {
   EXPECT_EQ(propose({1}, 4), (std::vector<int32_t>{}));
 }
 
-/// The places are kept between steps: texts that grow, are cut, and give way to others, of few tokens, against a walk over
-/// the whole text.
+/// The places are kept between steps: texts that grow, are cut, and give way to others, of few tokens, against a walk
+/// over the whole text.
 TEST(Speculation, LookupFindsWhatAWalkOverTheTextFinds) {
   const auto walk = [](const std::vector<int32_t>& text) {
     size_t length = 2, next = 0;
@@ -613,10 +615,10 @@ TEST(Speculation, TextsOfModelsWithStatesAreIdentical) {
       for (const int n : {57, 60, 70}) {
         const SessionOptions options = session_of(cache, centre, 512);
         const SamplerOptions sampler{.temperature = temperature, .seed = uint64_t(n)};
-        const DrawnText plain = draw_text(model, options, sampler, prompt, n, nullptr);
+        const SampledText plain = sample_text(model, options, sampler, prompt, n, nullptr);
         const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, bool adaptive, const char* name) {
           Speculation speculation(std::move(proposer), depth, adaptive);
-          const DrawnText text = draw_text(model, options, sampler, prompt, n, &speculation);
+          const SampledText text = sample_text(model, options, sampler, prompt, n, &speculation);
           const std::string where = fmt::format("{}, cache {}, temperature {}, {} tokens", name, cache, temperature, n);
           EXPECT_EQ(text, plain) << where;
           all.n_accepted += speculation.report().n_accepted;
@@ -643,9 +645,9 @@ TEST(SpeculationSlow, TextsOfQwensOwnHeadAreIdentical) {
   for (const float temperature : {0.0f, 0.8f}) {
     const SessionOptions options = session_of("f16", false, 128);
     const SamplerOptions sampler{.temperature = temperature, .seed = 3};
-    const DrawnText plain = draw_text(model, options, sampler, prompt, 40, nullptr);
+    const SampledText plain = sample_text(model, options, sampler, prompt, 40, nullptr);
     Speculation speculation(mtp_proposers(model, "", options)(), 2, false);
-    const DrawnText text = draw_text(model, options, sampler, prompt, 40, &speculation);
+    const SampledText text = sample_text(model, options, sampler, prompt, 40, &speculation);
     EXPECT_EQ(text, plain);
     EXPECT_GT(speculation.report().n_proposed, 0);
   }
@@ -669,30 +671,30 @@ TEST(Speculation, TheCacheOfAProposerTakesWhatWasSaid) {
   EXPECT_EQ(ProposerMaker(make_lookup_proposer).bytes, 0);
 }
 
-TEST(Distribution, IsWhatTheSamplerDrawsFrom) {
+TEST(Distribution, IsWhatTheSamplerSamplesFrom) {
   const std::vector<float> logits = {1.0f, 3.0f, 2.5f, -4.0f, 2.9f, 0.5f};
   const std::vector<int32_t> recent = {1};
   for (const SamplerOptions& options : {SamplerOptions{.temperature = 0.7f, .top_k = 4, .repeat_penalty = 1.5f},
                                         SamplerOptions{.temperature = 1.5f, .top_k = 0, .top_p = 1, .min_p = 0}}) {
     const Distribution p = distribution_of(options, logits, recent);
     Sampler sampler(options, int(logits.size()));
-    constexpr int kDraws = 20000;
+    constexpr int kSamples = 20000;
     std::vector<int> count(logits.size()), own(logits.size());
     Rng rng(3);
-    for (int i = 0; i < kDraws; ++i) {
+    for (int i = 0; i < kSamples; ++i) {
       SamplerOptions next = options;
-      next.seed = 7, next.first_draw = uint64_t(i);
+      next.seed = 7, next.n_sampled = uint64_t(i);
       Sampler one(next, int(logits.size()));
       one.accept(recent);
       ++count[size_t(one.sample(logits))];
-      ++own[size_t(draw_from(p, rng))];
+      ++own[size_t(sample_from(p, rng))];
     }
     double sum = 0;
     for (size_t token = 0; token < logits.size(); ++token) {
       const double expected = probability_of(p, int32_t(token));
-      const double five_sigma = 5 * std::sqrt(expected * (1 - expected) / kDraws);
-      EXPECT_NEAR(double(count[token]) / kDraws, expected, five_sigma) << token;
-      EXPECT_NEAR(double(own[token]) / kDraws, expected, five_sigma) << token;
+      const double five_sigma = 5 * std::sqrt(expected * (1 - expected) / kSamples);
+      EXPECT_NEAR(double(count[token]) / kSamples, expected, five_sigma) << token;
+      EXPECT_NEAR(double(own[token]) / kSamples, expected, five_sigma) << token;
       sum += expected;
     }
     EXPECT_NEAR(sum, 1, 1e-12);
@@ -718,7 +720,7 @@ TEST(Speculation, RejectionKeepsTheProbabilities) {
       session->reset();
       session->prefill(prompt);
       int at = 0;
-      session->draw(sampler, prompt, kTokens, [&](int32_t token) {
+      session->generate(sampler, prompt, kTokens, [&](int32_t token) {
         // The second token only depends on the first; later ones are counted over all.
         ++count[{at++, token}][session == &with];
         return true;
@@ -731,7 +733,7 @@ TEST(Speculation, RejectionKeepsTheProbabilities) {
   for (const auto& [place, n] : count) {
     const double mean = 0.5 * (n[0] + n[1]);
     if (place.first == 0) {
-      EXPECT_EQ(n[0], n[1]) << "drawn from the prompt's step, exactly";
+      EXPECT_EQ(n[0], n[1]) << "sampled from the prompt's step, exactly";
     } else if (mean > 50) {
       EXPECT_NEAR(n[0], n[1], 5 * std::sqrt(2 * mean)) << "token " << place.second << " at " << place.first;
       ++n_seen;
@@ -752,7 +754,8 @@ TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {
     session.fill(100, 1);
     speculation.fill(std::vector<int32_t>(100, 3), 1);
     session.prefill(prompt);
-    EXPECT_EQ(session.draw({.temperature = 0}, std::vector<int32_t>(110, 3), 1000, [](int32_t) { return true; }), 1000);
+    EXPECT_EQ(session.generate({.temperature = 0}, std::vector<int32_t>(110, 3), 1000, [](int32_t) { return true; }),
+              1000);
     const SpecReport& report = speculation.report();
     EXPECT_NEAR(report.tokens_per_step(), 1 + share + share * share + share * share * share, 0.15) << share;
     EXPECT_EQ(report.n_steps + report.n_accepted, 999);

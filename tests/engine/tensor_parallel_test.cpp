@@ -56,8 +56,8 @@ std::vector<int32_t> within(int vocab_size) {
   return ids;
 }
 
-/// Where activations or queries are rounded to integers, another order of a sum can end one step away: texts stay the same
-/// as long as no two tokens are nearly as likely. The scalar kernels round neither.
+/// Where activations or queries are rounded to integers, another order of a sum can end one step away: texts stay the
+/// same as long as no two tokens are nearly as likely. The scalar kernels round neither.
 TEST(TensorParallel, TheShippedModelWritesTheSameText) {
   const std::string path = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
   for (const auto& [isa, kv] : {std::pair("", "f16"), {"scalar", "f16"}, {"scalar", "q8_0"}}) {
@@ -85,7 +85,8 @@ TEST(TensorParallel, BitNetIsBitForBitThatOfOneProcess) {
   }
 }
 
-/// Shapes are made as rows, cut, then packed for the processor's own kernels: the panels of a whole one are packed at once.
+/// Shapes are made as rows, cut, then packed for the processor's own kernels: the panels of a whole one are packed at
+/// once.
 TEST(TensorParallel, ShapesAreCutBeforeTheyArePacked) {
   for (const std::string shape :
        {"tiny-64@weights=f32", "tiny-64@weights=f32@shared=1", "tiny-biases@weights=f32", "tiny-experts@weights=f32",

@@ -49,7 +49,7 @@ TEST(Tokens, OneWithoutARowIsRefusedInPrompts) {
   EXPECT_THROW(session.prefill(std::vector<int32_t>{1, 512}), Error);
 }
 
-TEST(Tokens, RowsWithoutATokenAreNeverDrawn) {
+TEST(Tokens, RowsWithoutATokenAreNeverSampled) {
   const Model model = changed([](auto& metadata) {
     list<std::string>(metadata, "tokenizer.ggml.tokens").resize(500);
     list<double>(metadata, "tokenizer.ggml.scores").resize(500);

@@ -1,5 +1,5 @@
-// Fuzz target of parse_gguf() and config_from_gguf(): any bytes give a model or a reason, everything a model points at can
-// be read, and a configuration can be planned.
+// Fuzz target of parse_gguf() and config_from_gguf(): any bytes give a model or a reason, everything a model points at
+// can be read, and a configuration can be planned.
 #include "fuzz/touch.h"
 #include "io/gguf.h"
 #include "model/arch/arch.h"

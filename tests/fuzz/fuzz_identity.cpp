@@ -1,5 +1,6 @@
-// Fuzz target of identify(): a model that differs in one byte of a matrix or vector, or in one number of its configuration,
-// has another identity, whatever its architecture. Byte 0 chooses the model, byte 1 what changes, the others say how.
+// Fuzz target of identify(): a model that differs in one byte of a matrix or vector, or in one number of its
+// configuration, has another identity, whatever its architecture. Byte 0 chooses the model, byte 1 what changes, the
+// others say how.
 #include <cmath>
 #include <cstring>
 

@@ -1,5 +1,5 @@
-// Fuzz target of LineFile: whatever a file of lines holds, a line that is added stands alone, whole lines stay, and a cut
-// one is kept aside.
+// Fuzz target of LineFile: whatever a file of lines holds, a line that is added stands alone, whole lines stay, and a
+// cut one is kept aside.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>

@@ -1,6 +1,6 @@
-// Fuzz target of PendingFile: a file of any name appears whole or is refused with a reason; files beside it stay, but for
-// temporaries of writers that ended. Byte 0 chooses the kind of temporary, then come the name of the file and names of
-// files that are there already, with a '/' between them.
+// Fuzz target of PendingFile: a file of any name appears whole or is refused with a reason; files beside it stay, but
+// for temporaries of writers that ended. Byte 0 chooses the kind of temporary, then come the name of the file and names
+// of files that are there already, with a '/' between them.
 #include <cstdint>
 #include <filesystem>
 #include <set>

@@ -1,6 +1,6 @@
-// Fuzz target of what a chat says before a model is asked: its body, messages, tools and the choice of one. Whatever the
-// bytes are, they are taken or refused as a client's fault, and what is taken survives being written and read. Behind an
-// 'L' stands a piece of JSON: bodies of many such pieces are read in work and time linear in their bytes.
+// Fuzz target of what a chat says before a model is asked: its body, messages, tools and the choice of one. Whatever
+// the bytes are, they are taken or refused as a client's fault, and what is taken survives being written and read.
+// Behind an 'L' stands a piece of JSON: bodies of many such pieces are read in work and time linear in their bytes.
 #include <ctime>
 
 #include "base/work_limit.h"
@@ -34,7 +34,8 @@ void try_body(std::string_view bytes) {
   }
 }
 
-/// Where many values stand: as the values of a list, as members of an object, as messages, as parts of a content, as calls.
+/// Where many values stand: as the values of a list, as members of an object, as messages, as parts of a content, as
+/// calls.
 struct Place {
   const char *begin, *end;
   bool named = false;

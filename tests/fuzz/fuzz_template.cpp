@@ -1,5 +1,6 @@
-// Fuzz target of the layer text. 'T' and the source of a template: it gives a text within its bounds or a reason, twice the same.
-// Any other byte chooses how an answer is read, the next one how it is cut: in pieces it must be the same as at once.
+// Fuzz target of the layer text. 'T' and the source of a template: it gives a text within its bounds or a reason, twice
+// the same. Any other byte chooses how an answer is read, the next one how it is cut: in pieces it must be the same as
+// at once.
 #include <ctime>
 
 #include "text/conversation.h"

@@ -1,6 +1,6 @@
 // Fuzz target of weights that are not finite: a model with one such value gives an error at load or where it is first
-// used, never a text, whatever the cache and however the prompt is cut into steps. Byte 0 chooses the tensor, byte 1 the
-// value and the cache, bytes 2 to 5 the place, the others are the prompt.
+// used, never a text, whatever the cache and however the prompt is cut into steps. Byte 0 chooses the tensor, byte 1
+// the value and the cache, bytes 2 to 5 the place, the others are the prompt.
 #include <cmath>
 #include <cstring>
 
@@ -30,7 +30,7 @@ Said say(const std::string& path, const char* cache, std::span<const int32_t> pr
     const Model model = Model::load(path, {.n_threads = 1});
     Session session(model, session_options(parse_kv_choice(cache).or_throw(), 256, 16));
     session.prefill(prompt);
-    session.draw({.temperature = 0}, prompt, 3, [&](int32_t token) { return said.tokens.push_back(token), true; });
+    session.generate({.temperature = 0}, prompt, 3, [&](int32_t token) { return said.tokens.push_back(token), true; });
   } catch (const Error& error) {
     RIDGE_CHECK(error.kind() == ErrorKind::bad_file, "a damaged file is no {}", error.what());
     said.error = error.what();

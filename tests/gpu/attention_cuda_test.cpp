@@ -20,12 +20,12 @@
 namespace ridge {
 namespace {
 
-constexpr double kHalf = 0x1p-11;   // how far rounding to f16 moves a value, relative to it
-constexpr double kFloor = 0x1p-25;  // and at least, where f16 has no exponent left
+constexpr double kF16Error = 0x1p-11;  // how far rounding to f16 moves a value, relative to it
+constexpr double kFloor = 0x1p-25;     // and at least, where f16 has no exponent left
 
 enum class Kernel { tiles, prefill, rows };
 
-/// What a code and its scale stand for: decode attention has integers for the levels of rotor formats, prefill halves.
+/// What a code and its scale stand for: decode attention has integers for the levels of rotor formats, prefill f16.
 double value_of(TileKind kind, uint32_t code, double scale, Kernel kernel) {
   const auto level = [&](double of_tiles, float exact) {
     return (kernel == Kernel::tiles ? of_tiles : f16_to_f32(f32_to_f16(exact))) * scale;
@@ -231,7 +231,7 @@ struct Oracle {
       // Sums of dim products in floats; half a step of 15 bits of the query in every channel, or two roundings to f16.
       double error = size * (dim + 8) * 0x1p-23;
       if (kernel == Kernel::tiles) error += k_size * q_top * 0x1p-15 * 1.01;
-      if (kernel == Kernel::prefill) error += size * 2.01 * kHalf + kFloor * q_sum;
+      if (kernel == Kernel::prefill) error += size * 2.01 * kF16Error + kFloor * q_sum;
       off[size_t(p)] = scale * error + (kernel == Kernel::prefill ? kFloor * k_size : 0);
       top = std::max(top, weight[size_t(p)]);
       least = std::min(least, weight[size_t(p)]);
@@ -263,7 +263,7 @@ struct Oracle {
         const double x_scale =
             std::abs(values[size_t(p)].region->scale(values[size_t(p)].tile, values[size_t(p)].p)[d]);
         if (kernel == Kernel::prefill) {
-          coarse += w * std::abs(x) * 2.01 * kHalf + kFloor * (std::abs(x) / total + w);
+          coarse += w * std::abs(x) * 2.01 * kF16Error + kFloor * (std::abs(x) / total + w);
         } else if (kernel == Kernel::tiles && x_scale > 0) {
           const int tile = p / kTilePositions;
           double most = 0;
@@ -810,7 +810,7 @@ TEST(TileAttn, ScratchGrowsWithRows) {
       ASSERT_LE(tile_attn_scratch_bytes(n, 8, 1, 64, blocks), tile_attn_scratch_bytes(n + 1, 8, 1, 64, blocks));
 }
 
-/// Pages beyond 2^32 bytes and 2^31 halves, against the same pages at the front. Only with memory for it.
+/// Pages beyond 2^32 bytes and 2^31 f16 values, against the same pages at the front. Only with memory for it.
 TEST_F(AttentionCuda, OffsetsBeyond32Bits) {
   if (gpu::free_bytes() < int64_t(12) << 30) GTEST_SKIP() << "needs 12 GiB of device memory";
   constexpr int kDim = 128, kHeads = 4, kUsed = 32, kFar = 80'000, kRows = 20, kPast = kUsed * kPagePositions - kRows;

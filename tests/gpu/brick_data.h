@@ -9,7 +9,7 @@
 #include "gpu/device_data.h"
 #include "op/gemm/tensor_gemm_cuda.h"
 #include "op/gemv/bricks_cuda.h"
-#include "op/gemv/half_gemv_cuda.h"
+#include "op/gemv/f16_gemv_cuda.h"
 
 namespace ridge {
 
@@ -17,7 +17,8 @@ inline constexpr const char* kBrickFormats[] = {"f16",   "bf16",   "q8_0",   "q4
                                                 "q5_1",  "q2_k",   "q3_k",   "q4_k",     "q5_k", "q6_k",
                                                 "mxfp4", "iq4_nl", "iq4_xs", "int4_g128"};
 
-/// Bytes of a block: its fp16 scale, its fp16 minimum and its codes [codes, end), which matter to formats with a minimum.
+/// Bytes of a block: its fp16 scale, its fp16 minimum and its codes [codes, end), which matter to formats with a
+/// minimum.
 struct BlockPlaces {
   int scale = 0, min = -1, codes = 0, end = 0;
 };
@@ -101,7 +102,7 @@ struct BrickReference {
         }
         y.push_back(sum);
         // A float sum of products of 16, one tensor core's step, loses at most 2^-22 of what is summed (they truncate);
-        // 64 more roundings are for scales, warps, blocks and the sums of x. Halves below 2^-14 are off by 2^-25, where
+        // 64 more roundings are for scales, warps, blocks and the sums of x. F16 below 2^-14 are off by 2^-25, where
         // the largest value is scaled to at least 2^14.
         const double steps = double(w.n_in) / 16 + 64;
         bound.push_back((of_x + steps * 0x1p-22) * magnitude + of_small_weights * of_all_x +
@@ -111,7 +112,7 @@ struct BrickReference {
   }
 };
 
-/// What |x s - planes| is relative to x s: one plane or two, bfloat16 or halves.
+/// What |x s - planes| is relative to x s: one plane or two, bfloat16 or f16.
 inline double plane_error(const char* format, int planes) {
   if (std::string_view(format) == "bf16") return planes == 1 ? 0x1p-8 : 0x1p-16;
   return planes == 1 ? 0x1p-11 : 0x1p-22;
@@ -127,10 +128,10 @@ inline testing::AssertionResult within(std::span<const float> got, const std::ve
   return testing::AssertionSuccess();
 }
 
-/// Products by warpgroups: x and weights are halves.
+/// Products by warpgroups: x and weights are f16.
 inline constexpr int kWidePlanes = -1;
 inline constexpr double kWideError = 0x1p-11 + 0x1p-11, kWideSmallWeights = 0x1p-25;
-/// A product with everything on the host; planes is 0 for device_half_gemv, kWidePlanes for device_wide_gemm, else of
+/// A product with everything on the host; planes is 0 for device_f16_gemv, kWidePlanes for device_wide_gemm, else of
 /// device_tensor_gemm.
 struct BrickRun {
   std::vector<float> x;
@@ -191,7 +192,7 @@ class OnBricks : public OnDevice {
                            : run.planes == kWidePlanes ? wide_gemm_scratch_bytes(w, call)
                                                        : tensor_gemm_scratch_bytes(w, call, run.planes);
     if (scratch_.bytes() < needed) scratch_ = gpu::Buffer(needed);
-    if (run.planes == 0) device_half_gemv(stream(), w, call, scratch_);
+    if (run.planes == 0) device_f16_gemv(stream(), w, call, scratch_);
     else if (run.planes == kWidePlanes) device_wide_gemm(stream(), w, call, scratch_);
     else device_tensor_gemm(stream(), w, call, run.planes, scratch_);
     std::vector<std::vector<float>> results;

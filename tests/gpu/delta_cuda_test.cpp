@@ -16,8 +16,8 @@ constexpr double kRounding = 0x1p-24;
 
 class DeltaCuda : public OnDevice {
  protected:
-  /// Outputs and states of p as the device leaves them. An output is gated, p.out being the gates' input before; rows of
-  /// no span keep theirs.
+  /// Outputs and states of p as the device leaves them. An output is gated, p.out being the gates' input before; rows
+  /// of no span keep theirs.
   void run(DeltaProblem& p, const std::vector<DeltaSpan>& spans, int shared_bytes = 0) const {
     const gpu::Buffer conv = up(p.conv), decay = up(p.decay), dt_bias = up(p.dt_bias), list = up(spans),
                       states = up(p.states), qkv = up(p.qkv), a = up(p.a), b = up(p.b), z = up(p.out),
@@ -92,9 +92,9 @@ TEST_F(DeltaCuda, StepsAreTheReferences) {
     DeltaProblem theirs = ours;
     run(ours, spans);
     run_on_host(theirs, spans);
-    // An input behind the convolution is off by some 8 roundings, a unit key by as many and those of its length, a token's
-    // change by those of a sum over keys, sqrt(200) at most: 30 in all. The rule never lengthens an error, those of 34
-    // tokens add up as a random walk: 175 roundings, 1e-5.
+    // An input behind the convolution is off by some 8 roundings, a unit key by as many and those of its length, a
+    // token's change by those of a sum over keys, sqrt(200) at most: 30 in all. The rule never lengthens an error,
+    // those of 34 tokens add up as a random walk: 175 roundings, 1e-5.
     EXPECT_LT(compare(ours.out, theirs.out).nmse, 1e-10) << "key_dim " << shape.key_dim;
     EXPECT_LT(compare(ours.states, theirs.states).nmse, 1e-10) << "key_dim " << shape.key_dim;
     const auto of_slot_2 = [&](const DeltaProblem& p) {
@@ -130,8 +130,8 @@ std::vector<float> tail_of(const DeltaProblem& p, int slot) {
   return {end - (p.shape.kernel - 1) * p.shape.channels(), end};
 }
 
-/// Whole chunks, tails of every kind, sequences of mixed lengths with and without chunks in one step, keys that are padded,
-/// columns without a warp, and few bytes of shared memory.
+/// Whole chunks, tails of every kind, sequences of mixed lengths with and without chunks in one step, keys that are
+/// padded, columns without a warp, and few bytes of shared memory.
 TEST_F(DeltaCuda, ChunksAreTheReferences) {
   struct Case {
     DeltaShape shape;
@@ -156,8 +156,8 @@ TEST_F(DeltaCuda, ChunksAreTheReferences) {
     run(ours, spans, shared_bytes);
     run_on_host(theirs, spans);
     // A factor of a product is off by up to 2^-16, by less than half of that as a rule, and so is each of the products
-    // that a change goes through, known values and the inverse; signs differ from token to token, as those of the changes
-    // themselves, so that a state's relative error is that of a change: sqrt(2 4) 2^-17, 2.2e-5.
+    // that a change goes through, known values and the inverse; signs differ from token to token, as those of the
+    // changes themselves, so that a state's relative error is that of a change: sqrt(2 4) 2^-17, 2.2e-5.
     const double of_out = compare(ours.out, theirs.out).nmse, of_states = compare(ours.states, theirs.states).nmse;
     EXPECT_LT(of_out, 5e-10) << "case " << i;
     EXPECT_LT(of_states, 5e-10) << "case " << i;
@@ -174,8 +174,8 @@ TEST_F(DeltaCuda, ChunksAreTheReferences) {
   }
 }
 
-/// Decays from none to all at once, keys that repeat and gates that are open: the inverse has large entries, quotients of
-/// decays go to 0.
+/// Decays from none to all at once, keys that repeat and gates that are open: the inverse has large entries, quotients
+/// of decays go to 0.
 TEST_F(DeltaCuda, ChunksOfHardGatesAreTheReferences) {
   const DeltaShape shape{1, 4, 64, 16, 2};
   DeltaProblem ours(shape, 130, 3, 1);

@@ -35,7 +35,7 @@ TEST_F(DevicePlanCuda, EveryPartIsWhatIsAllocated) {
   expect_parts("synth:tiny-gemma@layers=2@weights=f32", "f16", 3);
 }
 
-TEST_F(DevicePlanCuda, CountsWhoGuesses) {
+TEST_F(DevicePlanCuda, CountsProposers) {
   expect_parts("synth:tiny-64@layers=1@mtp=1@weights=q8_0", "f16", 1, "mtp");
   expect_parts("synth:tiny-64@layers=1@mtp=1@weights=q8_0", "f16", 3, "mtp");
   expect_parts("synth:tiny-64@layers=1@weights=q8_0", "f16", 2, "draft");

@@ -38,7 +38,7 @@ class DeviceStep {
     gpu::upload(stream_, spans_.as<void>(), plan_.spans.data(), int64_t(sizeof(StepSpan) * plan_.spans.size()));
     if (!plan_.recorded) return;
     // One launch a kind of side, in front of all layers.
-    const StepRows rows = rows_of(plan_.slices[0]);
+    const StepRows rows = rows_of(plan_.sub_batches[0]);
     device_list_leaving(stream_, rows, memory_.retentions(), spans_.as<StepSpan>(), n_spans_.as<int32_t>());
     for (const SideGroup& group : memory_.groups())
       encode_leaving(stream_, {.n_sides = group.n_sides,
@@ -56,36 +56,35 @@ class DeviceStep {
 
   const StepPlan& plan() const { return plan_; }
   const AttnBlock* blocks() const { return blocks_.as<AttnBlock>(); }
-  StepRows rows_of(const StepSlice& slice) const {
-    return {.n = slice.n_rows,
-            .most = slice.most,
-            .rows = rows_.as<StepRow>() + slice.first_row,
+  StepRows rows_of(const SubBatch& sub) const {
+    return {.n = sub.n_rows,
+            .most = sub.most,
+            .rows = rows_.as<StepRow>() + sub.first_row,
             .pages = memory_.page_table(),
             .page_pitch = memory_.n_pages()};
   }
 
-  /// Appends a layer's rows slice by slice; after_slice(slice, tiles of K and V as attention reads them, q) comes
+  /// Appends a layer's rows by sub-batches; after_sub_batch(sub, tiles of K and V as attention reads them, q) comes
   /// behind each. Q in K's cache space, [n_tokens, n_heads, head_dim], is returned.
-  template <class AfterSlice>
-  gpu::Buffer append(int layer, int group, const StepValues& values, const AfterSlice& after_slice) {
+  template <class AfterSubBatch>
+  gpu::Buffer append(int layer, int group, const StepValues& values, const AfterSubBatch& after_sub_batch) {
     const KvTiles own[2] = {memory_.tiles(layer, KvSide::k), memory_.tiles(layer, KvSide::v)};
     const int64_t kv_width = int64_t(own[0].n_kv_heads) * own[0].head_dim;
-    const gpu::Buffer q = room_for(values.q), k = room_for(values.k), v = room_for(values.v);
+    const gpu::Buffer q = buffers_for(values.q), k = buffers_for(values.k), v = buffers_for(values.v);
     gpu::Buffer q_out(4 * std::max<int64_t>(plan_.n_tokens, ssize(plan_.rows)) * kv_width * group);
-    for (const StepSlice& slice : plan_.slices) {
-      const StepRows rows = rows_of(slice);
-      const StepSpan* const spans = spans_.as<StepSpan>() + slice.first_span;
+    for (const SubBatch& sub : plan_.sub_batches) {
+      const StepRows rows = rows_of(sub);
+      const StepSpan* const spans = spans_.as<StepSpan>() + sub.first_span;
       std::array<KvTiles, 2> sides{own[0], own[1]};
       std::array<gpu::Buffer, 2> rings;
-      if (slice.is_long)
+      if (sub.is_long)
         for (size_t s = 0; s < 2; ++s) {
           if (own[s].ring_tiles == 0) continue;
-          rings[s] =
-              gpu::Buffer(int64_t(slice.n_spans) * own[s].n_kv_heads * slice.ring_tiles * own[s].ring_tile_bytes);
+          rings[s] = gpu::Buffer(int64_t(sub.n_spans) * own[s].n_kv_heads * sub.ring_tiles * own[s].ring_tile_bytes);
           sides[s].ring = rings[s].as<std::byte>();
-          sides[s].ring_tiles = slice.ring_tiles;
+          sides[s].ring_tiles = sub.ring_tiles;
         }
-      if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::in);
+      if (sub.is_long) copy_ring_tiles(stream_, own, sides, spans, sub.n_spans, RingCopy::in);
       const bool is_latent = own[1].n_kv_heads == 0;
       if (is_latent)  // whole rows are latent values
         device_append_latent(stream_, {.rows = rows,
@@ -109,7 +108,7 @@ class DeviceStep {
                                 .k_pitch = kv_width,
                                 .v_pitch = kv_width,
                                 .q_out = q_out.as<float>()});
-      if (slice.calibrates)
+      if (sub.calibrates)
         for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
       if (!plan_.recorded)
         encode_leaving(stream_, {.n_sides = is_latent ? 1 : 2,
@@ -119,13 +118,13 @@ class DeviceStep {
                                  .n_kv_heads = own[0].n_kv_heads,
                                  .head_dim = own[0].head_dim,
                                  .spans = spans,
-                                 .n_spans = n_spans_.as<int32_t>() + (&slice - plan_.slices.data()),
-                                 .most_spans = slice.n_spans,
-                                 .most_tiles = slice.leaving_tiles,
+                                 .n_spans = n_spans_.as<int32_t>() + (&sub - plan_.sub_batches.data()),
+                                 .most_spans = sub.n_spans,
+                                 .most_tiles = sub.leaving_tiles,
                                  .pages = rows.pages,
                                  .page_pitch = rows.page_pitch});
-      if (slice.is_long) copy_ring_tiles(stream_, own, sides, spans, slice.n_spans, RingCopy::out);
-      after_slice(slice, sides, q_out.as<float>());
+      if (sub.is_long) copy_ring_tiles(stream_, own, sides, spans, sub.n_spans, RingCopy::out);
+      after_sub_batch(sub, sides, q_out.as<float>());
       stream_.synchronize();
     }
     return q_out;
@@ -133,7 +132,7 @@ class DeviceStep {
 
  private:
   /// Rows of a step are read up to its padding.
-  gpu::Buffer room_for(const std::vector<float>& values) const {
+  gpu::Buffer buffers_for(const std::vector<float>& values) const {
     const int64_t width = ssize(values) / plan_.n_tokens;
     gpu::Buffer buffer(4 * width * std::max<int64_t>(plan_.n_tokens, ssize(plan_.rows)));
     gpu::upload(stream_, buffer.as<void>(), values.data(), 4 * ssize(values));

@@ -18,7 +18,7 @@ class ExpertsCuda : public OnDevice {
     gpu::Buffer scores, weights, experts, packs;
     ExpertChoice of;
   };
-  Choice room_for(int64_t n_tokens, int n_experts, int n_used, bool shared = false) const {
+  Choice buffers_for(int64_t n_tokens, int n_experts, int n_used, bool shared = false) const {
     Choice c;
     c.of = {.n_tokens = n_tokens, .n_experts = n_experts, .n_used = n_used, .shared = shared};
     c.scores = gpu::Buffer(4 * n_tokens * c.of.n_scores());
@@ -42,7 +42,7 @@ TEST_F(ExpertsCuda, ScoresAreTheRouters) {
     for (const auto& [n_experts, n_in] : {std::pair{6, 64}, {33, 100}, {128, 97}}) {
       const auto x = normal_floats(1, n_tokens * n_in), w = normal_floats(2, n_experts * n_in),
                  bias = normal_floats(3, n_experts);
-      const Choice c = room_for(n_tokens, n_experts, 2);
+      const Choice c = buffers_for(n_tokens, n_experts, 2);
       const gpu::Buffer dx = up(x), dw = up(w), db = up(bias), counters(4 * kFewRoutedTokens);
       device_route(stream(), c.of,
                    {.rule = {.n_used = 2, .renormalised = true},
@@ -80,7 +80,7 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
     for (const bool gates : {true, false}) {
       std::vector<float> x = normal_floats(1, n_tokens * kIn, 3);
       const auto norm = normal_floats(2, kIn), w = normal_floats(3, (kExperts + 1) * kIn);
-      const Choice c = room_for(n_tokens, kExperts, kUsed, true);
+      const Choice c = buffers_for(n_tokens, kExperts, kUsed, true);
       const gpu::Buffer dx = up(x), dn = up(norm), dw = up(w), h(4 * ssize(x)), counters(4 * kFewRoutedTokens);
       device_route(stream(), c.of,
                    {.rule = {.n_used = kUsed, .renormalised = true},
@@ -163,7 +163,7 @@ TEST_F(ExpertsCuda, ChoicesAreTheReferences) {
       std::vector<Route> routes(size_t(n_tokens * n_used));
       CpuContext context(1);
       choose_experts(context, {scores.data(), n_tokens, n_experts}, rule, rule.sigmoid ? bias.data() : nullptr, routes);
-      const Choice c = room_for(n_tokens, n_experts, n_used);
+      const Choice c = buffers_for(n_tokens, n_experts, n_used);
       set_scores(c, scores);
       device_choose_experts(stream(), c.of,
                             {.rule = rule, .choice_bias = rule.sigmoid ? device_bias.as<float>() : nullptr});
@@ -189,7 +189,7 @@ TEST_F(ExpertsCuda, ChoicesAreTheReferences) {
 
 /// Sigmoids that are all 0 leave weights of 0.
 TEST_F(ExpertsCuda, VeryLowScoresHaveNoWeight) {
-  const Choice c = room_for(1, 6, 2);
+  const Choice c = buffers_for(1, 6, 2);
   set_scores(c, std::vector<float>(6, -200.0f));
   device_choose_experts(stream(), c.of, {.rule = {.n_used = 2, .renormalised = true, .sigmoid = true}});
   EXPECT_EQ(down(c.of.weights, 2), std::vector<float>(2, 0.0f));
@@ -198,7 +198,7 @@ TEST_F(ExpertsCuda, VeryLowScoresHaveNoWeight) {
 
 /// Scores that are no numbers, as rows of nobody may have them, choose some experts.
 TEST_F(ExpertsCuda, AnyScoresChooseExperts) {
-  const Choice c = room_for(2, 6, 3);
+  const Choice c = buffers_for(2, 6, 3);
   std::vector<float> scores(12, NAN);
   scores[7] = INFINITY;
   set_scores(c, scores);
@@ -233,13 +233,13 @@ TEST_F(ExpertsCuda, ProductsAreWithinTheirRounding) {
         of_role[i / kExperts].push_back(&m);
         biases_of_role[i / kExperts].push_back(i < kExperts ? &biases[i] : nullptr);
       }
-      const DeviceExpertProduct product(stream(), of_role, biases_of_role);
-      const auto [kept, packing] = DeviceExpertProduct::bytes_of(of_role, biases_of_role);
+      const DeviceExpertMatmul product(stream(), of_role, biases_of_role);
+      const auto [kept, packing] = DeviceExpertMatmul::bytes_of(of_role, biases_of_role);
       EXPECT_EQ(product.bytes(), kept);
       EXPECT_GE(packing, 0);
       for (const int n_tokens : {1, 7})
         for (const bool shares : {true, false}) {
-          const Choice c = room_for(n_tokens, kExperts, kUsed);
+          const Choice c = buffers_for(n_tokens, kExperts, kUsed);
           set_scores(c, normal_floats(5, n_tokens * kExperts));
           device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
           const auto experts = down(c.of.experts, c.of.n_slots());
@@ -268,7 +268,7 @@ TEST_F(ExpertsCuda, ProductsAreWithinTheirRounding) {
                   const double weight = w[size_t(o * n_in + i)], product_of = weight * from[i];
                   sum += product_of, size += std::abs(product_of), w_size += std::abs(weight);
                 }
-                // Floats' sums; x in two planes: 2^-21 of it in halves, 2^-15 in bf16, 2^-24 of the largest at least.
+                // Floats' sums; x in two planes: 2^-21 of it in f16, 2^-15 in bf16, 2^-24 of the largest at least.
                 const double planes = format.name == "bf16" ? 0x1p-15 : 0x1p-21;
                 const double bound = (2 * double(n_in) * 0x1p-24 + planes) * size + 0x1p-23 * w_size * top;
                 ASSERT_NEAR(y[size_t(slot * n_out + o)], sum, bound)
@@ -321,13 +321,13 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
       }
       const std::span all(of_role);
       const std::span all_biases(biases_of_role);
-      const DeviceExpertProduct apart(stream(), all.first(2), all_biases.first(2)),
+      const DeviceExpertMatmul apart(stream(), all.first(2), all_biases.first(2)),
           gated(stream(), all.first(2), all_biases.first(2), true), last(stream(), all.last(1), all_biases.last(1));
-      EXPECT_EQ(gated.bytes(), DeviceExpertProduct::bytes_of(all.first(2), all_biases.first(2), true)[0]);
+      EXPECT_EQ(gated.bytes(), DeviceExpertMatmul::bytes_of(all.first(2), all_biases.first(2), true)[0]);
       EXPECT_FALSE(apart.is_gated());
       ASSERT_TRUE(gated.is_gated() && last.can_sum());
       for (const int n_tokens : {1, 3}) {
-        const Choice c = room_for(n_tokens, kExperts, kUsed);
+        const Choice c = buffers_for(n_tokens, kExperts, kUsed);
         set_scores(c, normal_floats(5, n_tokens * kExperts));
         device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
         const gpu::Buffer dx = up(normal_floats(4, n_tokens * d_model)), gate(4 * c.of.n_slots() * d_ff),
@@ -350,7 +350,8 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
           const auto got = down(of_both.as<float>(), c.of.n_slots() * d_ff);
           for (size_t i = 0; i < got.size(); ++i) {
             const double expected = activated(glu, g[i], u[i]);
-            // Sums of other warps' shares, to some 2^-20 of rows of size 1 or so: slopes of the activations are below 8.
+            // Sums of other warps' shares, to some 2^-20 of rows of size 1 or so: slopes of the activations are below
+            // 8.
             ASSERT_NEAR(got[i], expected, 1e-4 * (1 + std::abs(expected))) << name << " " << i;
           }
         }
@@ -403,7 +404,7 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
 TEST_F(ExpertsCuda, GroupsHaveEverySlotOnce) {
   for (const int n_tokens : {25, 150})
     for (const auto& [n_experts, n_used] : {std::pair{3, 2}, {40, 3}, {256, 8}}) {
-      const Choice c = room_for(n_tokens, n_experts, n_used);
+      const Choice c = buffers_for(n_tokens, n_experts, n_used);
       std::vector<float> scores = normal_floats(7, n_tokens * n_experts, 2);
       for (int t = 0; t < n_tokens; ++t) scores[size_t(t * n_experts + 1)] = 9;  // everybody's
       set_scores(c, scores);
@@ -426,7 +427,7 @@ TEST_F(ExpertsCuda, GroupsHaveEverySlotOnce) {
     }
 }
 
-/// Gate and up with biases and activation, then down, of many tokens: those of packs, but for x as halves.
+/// Gate and up with biases and activation, then down, of many tokens: those of packs, but for x as f16.
 TEST_F(ExpertsCuda, ProductsOfGroupsAreThoseOfPacks) {
   constexpr int kExperts = 5, kUsed = 2, kModel = 256, kFf = 192 + 64;
   for (const auto& [name, kTokens] :
@@ -453,10 +454,10 @@ TEST_F(ExpertsCuda, ProductsOfGroupsAreThoseOfPacks) {
     }
     const std::span all(of_role);
     const std::span all_biases(biases_of_role);
-    const DeviceExpertProduct gated(stream(), all, all_biases, true),
-        plain(stream(), all.first(1), all_biases.first(1)), apart(stream(), all, all_biases);
+    const DeviceExpertMatmul gated(stream(), all, all_biases, true), plain(stream(), all.first(1), all_biases.first(1)),
+        apart(stream(), all, all_biases);
     ASSERT_TRUE(gated.can_group() && plain.can_group() && !apart.can_group());
-    const Choice c = room_for(kTokens, kExperts, kUsed);
+    const Choice c = buffers_for(kTokens, kExperts, kUsed);
     set_scores(c, normal_floats(5, kTokens * kExperts));
     device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
     const gpu::Buffer counts(4 * kExperts), n_areas(4), of(4 * c.of.n_areas()),
@@ -468,7 +469,7 @@ TEST_F(ExpertsCuda, ProductsOfGroupsAreThoseOfPacks) {
     const gpu::Buffer dx = up(x), a(4 * c.of.n_slots() * kFf), b(4 * c.of.n_slots() * kFf);
     gpu::Buffer scratch;
     const auto experts = down(c.of.experts, c.of.n_slots());
-    for (const DeviceExpertProduct* product : {&plain, &gated})
+    for (const DeviceExpertMatmul* product : {&plain, &gated})
       for (const BrickGlu glu : {BrickGlu::clamped_swiglu, BrickGlu::silu}) {
         product->run(stream(), {.packs = c.of.packs,
                                 .n_packs = c.of.n_packs(),

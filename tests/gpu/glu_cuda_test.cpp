@@ -38,8 +38,8 @@ TEST_F(GluCuda, Relu2GluIsTheReference) {
   EXPECT_TRUE(same_bits(down(on_device.as<float>(), kN), expected));
 }
 
-/// Both sides round each step to floats: tanh and exp by 2 ulp, the rest by half an ulp each. Where the gate is far below
-/// zero 1 + tanh cancels, and the difference is small beside the gate.
+/// Both sides round each step to floats: tanh and exp by 2 ulp, the rest by half an ulp each. Where the gate is far
+/// below zero 1 + tanh cancels, and the difference is small beside the gate.
 TEST_F(GluCuda, GeluAndClampedSwigluAreTheReferences) {
   for (const int n : {1, 255, 1003}) {
     std::vector<float> gate = normal_floats(8, n, 5), factor = normal_floats(9, n, 5);

@@ -1,5 +1,5 @@
 // Products of many tokens with integer weights: int4_g128 against double arithmetic within the bounds of two roundings
-// to halves, ternary against the product of a few tokens bit for bit.
+// to f16, ternary against the product of a few tokens bit for bit.
 #include "op/gemm/int_gemm_cuda.h"
 
 #include <bit>
@@ -146,7 +146,7 @@ class IntGemmCuda : public OnDevice {
       weights += std::abs(w);
     }
     p.error = size * (0x1.01p-10 + double(n_in) * 0x1p-24) + weights * top * 0x1p-39 +
-              double(n_in) * top * 0x1p-25;  // weights below the halves' normal range
+              double(n_in) * top * 0x1p-25;  // weights below f16's normal range
     return p;
   }
 

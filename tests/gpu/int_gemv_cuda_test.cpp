@@ -171,7 +171,7 @@ struct Bounded {
 
 /// Row `row` of m times token x (normalised by `factor` and weight, in double), and how far a product of int8
 /// activations may be from it: half a step for every weight, and the roundings of float sums.
-Bounded exact_product(const Int4Matrix& m, int64_t row, const float* x, const Floats& norm, double factor, int planes) {
+Bounded exact_matmul(const Int4Matrix& m, int64_t row, const float* x, const Floats& norm, double factor, int planes) {
   Bounded p = {0, 0};
   double size = 0;
   const int64_t n_groups = m.n_in / 128;
@@ -211,8 +211,8 @@ void IntGemvCuda::check_int4(const std::vector<const Int4Matrix*>& matrices, con
       const int64_t at = t * w.n_out + row;
       Bounded e;
       if (gated(c.output)) {
-        const Bounded g = exact_product(*matrices[0], row, x, o.norm, factor, c.planes);
-        const Bounded u = exact_product(*matrices[1], row, x, o.norm, factor, c.planes);
+        const Bounded g = exact_matmul(*matrices[0], row, x, o.norm, factor, c.planes);
+        const Bounded u = exact_matmul(*matrices[1], row, x, o.norm, factor, c.planes);
         Bounded a;  // the activation: silu's slope is below 1.1
         if (c.output == IntOutput::silu_glu) a = {g.value / (1 + std::exp(-g.value)), 1.1 * g.error};
         else a = {g.value > 0 ? g.value * g.value : 0.0, (2 * std::abs(g.value) + g.error) * g.error};
@@ -222,7 +222,7 @@ void IntGemvCuda::check_int4(const std::vector<const Int4Matrix*>& matrices, con
         int64_t first = 0;
         size_t m = 0;
         while (row - first >= matrices[m]->n_out) first += matrices[m++]->n_out;
-        e = exact_product(*matrices[m], row - first, x, o.norm, factor, c.planes);
+        e = exact_matmul(*matrices[m], row - first, x, o.norm, factor, c.planes);
         const double before = c.output == IntOutput::add ? o.y[size_t(at)] : 0.0,
                      bias = c.bias ? o.bias[size_t(row)] : 0.0;
         e.error += 0x1p-23 * (std::abs(e.value) + e.error + std::abs(bias) + std::abs(before));
@@ -367,7 +367,7 @@ TEST_F(IntGemvCuda, TinyAndZeroActivations) {
     const Floats y = run(w, c, o);
     for (size_t i = 0; i < y.size(); ++i) {
       const float* x = &o.x[i / 16 * 256];
-      const Bounded e = exact_product(m, int64_t(i % 16), x, {}, 1, 2);
+      const Bounded e = exact_matmul(m, int64_t(i % 16), x, {}, 1, 2);
       // Below the least step, 1e-30 / 127, everything is that much off; products may be subnormal.
       ASSERT_NEAR(y[i], e.value, e.error + (size < 1e-30f ? 1e-29 : 0.0)) << size;
     }
@@ -466,25 +466,26 @@ TEST_F(IntGemvCuda, TernaryEveryOutputAndPlan) {
 
 TEST_F(IntGemvCuda, AnyShapeWithAnyPlan) {
   Rng rng(30);
-  const auto draw = [&](int64_t from, int64_t to) { return from + int64_t(rng.next() >> 33) % (to - from + 1); };
+  const auto random_in = [&](int64_t from, int64_t to) { return from + int64_t(rng.next() >> 33) % (to - from + 1); };
   for (int run_index = 0; run_index < 60; ++run_index) {
-    const int64_t n_groups = draw(1, 9), n_in = 128 * n_groups, n_out = draw(1, 100);
-    const bool ternary = draw(0, 1), glu = draw(0, 2) == 0;
-    const int planes = ternary ? 1 : int(draw(1, 2));
-    Case c = {.n_tokens = draw(1, draw(0, 1) ? 4 : 32 / planes), .planes = planes, .norm = bool(draw(0, 1))};
-    c.output = glu ? IntOutput::relu2_glu : IntOutput(draw(0, 1));
-    c.bias = !glu && draw(0, 1);
+    const int64_t n_groups = random_in(1, 9), n_in = 128 * n_groups, n_out = random_in(1, 100);
+    const bool ternary = random_in(0, 1), glu = random_in(0, 2) == 0;
+    const int planes = ternary ? 1 : int(random_in(1, 2));
+    Case c = {
+        .n_tokens = random_in(1, random_in(0, 1) ? 4 : 32 / planes), .planes = planes, .norm = bool(random_in(0, 1))};
+    c.output = glu ? IntOutput::relu2_glu : IntOutput(random_in(0, 1));
+    c.bias = !glu && random_in(0, 1);
     const int64_t n_row_tiles = glu ? (n_out + 7) / 8 : (2 * n_out + 15) / 16;
     IntPlan p;
     p.tiles_of_8 = c.n_tokens * planes <= 8 ? 1 : c.n_tokens * planes <= 16 ? 2 : 4;
-    p.blocks = int(draw(1, n_row_tiles));
+    p.blocks = int(random_in(1, n_row_tiles));
     p.rows = int((n_row_tiles + p.blocks - 1) / p.blocks);
-    p.warps = int(draw(1, 16));
-    p.depth = kIntDepths[draw(0, 2)];
-    p.quantize_inside = draw(0, 1);
-    if (p.tiles_of_8 > 2 || draw(0, 2) == 0) {
-      const int k_warps = int(draw(1, 2));
-      p.row_warps = int(draw(1, 16 / k_warps));
+    p.warps = int(random_in(1, 16));
+    p.depth = kIntDepths[random_in(0, 2)];
+    p.quantize_inside = random_in(0, 1);
+    if (p.tiles_of_8 > 2 || random_in(0, 2) == 0) {
+      const int k_warps = int(random_in(1, 2));
+      p.row_warps = int(random_in(1, 16 / k_warps));
       p.warps = k_warps * p.row_warps;
       p.quantize_inside = false;
     }

@@ -58,10 +58,10 @@ class LatentCuda : public OnDevice {
       const int64_t n_rows = std::max<int64_t>(n, ssize(step.plan().rows));
       const gpu::Buffer out = up(std::vector<float>(size_t(n_rows * c.n_heads * c.n_out + 1), 7.0f));
       const float scale = float(1 / std::sqrt(double(c.dim)));
-      step.append(0, c.n_heads, values, [&](const StepSlice& slice, std::span<const KvTiles> sides, const float* q) {
-        const gpu::Buffer scratch(latent_attn_scratch_bytes(slice.n_rows, c.n_heads, c.dim));
+      step.append(0, c.n_heads, values, [&](const SubBatch& sub, std::span<const KvTiles> sides, const float* q) {
+        const gpu::Buffer scratch(latent_attn_scratch_bytes(sub.n_rows, c.n_heads, c.dim));
         latent_attn(stream(),
-                    {.rows = step.rows_of(slice),
+                    {.rows = step.rows_of(sub),
                      .n_heads = c.n_heads,
                      .scale = scale,
                      .k = sides[0],

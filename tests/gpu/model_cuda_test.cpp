@@ -56,8 +56,8 @@ TEST_F(ModelCuda, RecordedStepsAreTheReferences) {
   }
 }
 
-/// Drawing runs ahead of the host; what it leaves in the cache is what was handed on.
-TEST_F(ModelCuda, DrawsTheCpusTokensAndForgetsTheSurplus) {
+/// Sampling runs ahead of the host; what it leaves in the cache is what was handed on.
+TEST_F(ModelCuda, SamplesTheCpusTokensAndForgetsTheSurplus) {
   const char* spec = "synth:tiny-64@weights=f16";
   const Model cpu = Model::load(spec, {.n_threads = 2, .isa = "scalar"}),
               device = Model::load(spec, {.device = "cuda"});
@@ -69,31 +69,31 @@ TEST_F(ModelCuda, DrawsTheCpusTokensAndForgetsTheSurplus) {
     for (const SamplerOptions& options : {greedy, sampled}) {
       // Codes that differ in an element now and then lead sampled text elsewhere.
       if (format == std::string_view("rotor-3") && options.temperature > 0) continue;
-      std::vector<std::vector<int32_t>> drawn;
+      std::vector<std::vector<int32_t>> generated;
       std::vector<std::vector<float>> after;
       for (const Model* model : {&cpu, &device}) {
-        // A tile leaves rotor-3's window at 128 tokens; the surplus of the first draw reaches beyond it.
+        // A tile leaves rotor-3's window at 128 tokens; the surplus of the first call reaches beyond it.
         // Steps of more than kFewTokens would round activations once.
         Session session(*model, {.n_ctx = 160, .n_ubatch = 23, .k = {.format = format}, .v = {.format = format}});
         session.prefill(prompt);
-        std::vector<int32_t>& tokens = drawn.emplace_back();
+        std::vector<int32_t>& tokens = generated.emplace_back();
         const auto take = [&](size_t n) {
           return [&tokens, n](int32_t token) {
             tokens.push_back(token);
             return tokens.size() < n;
           };
         };
-        EXPECT_EQ(session.draw(options, prompt, 1000, take(5)), 5);
+        EXPECT_EQ(session.generate(options, prompt, 1000, take(5)), 5);
         EXPECT_EQ(session.n_past(), 127);
         const auto logits = session.decode(tokens.back());
         after.emplace_back(logits.begin(), logits.end());
-        EXPECT_EQ(session.draw(options, prompt, 10, take(1000)), 10);
+        EXPECT_EQ(session.generate(options, prompt, 10, take(1000)), 10);
         // Until the context is full: the last token has no place any more.
         session.decode(tokens.back());
-        EXPECT_EQ(session.draw(options, prompt, 1000, take(1000)), 160 - 138 + 1);
+        EXPECT_EQ(session.generate(options, prompt, 1000, take(1000)), 160 - 138 + 1);
         EXPECT_EQ(session.n_past(), 160);
       }
-      EXPECT_EQ(drawn[0], drawn[1]) << format << ", temperature " << options.temperature;
+      EXPECT_EQ(generated[0], generated[1]) << format << ", temperature " << options.temperature;
       EXPECT_LT(compare(after[1], after[0]).nmse, 1e-4) << format;
     }
 }
@@ -105,7 +105,7 @@ TEST_F(ModelCuda, RecordedStepsOfTernaryModelsAreTheReferences) {
   EXPECT_LT(compare(all_logits(device, tokens, "f16", "f16"), all_logits(cpu, tokens, "f16", "f16")).nmse, 1e-3);
 }
 
-/// More tokens at a time than a decode step has: products that round activations, and int4_g128 weights, to halves.
+/// More tokens at a time than a decode step has: products that round activations, and int4_g128 weights, to f16.
 TEST_F(ModelCuda, PromptsAreTheReferences) {
   for (const char* spec : {"synth:tiny-64@weights=int4_g128", "synth:tiny-64@weights=f16", "synth:tiny-64@weights=q4_k",
                            "synth:tiny-64@weights=bf16", "synth:tiny-bitnet"}) {
@@ -137,8 +137,8 @@ TEST_F(ModelCuda, DeepSeekV2GivesTheReferencesLogits) {
   EXPECT_LT(compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse, 1e-8);
 }
 
-/// Tiny models of every architecture whose logits tests/engine/parity_test.cpp holds to other implementations'. Weights in
-/// bf16 meet activations of 16 bits; a context beyond LongRoPE's border, and one within it.
+/// Tiny models of every architecture whose logits tests/engine/parity_test.cpp holds to other implementations'. Weights
+/// in bf16 meet activations of 16 bits; a context beyond LongRoPE's border, and one within it.
 TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
@@ -313,7 +313,8 @@ TEST_F(ModelCuda, StepsAreTheSameBitsHoweverTheyRun) {
   EXPECT_EQ(device.run(5, a), after) << "after a rest in host memory";
 }
 
-/// States move on where they are: however a step runs, in forks and checkpoints, after a reset and a rest in host memory.
+/// States move on where they are: however a step runs, in forks and checkpoints, after a reset and a rest in host
+/// memory.
 TEST_F(ModelCuda, StatesAreTheSameBitsHoweverTheyMove) {
   Running device("synth:tiny-delta@layers=2@weights=f32", {.device = "cuda"}, "f32", "f32");
   const auto prompt = tokens_of(40, 512, 1);
@@ -372,8 +373,8 @@ TEST_F(ModelCuda, StatesAreTheSameBitsHoweverTheyMove) {
   EXPECT_LT(compare(one_by_one, of_prompt).nmse, 1e-10) << "a prompt is its tokens";
 }
 
-/// Drawing leaves no surplus behind, which a state could not forget; the state file is the CPU's.
-TEST_F(ModelCuda, DrawingKeepsTheStatesOfWhatWasTaken) {
+/// Sampling leaves no surplus behind, which a state could not forget; the state file is the CPU's.
+TEST_F(ModelCuda, SamplingKeepsTheStatesOfWhatWasTaken) {
   const TempDir dir;
   const char* spec = "synth:tiny-delta@layers=2@weights=f32";
   const Model cpu = Model::load(spec, {.n_threads = 1, .isa = "scalar"}),
@@ -381,7 +382,7 @@ TEST_F(ModelCuda, DrawingKeepsTheStatesOfWhatWasTaken) {
   const auto prompt = tokens_of(9, 512, 1);
   SamplerOptions greedy;
   greedy.temperature = 0;
-  std::vector<int32_t> drawn[2];
+  std::vector<int32_t> generated[2];
   std::vector<float> after[2];
   const auto take = [](std::vector<int32_t>& tokens, size_t n) {
     return [&tokens, n](int32_t token) {
@@ -395,12 +396,12 @@ TEST_F(ModelCuda, DrawingKeepsTheStatesOfWhatWasTaken) {
   int i = 0;
   for (Session* session : {&on_host, &on_device}) {
     session->prefill(prompt);
-    EXPECT_EQ(session->draw(greedy, prompt, 1000, take(drawn[i], 6)), 6);
+    EXPECT_EQ(session->generate(greedy, prompt, 1000, take(generated[i], 6)), 6);
     EXPECT_EQ(session->n_past(), 14);
-    const auto logits = session->decode(drawn[i].back());
+    const auto logits = session->decode(generated[i].back());
     after[i++].assign(logits.begin(), logits.end());
   }
-  EXPECT_EQ(drawn[1], drawn[0]);
+  EXPECT_EQ(generated[1], generated[0]);
   EXPECT_LT(compare(after[1], after[0]).nmse, 1e-10);
   const std::string path = (dir / "state").native();
   on_device.save(path);

@@ -68,7 +68,7 @@ TEST_F(OpBenchCuda, ADefaultFormatWithoutAKernelIsNamed) {
       << found.skipped[0];
 }
 
-TEST_F(OpBenchCuda, EveryProductKernelPasses) {
+TEST_F(OpBenchCuda, EveryMatmulKernelPasses) {
   OpBenchParams params = on_device(Op::gemv);
   params.batch = {1, 5};
   params.kernels = {"all"};
@@ -97,19 +97,19 @@ TEST_F(OpBenchCuda, WithoutANameTheKernelOfModelsIsTimed) {
   }
 }
 
-TEST_F(OpBenchCuda, WhatComesBeforeTheLibrarysProductIsRight) {
+TEST_F(OpBenchCuda, WhatComesBeforeTheLibrarysMatmulIsRight) {
   const WeightFormat& format = *find_weight_format("int4_g128").or_throw();
   std::vector<float> values = random_values(1, 3 * 256), expected(values.size());
   std::vector<std::byte> rows(size_t(3 * format.row_bytes(256)));
   encode_rows(format, values, 256, rows).or_throw();
   format.decode(rows.data(), 3 * 256, expected.data());
   const gpu::Buffer there = gpu::to_device(stream(), std::span<const std::byte>(rows)), floats = up(values);
-  const gpu::Buffer halves(2 * 3 * 256);
-  device_dequantize_int4(stream(), there.as<void>(), 6, halves.as<uint16_t>());
-  std::vector<uint16_t> found = down(halves.as<uint16_t>(), 3 * 256);
+  const gpu::Buffer f16(2 * 3 * 256);
+  device_dequantize_int4(stream(), there.as<void>(), 6, f16.as<uint16_t>());
+  std::vector<uint16_t> found = down(f16.as<uint16_t>(), 3 * 256);
   for (size_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], f32_to_f16(expected[i])) << i;
-  device_to_half(stream(), floats.as<float>(), 3 * 256, halves.as<uint16_t>());
-  found = down(halves.as<uint16_t>(), 3 * 256);
+  device_to_f16(stream(), floats.as<float>(), 3 * 256, f16.as<uint16_t>());
+  found = down(f16.as<uint16_t>(), 3 * 256);
   for (size_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], f32_to_f16(values[i])) << i;
 }
 

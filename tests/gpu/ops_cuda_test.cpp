@@ -67,8 +67,8 @@ TEST_F(OpsCuda, RmsNormIsTheReference) {
   }
 }
 
-/// Two parts of rows, normed by the sum of both's squares as floats: it may be off by two roundings, its root by half of
-/// that.
+/// Two parts of rows, normed by the sum of both's squares as floats: it may be off by two roundings, its root by half
+/// of that.
 TEST_F(OpsCuda, RmsNormOfPartsIsThatOfTheWhole) {
   constexpr int kRows = 5;
   for (const int n : {8, 33, 1000}) {

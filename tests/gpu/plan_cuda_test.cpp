@@ -60,7 +60,7 @@ class PlanCuda : public OnDevice {
 };
 
 // Bounds as RaggedCuda has them: floats everywhere differ by orders of sums, half products by 2^-11 / sqrt(3) each.
-constexpr double kFloats = 1e-10, kHalves = 5e-6;
+constexpr double kFloats = 1e-10, kF16 = 5e-6;
 
 void set_multipliers(ModelPlan& plan, Weights&) {
   plan.embedding_scale = 0.7f;
@@ -73,7 +73,7 @@ void set_multipliers(ModelPlan& plan, Weights&) {
 
 TEST_F(PlanCuda, Multipliers) {
   check("tiny@weights=f32", set_multipliers, kFloats);
-  check("tiny-64@layers=1@weights=f16", set_multipliers, kHalves, "f16");
+  check("tiny-64@layers=1@weights=f16", set_multipliers, kF16, "f16");
 }
 
 void set_norms(NormPlace place, ModelPlan& plan, Weights& weights) {
@@ -88,7 +88,7 @@ TEST_F(PlanCuda, NormsBehindBlocks) {
   for (const NormPlace place : {NormPlace::after, NormPlace::both}) {
     const auto change = [&](ModelPlan& plan, Weights& weights) { set_norms(place, plan, weights); };
     check("tiny@weights=f32", change, kFloats);
-    check("tiny-64@layers=1@weights=int4_g128", change, kHalves, "f16");
+    check("tiny-64@layers=1@weights=int4_g128", change, kF16, "f16");
   }
   check(
       "tiny@weights=f32",
@@ -109,7 +109,7 @@ TEST_F(PlanCuda, NormsOfAllHeadsTogether) {
     }
   };
   check("tiny@weights=f32", change, kFloats);
-  check("tiny-64@layers=1@weights=f16", change, kHalves, "f16");
+  check("tiny-64@layers=1@weights=f16", change, kF16, "f16");
 }
 
 TEST_F(PlanCuda, BiasOfTheOutputProjection) {
@@ -121,7 +121,7 @@ TEST_F(PlanCuda, BiasOfTheOutputProjection) {
   };
   check("tiny@weights=f32", change, kFloats);
   for (const char* spec : {"tiny-64@layers=1@weights=f16", "tiny-64@layers=1@weights=int4_g128"})
-    check(spec, change, kHalves, "f16");
+    check(spec, change, kF16, "f16");
 }
 
 TEST_F(PlanCuda, Activations) {
@@ -131,7 +131,7 @@ TEST_F(PlanCuda, Activations) {
     };
     check("tiny@weights=f32", change, kFloats);
     for (const char* spec : {"tiny-64@layers=1@weights=f16", "tiny-64@layers=1@weights=int4_g128"})
-      check(spec, change, kHalves, "f16");
+      check(spec, change, kF16, "f16");
   }
 }
 
@@ -163,7 +163,7 @@ TEST_F(PlanCuda, PagesBehindWindowsAreTakenByOthers) {
     double bound;
   };
   for (const Case& c :
-       {Case{"tiny@weights=f32", "f32", false, kFloats}, Case{"tiny-64@layers=2@weights=f32", "f16", false, kHalves},
+       {Case{"tiny@weights=f32", "f32", false, kFloats}, Case{"tiny-64@layers=2@weights=f32", "f16", false, kF16},
         Case{"tiny-64@layers=1@weights=f32", "rotor-3", true, 2e-4}}) {
     CpuContext context(2, Isa::scalar);
     LoadedModel model = make_synth_model(context, c.spec).or_throw();
@@ -210,7 +210,7 @@ TEST_F(PlanCuda, AttentionWindowsAndSinkLogits) {
     }
   };
   check("tiny@weights=f32", change, kFloats);
-  check("tiny-64@weights=f32", change, kHalves, "f16");
+  check("tiny-64@weights=f32", change, kF16, "f16");
   check("tiny-64@layers=1@weights=f32", change, 2e-4, "q4_0");  // a coded element moves by a step now and then
 }
 
@@ -305,7 +305,7 @@ TEST_F(PlanCuda, ExpertsInMxfp4) {
               *m = {.format = &format, .n_out = m->n_out, .n_in = m->n_in, .rows = blocks.back().data()};
             }
       },
-      kHalves, "f16");
+      kF16, "f16");
 }
 
 /// Random rows in the place of a matrix's; `kept` owns them.
@@ -343,7 +343,7 @@ TEST_F(PlanCuda, ShapesOfTheDeltaRule) {
 TEST_F(PlanCuda, PackedWeightsOfTheDeltaRule) {
   const auto change = [](ModelPlan& plan, Weights&) { plan.layers[1].attention.scale *= 4; };
   for (const char* weights : {"f16", "q8_0"})
-    check(fmt::format("tiny-delta@layers=2@weights={}", weights).c_str(), change, kHalves);
+    check(fmt::format("tiny-delta@layers=2@weights={}", weights).c_str(), change, kF16);
 }
 
 /// Over rows and tiles.
@@ -359,7 +359,7 @@ TEST_F(PlanCuda, GatesOfAttention) {
     layer.v_bias = normal_floats(4, a.kv_dim());
   };
   check("tiny@weights=f32", change, kFloats);
-  check("tiny-64@layers=1@weights=f32", change, kHalves, "f16");
+  check("tiny-64@layers=1@weights=f32", change, kF16, "f16");
 }
 
 TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {

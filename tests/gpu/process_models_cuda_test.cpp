@@ -1,5 +1,5 @@
-// Models on GPUs of several processes, which are threads here: with CUDA's driver between them, only where it is emulated.
-// tests/cli/gpu_ranks_test.py has processes on GPUs.
+// Models on GPUs of several processes, which are threads here: with CUDA's driver between them, only where it is
+// emulated. tests/cli/gpu_ranks_test.py has processes on GPUs.
 #include <gmock/gmock.h>
 
 #include "base/metrics.h"
@@ -57,7 +57,7 @@ struct Holder {
     }
     return all;
   }
-  std::vector<int32_t> draw(const SamplerOptions& options, int n) {
+  std::vector<int32_t> sample_text(const SamplerOptions& options, int n) {
     std::vector<int32_t> tokens;
     Text text{.seq = seq, .sampler = options, .n_left = n};
     text.on_token = [&](int32_t token) { return tokens.push_back(token), true; };
@@ -110,8 +110,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ProcessModelsCudaShapes,
                                          Shared{"synth:tiny-delta@weights=f32", "f32", 1e-9},
                                          Shared{"synth:tiny-bitnet", "f16", 1e-3}));
 
-/// Steps that feed themselves: every rank draws the tokens of one device.
-TEST_F(ProcessModelsCuda, DrawOneDevicesTokens) {
+/// Steps that feed themselves: every rank samples the tokens of one device.
+TEST_F(ProcessModelsCuda, SampleOneDevicesTokens) {
   const char* spec = "synth:tiny@weights=f32";
   SamplerOptions greedy, sampled;
   greedy.temperature = 0;
@@ -127,7 +127,7 @@ TEST_F(ProcessModelsCuda, DrawOneDevicesTokens) {
       holder.pool->reserve(holder.seq, 1).or_throw();
       holder.engine.backend().run({.tokens = {&last, 1}, .seqs = {&of_seq, 1}, .logits = LogitRows::last}, *holder.pool,
                                   *holder.outputs);
-      texts.push_back(holder.draw(options, 12));
+      texts.push_back(holder.sample_text(options, 12));
       holder.pool->reset(holder.seq);
     }
     return texts;
@@ -223,7 +223,8 @@ TEST_F(ProcessModelsCuda, WhatRanksDoNotHaveIsSaidOnAllOfThem) {
   });
 }
 
-/// A rank that leaves in the middle: the other one's step ends with its name, whether its process is known to be gone or not.
+/// A rank that leaves in the middle: the other one's step ends with its name, whether its process is known to be gone
+/// or not.
 TEST_F(ProcessModelsCuda, ARankThatStopsIsNamed) {
   for (const bool is_gone : {false, true}) {
     ThreadMail mail(2);

@@ -48,8 +48,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RanksCudaModels,
                                          Shared{"synth:tiny-delta@weights=f32", "f32", "f32", 1e-9, 60},
                                          Shared{"synth:tiny-bitnet", "f16", "f16", 1e-3}));
 
-/// OLMo 2 norms all heads of q, and of k, together: devices add up the squares of theirs, of four two have the same head
-/// of k. A float sum of squares moves a norm by less than 2^-22, its square is far below the bound of one device.
+/// OLMo 2 norms all heads of q, and of k, together: devices add up the squares of theirs, of four two have the same
+/// head of k. A float sum of squares moves a norm by less than 2^-22, its square is far below the bound of one device.
 TEST_F(RanksCuda, NormsOfAllHeadsTogetherAreTheReferences) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
@@ -68,7 +68,7 @@ TEST_F(RanksCuda, NormsOfAllHeadsTogetherAreTheReferences) {
 }
 
 /// Steps that feed themselves on both devices: the text of one device, and what it leaves in the cache.
-TEST_F(RanksCuda, DrawsOneDevicesTokens) {
+TEST_F(RanksCuda, SamplesOneDevicesTokens) {
   const char* spec = "synth:tiny@weights=f32";
   const Model one = Model::load(spec, {.device = "cuda"}), two = Model::load(spec, kTwo);
   const auto prompt = tokens_of(61, one.info().vocab_size, 1);
@@ -76,23 +76,23 @@ TEST_F(RanksCuda, DrawsOneDevicesTokens) {
   greedy.temperature = 0;
   sampled.seed = 7;
   for (const SamplerOptions& options : {greedy, sampled}) {
-    std::vector<std::vector<int32_t>> drawn;
+    std::vector<std::vector<int32_t>> generated;
     for (const Model* model : {&one, &two}) {
       Session session(*model, {.n_ctx = 100, .n_ubatch = 23, .k = {.format = "f32"}, .v = {.format = "f32"}});
       session.prefill(prompt);
-      std::vector<int32_t>& tokens = drawn.emplace_back();
+      std::vector<int32_t>& tokens = generated.emplace_back();
       const auto take = [&](size_t n) {
         return [&tokens, n](int32_t token) {
           tokens.push_back(token);
           return tokens.size() < n;
         };
       };
-      EXPECT_EQ(session.draw(options, prompt, 1000, take(5)), 5);
+      EXPECT_EQ(session.generate(options, prompt, 1000, take(5)), 5);
       EXPECT_EQ(session.n_past(), 65);
       session.decode(tokens.back());
-      EXPECT_EQ(session.draw(options, prompt, 10, take(1000)), 10);
+      EXPECT_EQ(session.generate(options, prompt, 10, take(1000)), 10);
     }
-    EXPECT_EQ(drawn[0], drawn[1]) << "temperature " << options.temperature;
+    EXPECT_EQ(generated[0], generated[1]) << "temperature " << options.temperature;
   }
 }
 

@@ -56,9 +56,9 @@ TEST_F(RunAheadCuda, GreedyStepsWriteTheRingThemselves) {
   EXPECT_THROW(sampler.sample(stream(), nullptr, tokens.as<int32_t>(), other.view()), Error);
 }
 
-/// Several sequences of different lengths draw by themselves, whatever the host is behind: the tokens of greedy steps
+/// Several sequences of different lengths sample by themselves, whatever the host is behind: the tokens of greedy steps
 /// fed by the host, and a cache that goes back exactly.
-TEST_F(RunAheadCuda, DrawsWhatStepsFedByTheHostDraw) {
+TEST_F(RunAheadCuda, SamplesWhatPassesFedByTheHostSample) {
   Engine engine("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
   const std::vector<KvLayerConfig> layers =
       layer_configs({.n_ctx = 128, .k = {.format = "f16"}, .v = {.format = "f16"}}, engine.plan());
@@ -104,15 +104,15 @@ TEST_F(RunAheadCuda, DrawsWhatStepsFedByTheHostDraw) {
     const std::vector<SamplerOptions> samplers(size_t(n), SamplerOptions{.temperature = 0});
     const std::vector<std::vector<int32_t>> recent(static_cast<size_t>(n));
     {
-      const auto drawing = engine.backend().start_drawing(ids, *pool, *outputs, samplers, recent);
-      RunAhead loop(*drawing, n, depth);
-      std::vector<std::vector<int32_t>> drawn;
+      const auto sampling = engine.backend().start_sampling(ids, *pool, *outputs, samplers, recent);
+      RunAhead loop(*sampling, n, depth);
+      std::vector<std::vector<int32_t>> generated;
       loop.run([] { return true; },
                [&](std::span<const int32_t> tokens) {
-                 drawn.emplace_back(tokens.begin(), tokens.end());
-                 return ssize(drawn) < n_steps;
+                 generated.emplace_back(tokens.begin(), tokens.end());
+                 return ssize(generated) < n_steps;
                });
-      EXPECT_EQ(drawn, expected) << depth << " steps ahead";
+      EXPECT_EQ(generated, expected) << depth << " steps ahead";
       EXPECT_EQ(loop.n_taken(), n_steps);
       EXPECT_EQ(loop.n_launched(), n_steps + depth - 1);
     }

@@ -1,4 +1,4 @@
-// Tokens drawn on the device: the very ones of the CPU's Sampler, and both follow the distribution they should.
+// Tokens sampled on the device: the very ones of the CPU's Sampler, and both follow the distribution they should.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -21,8 +21,8 @@ SamplerOptions options(float temperature, int top_k, float top_p, float min_p, u
 
 class SampleCuda : public OnDevice {
  protected:
-  /// `n` draws from the same logits [vocab], replaying a graph; what lies behind the tokens must stay.
-  std::vector<int32_t> draw(const SamplerOptions& o, const std::vector<float>& logits, int n) {
+  /// `n` tokens from the same logits [vocab], replaying a graph; what lies behind the tokens must stay.
+  std::vector<int32_t> sample(const SamplerOptions& o, const std::vector<float>& logits, int n) {
     DeviceSampler sampler(1, int(logits.size()));
     sampler.set(stream(), 0, o);
     const gpu::Buffer row = up(logits), token = up(std::vector<int32_t>{kGuard, kGuard, kGuard});
@@ -37,7 +37,7 @@ class SampleCuda : public OnDevice {
     return tokens;
   }
 
-  /// As draw(), against the CPU; a token of logits that are not finite is marked, and the best one's.
+  /// As sample(), against the CPU; a token of logits that are not finite is marked, and the best one's.
   void expect_same(const SamplerOptions& o, const std::vector<float>& logits, int n) {
     Sampler sampler(o, int(logits.size()));
     const auto key = [&](size_t i) { return sample_key(logits[i], uint32_t(i)); };
@@ -48,8 +48,8 @@ class SampleCuda : public OnDevice {
     for (int i = 0; i < n; ++i)
       expected.push_back(ok ? sampler.sample(logits) : int32_t(key_id(best)) | kNotFiniteToken);
     if (!ok) EXPECT_THROW(sampler.sample(logits), Error);
-    EXPECT_EQ(draw(o, logits, n), expected) << "vocabulary " << logits.size() << ", temperature " << o.temperature
-                                            << " top_k " << o.top_k << " top_p " << o.top_p << " min_p " << o.min_p;
+    EXPECT_EQ(sample(o, logits, n), expected) << "vocabulary " << logits.size() << ", temperature " << o.temperature
+                                              << " top_k " << o.top_k << " top_p " << o.top_p << " min_p " << o.min_p;
   }
 };
 
@@ -107,13 +107,13 @@ std::vector<SamplerOptions> all_options(uint64_t seed) {
           options(0.7f, 20, 0.8f, 0, seed),  options(1e-3f, 0, 0.999f, 0, seed)};
 }
 
-TEST_F(SampleCuda, DrawsTheTokensOfTheCpu) {
+TEST_F(SampleCuda, SamplesTheTokensOfTheCpu) {
   for (const int vocab : {1, 2, 31, 1000, 2048, 2049, 9001})
     for (const SamplerOptions& o : all_options(uint64_t(vocab)))
       expect_same(o, normal_floats(uint64_t(vocab) + 5, vocab, 3), vocab > 2000 ? 3 : 6);
 }
 
-TEST_F(SampleCuda, DrawsTheTokensOfTheCpuFromALargeVocabulary) {
+TEST_F(SampleCuda, SamplesTheTokensOfTheCpuFromALargeVocabulary) {
   const auto logits = normal_floats(3, 151936, 2.5);
   expect_same(options(0, 0, 1, 0), logits, 1);
   expect_same(options(0.8f, 40, 0.95f, 0.05f), logits, 2);
@@ -167,20 +167,20 @@ TEST_F(SampleCuda, NanAndInfinityAreMarked) {
     for (size_t i = 0; i < many.size(); i += 7) many[i] = i % 2 ? nan : -inf;
     expect_same(o, many, 3);
   }
-  EXPECT_EQ(draw(kPlain, {nan, nan, nan}, 1)[0], 0 | kNotFiniteToken);
-  EXPECT_EQ(draw(kPlain, {1, inf, 2, inf}, 1)[0], 1 | kNotFiniteToken);
-  EXPECT_EQ(draw(kPlain, {1, inf, 2, nan}, 1)[0], 1 | kNotFiniteToken);
-  EXPECT_EQ(draw(options(0, 0, 1, 0), {-inf, 2, -inf}, 1)[0], 1) << "a token of -infinity never comes";
+  EXPECT_EQ(sample(kPlain, {nan, nan, nan}, 1)[0], 0 | kNotFiniteToken);
+  EXPECT_EQ(sample(kPlain, {1, inf, 2, inf}, 1)[0], 1 | kNotFiniteToken);
+  EXPECT_EQ(sample(kPlain, {1, inf, 2, nan}, 1)[0], 1 | kNotFiniteToken);
+  EXPECT_EQ(sample(options(0, 0, 1, 0), {-inf, 2, -inf}, 1)[0], 1) << "a token of -infinity never comes";
 }
 
-TEST_F(SampleCuda, DrawsFollowTheirChances) {
+TEST_F(SampleCuda, TokensFollowTheirProbabilities) {
   const std::vector<float> logits = {1, 3, 2, 3, -1, 0.5f, 2.2f, 1.7f, 0, 2.9f};
   for (const SamplerOptions& o : {options(2, 0, 1, 0), options(1, 4, 1, 0), options(1.3f, 0, 0.9f, 0),
                                   options(1, 0, 1, 0.2f), options(1.7f, 8, 0.95f, 0.05f)})
-    expect_distribution(draw(o, logits, 400), chances(o, logits));
+    expect_distribution(sample(o, logits, 400), chances(o, logits));
 }
 
-TEST_F(SampleCuda, TheCpuDrawsByTheSameChances) {
+TEST_F(SampleCuda, TheCpuSamplesByTheSameProbabilities) {
   const std::vector<float> logits = {1, 3, 2, 3, -1, 0.5f, 2.2f, 1.7f, 0, 2.9f};
   for (const SamplerOptions& o : {options(1, 0, 1, 0), options(0.5f, 0, 1, 0), options(2, 0, 1, 0), options(1, 4, 1, 0),
                                   options(1.3f, 0, 0.9f, 0), options(1, 0, 1, 0.2f), options(1.7f, 8, 0.95f, 0.05f)}) {
@@ -191,9 +191,9 @@ TEST_F(SampleCuda, TheCpuDrawsByTheSameChances) {
   }
 }
 
-TEST_F(SampleCuda, ReplaysDrawFreshNumbersAndSetStartsAnew) {
+TEST_F(SampleCuda, ReplaysUseFreshNumbersAndSetStartsAgain) {
   const std::vector<float> logits(1000, 0.0f);
-  const auto tokens = draw(kPlain, logits, 20), again = draw(kPlain, logits, 20);
+  const auto tokens = sample(kPlain, logits, 20), again = sample(kPlain, logits, 20);
   EXPECT_EQ(tokens, again);
   auto sorted = tokens;
   std::sort(sorted.begin(), sorted.end());
@@ -238,18 +238,18 @@ TEST_F(SampleCuda, NeedsFollowTheSettings) {
   EXPECT_EQ(sampler.needs(), DeviceSampler::Needs());
 }
 
-TEST_F(SampleCuda, ASamplerSetAnewGoesOnWithTheNextDraw) {
+TEST_F(SampleCuda, ASamplerSetAgainGoesOnWithTheNextToken) {
   SamplerOptions o = options(1, 20, 1, 0, 5);
   const auto logits = normal_floats(32, 500, 2);
-  const std::vector<int32_t> whole = draw(o, logits, 24);
+  const std::vector<int32_t> whole = sample(o, logits, 24);
   for (const int first : {1, 7, 23}) {
-    o.first_draw = uint64_t(first);
-    EXPECT_EQ(draw(o, logits, 24 - first), std::vector<int32_t>(whole.begin() + first, whole.end())) << first;
+    o.n_sampled = uint64_t(first);
+    EXPECT_EQ(sample(o, logits, 24 - first), std::vector<int32_t>(whole.begin() + first, whole.end())) << first;
   }
 }
 
-/// Rows of steps with proposals, some of them right: the tokens that one sampler draws from the rows one by one.
-TEST_F(SampleCuda, RowsOfProposalsAreDrawnAsOneText) {
+/// Rows of steps with proposals, some of them right: the tokens that one sampler samples from the rows one by one.
+TEST_F(SampleCuda, RowsOfProposalsAreSampledAsOneText) {
   constexpr int kVocab = 200, kRows = 6, kSteps = 12;
   const SamplerOptions greedy{.temperature = 0, .repeat_penalty = 1.4f, .repeat_last_n = 4};
   SamplerOptions penal = options(0.9f, 20, 0.9f, 0.02f, 8);
@@ -270,7 +270,7 @@ TEST_F(SampleCuda, RowsOfProposalsAreDrawnAsOneText) {
     for (int i = 0; i <= kMostVerifiedRows; ++i) sampler.set(stream(), i, o, recent);
     gpu::TokenRing ring(kMostVerifiedRows + 1, kSteps);
     ring.reset(stream());
-    const gpu::Buffer text = up(std::vector<DeviceText>(1)), drawn = up(std::vector<int32_t>(kRows));
+    const gpu::Buffer text = up(std::vector<DeviceText>(1)), sampled = up(std::vector<int32_t>(kRows));
     gpu::Buffer logits;
     std::vector<int32_t> tokens;
     for (int step = 0; step < kSteps; ++step) {
@@ -285,8 +285,8 @@ TEST_F(SampleCuda, RowsOfProposalsAreDrawnAsOneText) {
       gpu::upload(stream(), text.as<void>(), state.data(), sizeof(DeviceText));
       logits = up(std::vector<float>(rows.begin() + n_past * kVocab, rows.begin() + (n_past + kRows) * kVocab));
       sampler.spread(stream(), kRows, text.as<DeviceText>());
-      sampler.sample(stream(), kRows, logits.as<float>(), drawn.as<int32_t>());
-      sampler.verify(stream(), kRows, drawn.as<int32_t>(), {}, text.as<DeviceText>(), ring.view());
+      sampler.sample(stream(), kRows, logits.as<float>(), sampled.as<int32_t>());
+      sampler.verify(stream(), kRows, sampled.as<int32_t>(), {}, text.as<DeviceText>(), ring.view());
       stream().synchronize();
       std::vector<int32_t> numbers(kMostVerifiedRows + 1);
       ASSERT_TRUE(ring.read(step, numbers));
@@ -294,7 +294,7 @@ TEST_F(SampleCuda, RowsOfProposalsAreDrawnAsOneText) {
       tokens.insert(tokens.end(), numbers.begin() + 1, numbers.begin() + 1 + numbers[0]);
       state = down(text.as<DeviceText>(), 1);
       EXPECT_EQ(state[0].n_before, n_past);
-      EXPECT_EQ(state[0].n_drawn, numbers[0]);
+      EXPECT_EQ(state[0].n_sampled, numbers[0]);
       EXPECT_EQ(state[0].next[0], tokens.back());
     }
     expected.resize(tokens.size());
@@ -311,13 +311,13 @@ TEST_F(SampleCuda, ForcedProposalsFollowTheirRandomNumbers) {
   ring.reset(stream());
   DeviceText begin;
   for (int i = 1; i < kRows; ++i) begin.next[i] = 10 + i;
-  const gpu::Buffer text = up(std::vector<DeviceText>{begin}), drawn = up(std::vector<int32_t>(kRows)),
+  const gpu::Buffer text = up(std::vector<DeviceText>{begin}), sampled = up(std::vector<int32_t>(kRows)),
                     logits = up(rows);
   Rng rng(21);
   for (int step = 0; step < 40; ++step) {
     sampler.spread(stream(), kRows, text.as<DeviceText>());
-    sampler.sample(stream(), kRows, logits.as<float>(), drawn.as<int32_t>());
-    sampler.verify(stream(), kRows, drawn.as<int32_t>(), {0.6, 21}, text.as<DeviceText>(), ring.view());
+    sampler.sample(stream(), kRows, logits.as<float>(), sampled.as<int32_t>());
+    sampler.verify(stream(), kRows, sampled.as<int32_t>(), {0.6, 21}, text.as<DeviceText>(), ring.view());
     stream().synchronize();
     std::vector<int32_t> numbers(kMostVerifiedRows + 1), expected;
     while (ssize(expected) + 1 < kRows && rng.uniform() < 0.6) expected.push_back(11 + int32_t(expected.size()));

@@ -37,7 +37,7 @@ class Heard : public Listener {
 };
 
 SchedulerOptions options_with(const ProposerMaker& make, bool adaptive = false) {
-  return {.lane = {.kv = parse_kv_choice("f16").or_throw(),
+  return {.pool = {.kv = parse_kv_choice("f16").or_throw(),
                    .n_ctx = 128,
                    .max_seqs = 3,
                    .checkpoint_every = 64,
@@ -66,7 +66,7 @@ std::vector<std::shared_ptr<Heard>> texts_of(Engine& engine, const ProposerMaker
     all.push_back(std::make_shared<Heard>());
     submissions.push_back({std::move(request), all.back()});
   }
-  // The second one needs logits: alone, so that the others are drawn on the device.
+  // The second one needs logits: alone, so that the others are sampled on the device.
   auto second = std::move(submissions[1]);
   submissions.erase(submissions.begin() + 1);
   EXPECT_TRUE(scheduler.submit(std::move(submissions)));
@@ -74,7 +74,7 @@ std::vector<std::shared_ptr<Heard>> texts_of(Engine& engine, const ProposerMaker
   all[2]->wait();
   EXPECT_TRUE(scheduler.submit(std::move(second.request), second.listener));
   all[1]->wait();
-  scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.lanes().begin()->second->pool().report().sequences, 0); });
+  scheduler.inspect([&](Scheduler& s) { EXPECT_EQ(s.runners().begin()->second->pool().report().sequences, 0); });
   return all;
 }
 
@@ -123,13 +123,13 @@ TEST_F(ServeCuda, OneRequestProposesWithoutTheHost) {
     }
     scheduler.inspect([&](Scheduler& s) {
       EXPECT_GT(s.totals().steps_ahead, 3 * 4) << "20 tokens take five steps or more";
-      EXPECT_EQ(s.lanes().begin()->second->pool().report().sequences, 0);
+      EXPECT_EQ(s.runners().begin()->second->pool().report().sequences, 0);
     });
   }
 }
 
-/// At rest the device draws ahead as without proposers, which observe no more of the texts.
-TEST_F(ServeCuda, TextsAtRestAreDrawnAhead) {
+/// While texts are paused the device samples ahead as without proposers, which observe no more of the texts.
+TEST_F(ServeCuda, PausedTextsAreSampledAhead) {
   const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
   constexpr int kTokens = 50;
   int n_seen = 0;
@@ -143,7 +143,8 @@ TEST_F(ServeCuda, TextsAtRestAreDrawnAhead) {
   EXPECT_LT(n_seen, 3 * kTokens / 2) << "half of all steps";
 }
 
-/// Two devices that share the model, the head whole on the first one: the texts of one device, with proposals and without.
+/// Two devices that share the model, the head whole on the first one: the texts of one device, with proposals and
+/// without.
 TEST_F(ServeCuda, TwoDevicesWriteTheTextsOfOne) {
   if (gpu::query_devices().devices.size() < 2) GTEST_SKIP() << "one device is here";
   const char* const spec = "synth:tiny@weights=f32@mtp=1";

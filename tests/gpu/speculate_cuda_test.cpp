@@ -16,23 +16,23 @@ SessionOptions session_of(const std::string& cache, int n_ctx = 192) {
   return {.n_ctx = n_ctx, .k = {.format = cache}, .v = {.format = cache}};
 }
 
-struct Drawn {
+struct Sampled {
   std::vector<int32_t> tokens;  // the prompt's too
   int n_past = 0;
   int32_t next = 0;  // the likeliest token behind one more step: what the cache holds
 };
 
-Drawn draw_text(const Model& model, const SessionOptions& options, const SamplerOptions& sampler,
-                std::span<const int32_t> prompt, int n, Speculation* speculation) {
+Sampled sample_text(const Model& model, const SessionOptions& options, const SamplerOptions& sampler,
+                    std::span<const int32_t> prompt, int n, Speculation* speculation) {
   Session session(model, options);
   session.speculate(speculation);
   session.prefill(prompt);
-  Drawn text{{prompt.begin(), prompt.end()}, 0, 0};
-  const int n_drawn = session.draw(sampler, prompt, n, [&](int32_t token) {
+  Sampled text{{prompt.begin(), prompt.end()}, 0, 0};
+  const int n_sampled = session.generate(sampler, prompt, n, [&](int32_t token) {
     text.tokens.push_back(token);
     return true;
   });
-  EXPECT_EQ(n_drawn, n);
+  EXPECT_EQ(n_sampled, n);
   text.n_past = session.n_past();
   const std::span<const float> logits = session.decode(text.tokens.back());
   text.next = int32_t(std::ranges::max_element(logits) - logits.begin());
@@ -61,11 +61,11 @@ TEST_F(SpeculationCuda, TextsAreThoseOfSingleTokens) {
   for (const auto& [cache, n_prompt, sampler, of_draft] : cases) {
     std::vector<int32_t> prompt;
     for (int i = 0; i < n_prompt; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
-    const Drawn plain = draw_text(model, session_of(cache), sampler, prompt, kTokens, nullptr);
+    const Sampled plain = sample_text(model, session_of(cache), sampler, prompt, kTokens, nullptr);
     const auto check = [&, n_past = n_prompt, with = cache, of = sampler](std::unique_ptr<Proposer> proposer, int depth,
                                                                           const char* name) {
       Speculation speculation(std::move(proposer), depth, false);
-      const Drawn text = draw_text(model, session_of(with), of, prompt, kTokens, &speculation);
+      const Sampled text = sample_text(model, session_of(with), of, prompt, kTokens, &speculation);
       const std::string where = fmt::format("{} over {} behind {}, temperature {}", name, with, n_past, of.temperature);
       EXPECT_EQ(text.tokens, plain.tokens) << where;
       EXPECT_EQ(text.n_past, plain.n_past) << where;
@@ -100,7 +100,8 @@ struct ForcedCase {
   int n_unseen = 0;  // tokens of the prompt that the head does not see
 };
 
-/// Stops at token 13 of the first round, puts five tokens behind it, and goes on to the end of the context or 24 tokens.
+/// Stops at token 13 of the first round, puts five tokens behind it, and goes on to the end of the context or 24
+/// tokens.
 Forced force_text(const Model& model, const std::string& head, const ForcedCase& c, double p_min) {
   Speculation speculation(mtp_proposers(model, head, session_of(c.of_head, c.n_ctx), p_min)(), c.depth, false);
   speculation.force(0.75, 11);
@@ -121,12 +122,12 @@ Forced force_text(const Model& model, const std::string& head, const ForcedCase&
     session.prefill(prompt);
     known.insert(known.end(), prompt.begin(), prompt.end());
     const size_t before = text.tokens.size();
-    session.draw(sampler, known, n, [&](int32_t token) {
+    session.generate(sampler, known, n, [&](int32_t token) {
       text.tokens.push_back(token);
       known.push_back(token);
       return text.tokens.size() != 13;
     });
-    sampler.first_draw += text.tokens.size() - before;
+    sampler.n_sampled += text.tokens.size() - before;
     text.n_past.push_back(session.n_past());
     prompt = {known.back(), 5, 6, 7, 8};
     known.pop_back();
@@ -139,8 +140,8 @@ Forced force_text(const Model& model, const std::string& head, const ForcedCase&
   return text;
 }
 
-/// Steps that a device queues ahead: proposals, acceptance, draws, places and both caches are those of the loop in which the
-/// host goes between, for all depths, over ends of windows, of texts and of the context.
+/// Steps that a device queues ahead: proposals, acceptance, samples, places and both caches are those of the loop in
+/// which the host goes between, for all depths, over ends of windows, of texts and of the context.
 TEST_F(SpeculationCuda, StepsQueuedAheadAreThoseOfTheHost) {
   const TempDir directory;
   const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
@@ -180,13 +181,13 @@ TEST_F(SpeculationCuda, DepthsChangeBetweenStepsQueuedAhead) {
   const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
   const std::string head = write_random_head(directory, model.info());
   std::vector<int32_t> prompt(20, 3);
-  const Drawn plain = draw_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, nullptr);
+  const Sampled plain = sample_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, nullptr);
   Speculation speculation(mtp_proposers(model, head, session_of("f16"))(), 8);
-  const Drawn text = draw_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, &speculation);
+  const Sampled text = sample_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, &speculation);
   EXPECT_EQ(text.tokens, plain.tokens);
   EXPECT_EQ(text.n_past, plain.n_past);
   EXPECT_EQ(text.next, plain.next);
-  // Behind a rest one step goes through the host. A rest and the positions heard behind it are 17 steps or more.
+  // Behind a pause one step goes through the host. A pause and the positions heard behind it are 17 steps or more.
   EXPECT_GE(speculation.report().n_ahead, speculation.report().n_steps - 90 / (kHeardPositions + 1));
 }
 
@@ -196,11 +197,11 @@ TEST_F(SpeculationCuda, TextsOfModelsWithStatesAreThoseOfSingleTokens) {
   std::vector<int32_t> prompt;
   for (int i = 0; i < 20; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
   const SamplerOptions greedy{.temperature = 0};
-  const Drawn plain = draw_text(model, session_of("f16"), greedy, prompt, 24, nullptr);
+  const Sampled plain = sample_text(model, session_of("f16"), greedy, prompt, 24, nullptr);
   SpecReport all;
   const auto check = [&](std::unique_ptr<Proposer> proposer, int depth, const char* name) {
     Speculation speculation(std::move(proposer), depth, false);
-    const Drawn text = draw_text(model, session_of("f16"), greedy, prompt, 24, &speculation);
+    const Sampled text = sample_text(model, session_of("f16"), greedy, prompt, 24, &speculation);
     EXPECT_EQ(text.tokens, plain.tokens) << name;
     EXPECT_EQ(text.next, plain.next) << name;
     all.n_accepted += speculation.report().n_accepted;
@@ -212,8 +213,8 @@ TEST_F(SpeculationCuda, TextsOfModelsWithStatesAreThoseOfSingleTokens) {
   EXPECT_GT(all.n_proposed, all.n_accepted);
 }
 
-/// The head on a device guesses what the CPU's head does.
-TEST_F(SpeculationCuda, TheHeadGuessesWhatTheCpusDoes) {
+/// The head on a device proposes what the CPU's head does.
+TEST_F(SpeculationCuda, TheHeadProposesWhatTheCpusDoes) {
   const TempDir directory;
   const Model cpu = Model::load("synth:tiny@layers=1@weights=f32", {.n_threads = 1, .isa = "scalar"}),
               device = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
@@ -221,27 +222,27 @@ TEST_F(SpeculationCuda, TheHeadGuessesWhatTheCpusDoes) {
   std::vector<int32_t> text;
   for (int i = 0; i < 50; ++i) text.push_back((53 * i * i + 7) % 512);
   for (const double p_min : {0.0, 1e-9}) {
-    std::vector<std::vector<int32_t>> guesses;
+    std::vector<std::vector<int32_t>> proposals;
     for (const Model* model : {&cpu, &device}) {
       auto mtp = mtp_proposers(*model, file, session_of("f32"), p_min)();
       Proposer& head = *mtp;
       Speculation speculation(std::move(mtp), 1);
       Session session(*model, session_of("f32"));
       session.speculate(&speculation);
-      std::vector<int32_t>& of_model = guesses.emplace_back();
+      std::vector<int32_t>& of_model = proposals.emplace_back();
       for (const int n : {30, 31, 33, 49}) {  // a prompt, and short steps
         session.prefill(std::span(text).subspan(size_t(session.n_past()), size_t(n - session.n_past())));
         for (const int32_t token : head.propose(std::span(text).first(size_t(n) + 1), 4)) of_model.push_back(token);
       }
       EXPECT_GT(head.bytes(), 0);
     }
-    EXPECT_EQ(guesses[0].size(), 16u);
-    EXPECT_EQ(guesses[1], guesses[0]);
+    EXPECT_EQ(proposals[0].size(), 16u);
+    EXPECT_EQ(proposals[1], proposals[0]);
   }
 }
 
-/// Rows drawn where they are: the host's tokens, more rows than samplers.
-TEST_F(SpeculationCuda, RowsAreDrawnAsOnTheHost) {
+/// Rows sampled where they are: the host's tokens, more rows than samplers.
+TEST_F(SpeculationCuda, RowsAreSampledAsOnTheHost) {
   Engine engine("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
   const auto layers = layer_configs(session_of("f32"), engine.plan());
   const auto pool = engine.open_pool(layers, 2, 1);
@@ -259,13 +260,13 @@ TEST_F(SpeculationCuda, RowsAreDrawnAsOnTheHost) {
     samplers.push_back({.temperature = i % 3 == 0 ? 0.0f : 0.9f,
                         .repeat_penalty = i % 2 == 0 ? 1.0f : 1.3f,
                         .seed = 9,
-                        .first_draw = uint64_t(i)});
+                        .n_sampled = uint64_t(i)});
     recent.push_back({tokens[size_t(i)], 7});
     Sampler sampler(samplers.back(), 512);
     sampler.accept(recent.back());
     expected.push_back(sampler.sample(logits.row(i)));
   }
-  EXPECT_EQ(engine.backend().draw(*outputs, samplers, recent), expected);
+  EXPECT_EQ(engine.backend().sample(*outputs, samplers, recent), expected);
 }
 
 }  // namespace

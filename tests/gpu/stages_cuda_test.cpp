@@ -87,7 +87,7 @@ TEST_F(StagesCuda, ThreeStagesOfSevenLayers) {
 }
 
 /// Steps that feed themselves on all devices.
-TEST_F(StagesCuda, DrawnTextsAreThoseOfOneDevice) {
+TEST_F(StagesCuda, SampledTextsAreThoseOfOneDevice) {
   const char* spec = "synth:tiny@weights=f32";
   const Model one = Model::load(spec, kOne), stages = Model::load(spec, kTwoStages);
   const auto prompt = tokens_of(61, one.info().vocab_size, 1);
@@ -95,20 +95,20 @@ TEST_F(StagesCuda, DrawnTextsAreThoseOfOneDevice) {
   greedy.temperature = 0;
   sampled.seed = 7;
   for (const SamplerOptions& options : {greedy, sampled}) {
-    std::vector<std::vector<int32_t>> drawn;
+    std::vector<std::vector<int32_t>> generated;
     for (const Model* model : {&one, &stages}) {
       Session session(*model, {.n_ctx = 100, .n_ubatch = 23, .k = {.format = "f16"}, .v = {.format = "f16"}});
       session.prefill(prompt);
-      std::vector<int32_t>& tokens = drawn.emplace_back();
+      std::vector<int32_t>& tokens = generated.emplace_back();
       const auto take = [&](int32_t token) {
         tokens.push_back(token);
         return tokens.size() != 5;
       };
-      EXPECT_EQ(session.draw(options, prompt, 1000, take), 5);
+      EXPECT_EQ(session.generate(options, prompt, 1000, take), 5);
       session.decode(tokens.back());
-      EXPECT_EQ(session.draw(options, prompt, 10, take), 10);
+      EXPECT_EQ(session.generate(options, prompt, 10, take), 10);
     }
-    EXPECT_EQ(drawn[0], drawn[1]) << "temperature " << options.temperature;
+    EXPECT_EQ(generated[0], generated[1]) << "temperature " << options.temperature;
   }
 }
 
@@ -127,7 +127,7 @@ TEST_F(StagesCuda, AnMtpHeadProposesOneDevicesTokens) {
     session.prefill(prompt);
     std::vector<int32_t>& text = texts.emplace_back();
     const SamplerOptions greedy{.temperature = 0};
-    session.draw(greedy, prompt, 20, [&](int32_t token) {
+    session.generate(greedy, prompt, 20, [&](int32_t token) {
       text.push_back(token);
       return true;
     });

@@ -68,7 +68,7 @@ TEST_F(TensorGemmCuda, SameBitsEveryTime) {
   for (int i = 0; i < 2; ++i) EXPECT_EQ(product(w, run), first);
 }
 
-TEST_F(TensorGemmCuda, ScalesWhatHalvesCannotHold) {
+TEST_F(TensorGemmCuda, ScalesWhatF16CannotHold) {
   const BrickRows rows("f16", 17, 128, 9);
   std::vector<float> x;
   for (int t = 0; t < 70; ++t) {

@@ -375,7 +375,7 @@ class RandomSchema {
   int n_joined_ = 0;
 };
 
-TEST(JsonSchema, WhateverIsDrawnMatchesTheSchema) {
+TEST(JsonSchema, WhateverIsSampledMatchesTheSchema) {
   const ToyVocabulary toy;
   Rng rng(500);
   size_t bytes = 0, closed = 0, compared = 0;

@@ -100,7 +100,7 @@ TEST(MaskCostSlow, MasksOverQwen2AreWhatTryingEveryTokenGives) {
 }
 
 /// Lengths, repetitions and patterns with bounds near and far: walks for many counts at once.
-TEST(MaskCostSlow, DrawnTextsOfBoundedRepetitionsHaveTheMasksOfTryingEveryToken) {
+TEST(MaskCostSlow, SampledTextsOfBoundedRepetitionsHaveTheMasksOfTryingEveryToken) {
   constexpr const char* kSchemas[] = {
       R"({"type": "string", "minLength": 3, "maxLength": 9})",
       R"({"type": "string", "minLength": 12})",
@@ -148,7 +148,7 @@ struct Cost {
   Times first, steady, accepts;  // of the first document, of all but the first `warm`, of all
 };
 
-/// Documents of at most 100 tokens, drawn at infinite temperature, or all the tokens of a text.
+/// Documents of at most 100 tokens, sampled at infinite temperature, or all the tokens of a text.
 Cost measure(const std::shared_ptr<const CompiledGrammar>& compiled, int documents, int warm,
              const std::vector<int32_t>& text) {
   Cost cost;
@@ -175,8 +175,8 @@ Cost measure(const std::shared_ptr<const CompiledGrammar>& compiled, int documen
   return cost;
 }
 
-/// Prints one row a grammar and kind of documents. Infinite temperature is the hardest case: whatever can be reached is.
-/// Fails where a mask allows nothing or forbids what belongs to the text, never on a time.
+/// Prints one row a grammar and kind of documents. Infinite temperature is the hardest case: whatever can be reached
+/// is. Fails where a mask allows nothing or forbids what belongs to the text, never on a time.
 TEST(MaskCostSlow, WhatMasksCost) {
   if (!std::getenv("RIDGE_MASK_COST")) GTEST_SKIP() << "a measurement: set RIDGE_MASK_COST=1";
   std::printf(

@@ -75,7 +75,7 @@ TEST(Bench, ClocksThatGiveNothingGiveNoVerdict) {
   }
 }
 
-TEST(Bench, RoofShareFollowsFromBytesAndTime) {
+TEST(Bench, BandwidthShareFollowsFromBytesAndTime) {
   BenchRow row;
   row.test.n_gen = 10;
   row.seconds = {2};     // 5 tokens/s

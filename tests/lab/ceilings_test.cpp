@@ -63,7 +63,7 @@ TEST(Ceilings, CachesAndRatesAreMeasuredWithTheirRidgePoints) {
               1e-9);
 }
 
-TEST(Ceilings, ScalarCodeHasNoHalves) {
+TEST(Ceilings, ScalarCodeHasNoF16) {
   const Ceilings ceilings =
       measure_ceilings({.n_threads = 1, .isa = "scalar", .bytes = 4 * kMib, .repeats = 3, .max_seconds = 1});
   ASSERT_EQ(ceilings.rates.size(), 4u);

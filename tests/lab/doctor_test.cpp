@@ -160,7 +160,7 @@ TEST_F(Doctor, CeilingsUnknownImplausibleOrNoisy) {
   expect("ceilings", Finding::problem, "line 2");
 }
 
-TEST_F(Doctor, ADecodeRowAboveItsRoof) {
+TEST_F(Doctor, ADecodeRowAboveItsCeiling) {
   here.rows.push_back({{"cpu_info", "Some CPU"}, {"n_gen", 8}, {"in_cache", true}, {"pct_of_roof", 400}});
   expect("ceilings", Finding::ok, "30.0");
   here.rows.push_back({{"cpu_info", "Some CPU"}, {"n_gen", 8}, {"in_cache", false}, {"pct_of_roof", 120}});

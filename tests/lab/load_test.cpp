@@ -1,4 +1,4 @@
-// The load that ridge bench serve sends: what it draws, and what it makes of a server's answers.
+// The load that ridge bench serve sends: what it asks for, and what it makes of a server's answers.
 #include "lab/serve/load.h"
 
 #include <gmock/gmock.h>
@@ -43,18 +43,18 @@ TEST(LoadPlan, LengthsAreReadAndWritten) {
 TEST(LoadPlan, LengthsAreLogUniform) {
   const Lengths lengths{100, 1600};
   Rng rng(1);
-  constexpr int kDraws = 40000;
+  constexpr int kLengths = 40000;
   std::vector<int> below(4);
-  for (int i = 0; i < kDraws; ++i) {
-    const int n = lengths.draw(rng);
+  for (int i = 0; i < kLengths; ++i) {
+    const int n = lengths.random(rng);
     ASSERT_GE(n, 100);
     ASSERT_LE(n, 1600);
     ++below[size_t(n < 200 ? 0 : n < 400 ? 1 : n < 800 ? 2 : 3)];
   }
-  // Four doublings, a quarter of the draws each: six standard deviations are 520.
-  for (const int n : below) EXPECT_NEAR(n, kDraws / 4, 520);
+  // Four doublings, a quarter of the lengths each: six standard deviations are 520.
+  for (const int n : below) EXPECT_NEAR(n, kLengths / 4, 520);
   std::set<int> all;
-  for (int i = 0; i < 1000; ++i) all.insert(Lengths{1, 3}.draw(rng));
+  for (int i = 0; i < 1000; ++i) all.insert(Lengths{1, 3}.random(rng));
   EXPECT_THAT(all, ElementsAre(1, 2, 3));
 }
 

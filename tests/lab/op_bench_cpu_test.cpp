@@ -25,7 +25,7 @@ std::vector<std::string> kernels_of(const Found& found, std::string_view format)
   return names;
 }
 
-TEST(OpBenchCpu, EveryProductOfEveryFormatPasses) {
+TEST(OpBenchCpu, EveryMatmulOfEveryFormatPasses) {
   OpBenchParams params = small(Op::gemv);
   params.batch = {1, 5};
   params.kernels = {"all"};
@@ -52,7 +52,7 @@ TEST(OpBenchCpu, TheTwoOpBaselineIsMeasuredWhenNamedAndStatesItsTraffic) {
   EXPECT_GT(found.rows[0].predicted_us(), found.rows[1].predicted_us());
 }
 
-TEST(OpBenchCpu, ProductsHaveTheNamesOfTheTables) {
+TEST(OpBenchCpu, MatmulsHaveTheNamesOfTheTables) {
   OpBenchParams params = small(Op::gemv);
   params.weights = {find_weight_format("q8_0").or_throw()};
   params.isa = "scalar";

@@ -244,7 +244,7 @@ TEST(DeviceCeilings, BuffersPassTheCacheManyTimes) {
   EXPECT_EQ(choose_device_stream_size(50 * kMib, 8 * kGib).bytes, kGib);
 }
 
-TEST(DeviceCeilings, TheRoofIsTheBestReplayOfTheFastestReader) {
+TEST(DeviceCeilings, TheBandwidthIsTheBestReplayOfTheFastestReader) {
   DeviceCeilings ceilings;
   EXPECT_EQ(ceilings.read_gb_s(), 0);
   ceilings.streams = {{"read a", 1, {.median = 4000, .max = 4700}, 3},
@@ -285,7 +285,7 @@ TEST(OpData, AttentionReferenceIsSoftmaxOverThePoolsRows) {
   EXPECT_LT(found.score_error, 1e-4);
 }
 
-TEST(OpData, ProductReferenceIsTheProduct) {
+TEST(OpData, MatmulReferenceIsTheProduct) {
   OpBenchParams params{.op = Op::gemv};
   params.shapes = {{1100, 13}};
   params.batch = {2};
@@ -293,7 +293,7 @@ TEST(OpData, ProductReferenceIsTheProduct) {
   const OpProblem p = op_problems(params).at(0);
   const RowPool w(13, 5);
   const auto x = random_values(6, 2 * 13);
-  const auto y = product_reference(p, x, w);
+  const auto y = matmul_reference(p, x, w);
   ASSERT_EQ(y.size(), 2200u);
   for (const size_t token : {0, 1})
     for (const size_t o : {0, 1, 1020, 1021, 1099}) {

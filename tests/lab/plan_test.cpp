@@ -89,7 +89,7 @@ TEST(Plan, ATrainedModelAndWeightedRounding) {
   }
 }
 
-/// A plan with somebody who guesses, against what is allocated; every part by name.
+/// A plan with a proposer, against what is allocated; every part by name.
 void expect_draft(const char* path, const char* type, const char* draft_path, const char* kv) {
   SCOPED_TRACE(fmt::format("{} {} {} {}", path, type, draft_path, kv));
   const LoadOptions place{.n_threads = 2};
@@ -106,14 +106,14 @@ void expect_draft(const char* path, const char* type, const char* draft_path, co
     EXPECT_GT(with.of(name), 0) << name;
     EXPECT_EQ(without.of(name), 0) << name;
   }
-  // Guesses are rows of logits: four more of every session.
+  // Draft tokens are rows of logits: four more of every session.
   EXPECT_NEAR(double(with.of("logits")), 5.0 * double(without.of("logits")),
               type == std::string_view("mtp") ? double(with.of("logits")) : 8);
   EXPECT_GT(with.session_bytes, without.session_bytes);
   EXPECT_LT(largest_context(model, f16, 3, 0, with.total(), draft), largest_context(model, f16, 3, 0, with.total()));
 }
 
-TEST(Plan, CountsWhoGuesses) {
+TEST(Plan, CountsProposers) {
   expect_draft("synth:tiny-64@weights=q8_0", "draft", "synth:tiny-64@layers=1", "f16");
   expect_draft("synth:tiny-64@weights=q8_0", "draft", "synth:tiny-64@layers=1", "q8_0:window=32:sinks=4");
   expect_draft("synth:tiny-64@mtp=1", "mtp", "", "f16");
@@ -172,7 +172,7 @@ TEST(Plan, AStepReadsWhatASessionSays) {
   }
 }
 
-TEST(Plan, TheNewestRoofOfThisMachineCounts) {
+TEST(Plan, TheNewestBandwidthOfThisMachineCounts) {
   const LoadOptions place{.n_threads = 2};
   const auto row = [](const std::string& cpu, int n_threads, const char* date, double gb_s) {
     return Row{{"kind", "bandwidth"},
@@ -183,10 +183,10 @@ TEST(Plan, TheNewestRoofOfThisMachineCounts) {
   };
   const std::string here = machine_info().cpu_model;
   std::vector<Row> rows{row("another", 2, "2026-03", 10), row(here, 1, "2026-03", 20)};
-  EXPECT_FALSE(stored_roof_gb_s(rows, place));
+  EXPECT_FALSE(stored_bandwidth_gb_s(rows, place));
   rows.push_back(row(here, 2, "2026-02", 30));
   rows.push_back(row(here, 2, "2026-01", 40));
-  EXPECT_EQ(stored_roof_gb_s(rows, place), 30);
+  EXPECT_EQ(stored_bandwidth_gb_s(rows, place), 30);
 }
 
 TEST(Plan, RefusesWhatAModelCannotHave) {

@@ -157,7 +157,7 @@ TEST_F(ProbeRun, AcceptanceIsOfStepsAtTheSamePlaces) {
   EXPECT_NEAR(lines[1].numbers["accepted"]["value"].get<double>(), of_q8, 0.1);
   // Without scales nothing holds that q8_0 would write.
   EXPECT_EQ(lines[2].verdict, ProbeVerdict::fail) << lines[2].says;
-  // Nobody who guesses is no failure, and neither is it a pass.
+  // No proposer is no failure, and neither is it a pass.
   options.draft = {.why_not = "the model has no MTP head"};
   options.candidates.resize(1);
   run_probe(model(), corpus, options, {.on_result = [&](const ProbeResult& result) {
@@ -166,7 +166,7 @@ TEST_F(ProbeRun, AcceptanceIsOfStepsAtTheSamePlaces) {
             }});
 }
 
-/// Guesses what is likeliest with another model's session: all of it holds.
+/// Proposes what is likeliest with another model's session: all of it holds.
 class Oracle final : public Proposer {
  public:
   Oracle(const Model& model, const KvChoice& kv, int n_wrong)
@@ -188,7 +188,7 @@ class Oracle final : public Proposer {
   int n_wrong_;
 };
 
-TEST_F(ProbeRun, AcceptanceCountsUpToTheFirstWrongGuess) {
+TEST_F(ProbeRun, AcceptanceCountsUpToTheFirstWrongDraftToken) {
   for (const char* name : {"stories", "tiny-delta"}) {
     // Of the second one layers keep states, which go back by checkpoints.
     const Model of =

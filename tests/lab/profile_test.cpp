@@ -61,18 +61,18 @@ TEST(Profile, TheMiddleHalfOfTheStepsIsAveraged) {
 
 TEST(Profile, NoStepsGiveNothing) { EXPECT_EQ(attribute({}).n_steps, 0); }
 
-TEST(Profile, ABoundIsTheRoofThatExplainsTheTime) {
-  const ProfileRoofs roofs{.read_gb_s = 100, .int8_gop_s = 1000, .float_gop_s = 500, .cache_bytes = 0};
+TEST(Profile, ABoundIsTheCeilingThatExplainsTheTime) {
+  const ProfileCeilings ceilings{.read_gb_s = 100, .int8_gop_s = 1000, .float_gop_s = 500, .cache_bytes = 0};
   ProfilePart part{
-      .op = "gemv", .kernel = "panel-2planes-avx2", .us = 10, .work = {900'000, 0, 0}};  // 9 us at the roof
-  EXPECT_EQ(part_bound(part, roofs), "memory");
+      .op = "gemv", .kernel = "panel-2planes-avx2", .us = 10, .work = {900'000, 0, 0}};  // 9 us at memory bandwidth
+  EXPECT_EQ(part_bound(part, ceilings), "memory");
   part.work.read_bytes = 300'000;
-  EXPECT_EQ(part_bound(part, roofs), "latency");
+  EXPECT_EQ(part_bound(part, ceilings), "latency");
   part.work.flops = 2'500'000;  // 2.5 us as bytes, 5 us as floats
-  EXPECT_EQ(part_bound(part, roofs), "latency");
+  EXPECT_EQ(part_bound(part, ceilings), "latency");
   part.kernel = "rows-avx2";
-  EXPECT_EQ(part_bound(part, roofs), "compute");
-  EXPECT_EQ(part_bound(part, {}), "latency") << "no roof explains anything";
+  EXPECT_EQ(part_bound(part, ceilings), "compute");
+  EXPECT_EQ(part_bound(part, {}), "latency") << "no ceiling explains anything";
 }
 
 /// Two steps of embed, a product of two kernels and a launch outside of any op.

@@ -1,5 +1,5 @@
-// The small models of the reference data, damaged: cut off anywhere, without any one of their tensors, with sizes swapped.
-// Each is refused with what is wrong.
+// The small models of the reference data, damaged: cut off anywhere, without any one of their tensors, with sizes
+// swapped. Each is refused with what is wrong.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -100,8 +100,8 @@ TEST_F(HostileFilesSlow, AMissingTensorIsNamed) {
       const std::string why = refusal(model.config, renamed);
       // The output matrix of a model whose embedding serves as well is there without being read.
       if (why.empty() && model.config.value("tie_word_embeddings", false) && name == "lm_head.weight") continue;
-      // The vision tower and the layers that predict further tokens are not part of the text model: nothing misses them,
-      // and what their tensor is called now is a name that nothing knows.
+      // The vision tower and the layers that predict further tokens are not part of the text model: nothing misses
+      // them, and what their tensor is called now is a name that nothing knows.
       if (name.starts_with("model.visual.") || name.starts_with("mtp.")) {
         EXPECT_THAT(why, testing::AnyOf("", testing::HasSubstr('?' + name.substr(1)))) << model.name;
         continue;

@@ -39,9 +39,9 @@ class Checkpoint {
   void add_f16(const std::string& name, std::vector<int64_t> shape, uint64_t seed) {
     int64_t n = 1;
     for (const int64_t dim : shape) n *= dim;
-    std::vector<uint16_t> halves;
-    for (const float x : random_floats(seed, n)) halves.push_back(f32_to_f16(0.1f * x));
-    add(name, kF16, std::move(shape), halves);
+    std::vector<uint16_t> f16;
+    for (const float x : random_floats(seed, n)) f16.push_back(f32_to_f16(0.1f * x));
+    add(name, kF16, std::move(shape), f16);
   }
   /// Embedding and norms, which no checkpoint packs.
   void add_rest() {

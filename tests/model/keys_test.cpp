@@ -1,4 +1,5 @@
-// Keys of GGUF files and fields of config.json: each is used, harmless for a reason that its row says, or refused by name.
+// Keys of GGUF files and fields of config.json: each is used, harmless for a reason that its row says, or refused by
+// name.
 #include "model/arch/keys.h"
 
 #include <gmock/gmock.h>

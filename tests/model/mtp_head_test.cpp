@@ -164,7 +164,8 @@ void check(const fs::path& from, bool apart) {
     ASSERT_EQ(got.size(), expected.size()) << name;
     for (size_t i = 0; i < got.size(); ++i) {
       const bool same = got[i] == expected[i];
-      // Rows of 128 are rounded to steps of a seventh of their largest, which is some 3 deviations: an error of 0.12 of one.
+      // Rows of 128 are rounded to steps of a seventh of their largest, which is some 3 deviations: an error of 0.12 of
+      // one.
       const bool rounded = names[0] == name && got[i].size() % 128 == 0 && compare(got[i], expected[i]).nmse < 0.04;
       EXPECT_TRUE(same || rounded) << name << ", part " << i;
     }

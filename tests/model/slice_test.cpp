@@ -95,10 +95,10 @@ TEST(Slice, RowsAndColumnsOfEveryFormatAreThoseOfTheWhole) {
   }
 }
 
-/// Products of column slices add up to the product of the whole. With u = 2^-24, any order of adding n rounded products in
-/// float is within n u / (1 - n u) sum |w x| of the exact sum (Higham, Accuracy and Stability, 3.1): the two orders are
-/// within twice that of each other. A kernel that rounds activations to int8 does so by groups of 32 columns, which no
-/// slice cuts, and so to the same values.
+/// Products of column slices add up to the product of the whole. With u = 2^-24, any order of adding n rounded products
+/// in float is within n u / (1 - n u) sum |w x| of the exact sum (Higham, Accuracy and Stability, 3.1): the two orders
+/// are within twice that of each other. A kernel that rounds activations to int8 does so by groups of 32 columns, which
+/// no slice cuts, and so to the same values.
 TEST(Slice, ProductsOfColumnsAddUpToTheWholeProduct) {
   for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
     if (isa > detect_isa()) continue;

@@ -85,8 +85,9 @@ double error_of_chunks(int n, int chunk, int keys, int values) {
   return compare(got, expected).nmse;
 }
 
-/// The rule rounds a state's entries once a token, to 2^-24 / sqrt(3) of them, and never lengthens an error: n tokens add up
-/// as a random walk. In floats a change has beside that the roundings of sums over keys and over a chunk's tokens, twice.
+/// The rule rounds a state's entries once a token, to 2^-24 / sqrt(3) of them, and never lengthens an error: n tokens
+/// add up as a random walk. In floats a change has beside that the roundings of sums over keys and over a chunk's
+/// tokens, twice.
 TEST(DeltaChunks, AreTheRule) {
   for (const int keys : {16, 128})
     for (const int n : {1, 31, 64, 65, 150})

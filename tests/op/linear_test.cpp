@@ -1,10 +1,10 @@
 // Every linear kernel, every weight format, every shape it supports, with bounds derived from the arithmetic.
 //
 // u = 2^-24 is float's unit roundoff. A float kernel that sums n products in any order is within n u sum|w x| of the
-// exact sum. A panel kernel is exact in integers inside a group (of 32 or 16 columns) and adds one product of scales and
-// one fma per group, and another fma per minimum: within (4 n_groups + 3) u sum|terms| of the same integer arithmetic in
-// double; against the float oracle it is off by the activations' rounding too, at most half an activation scale for every
-// unit of |w|.
+// exact sum. A panel kernel is exact in integers inside a group (of 32 or 16 columns) and adds one product of scales
+// and one fma per group, and another fma per minimum: within (4 n_groups + 3) u sum|terms| of the same integer
+// arithmetic in double; against the float oracle it is off by the activations' rounding too, at most half an activation
+// scale for every unit of |w|.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

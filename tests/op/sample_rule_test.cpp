@@ -24,7 +24,7 @@ TEST(SampleRule, WeightsAreTheExponentialWithinTheirBound) {
   }
 }
 
-TEST(SampleRule, TheColdestDrawsHaveWeightAtTheBestOnly) {
+TEST(SampleRule, TheColdestSamplingHasWeightAtTheBestOnly) {
   for (const float temperature : {1e-6f, 1e-30f, 1e-45f}) {
     const float exponent = sample_rule({.temperature = temperature}).exponent;
     EXPECT_LT(exponent, 0);

@@ -42,7 +42,7 @@ class ApiTest : public testing::Test {
     return *kModelOnce;
   }
   static SchedulerOptions scheduler_options() {
-    return {.lane = {.kv = parse_kv_choice("rotor-3").or_throw(),
+    return {.pool = {.kv = parse_kv_choice("rotor-3").or_throw(),
                      .n_ctx = 512,
                      .max_seqs = 8,
                      .n_checkpoints = 24,
@@ -52,7 +52,7 @@ class ApiTest : public testing::Test {
                      .batch_tokens = 256,
                      .max_stall_seconds = 0.05},
             .max_queue = 32,
-            .max_lanes = 2};
+            .max_pools = 2};
   }
   void open(ServerOptions options = {}, SchedulerOptions scheduler = scheduler_options(),
             ModelTemplate chat_template = {}) {

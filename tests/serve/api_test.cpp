@@ -37,7 +37,7 @@ TEST_F(ApiTest, AStreamIsTheSameTextInPieces) {
   const Events events = stream("/v1/completions", body);
   EXPECT_TRUE(events.done);
   EXPECT_EQ(events.text(), whole);
-  EXPECT_GT(events.chunks.size(), 20u) << "pieces come as they are drawn";
+  EXPECT_GT(events.chunks.size(), 20u) << "pieces come as they are sampled";
   EXPECT_EQ(events.chunks.back()["usage"]["completion_tokens"], 60);
   EXPECT_EQ(events.chunks[events.chunks.size() - 2]["choices"][0]["finish_reason"], "length");
   EXPECT_TRUE(events.chunks[0]["usage"].is_null());
@@ -228,9 +228,9 @@ TEST_F(ApiTest, SpeculationIsCountedAndMayBeLeftOut) {
   EXPECT_EQ(refused("/v1/completions", asks.dump(), 400)["param"], "speculative");
 
   SchedulerOptions options = scheduler_options();
-  options.lane.proposers = make_lookup_proposer;
-  options.lane.spec_depth = 8;
-  options.lane.spec_adaptive = false;
+  options.pool.proposers = make_lookup_proposer;
+  options.pool.spec_depth = 8;
+  options.pool.spec_adaptive = false;
   open({}, options);
   const Json with = ok("/v1/completions", body);
   EXPECT_EQ(with["choices"][0]["text"], plain["choices"][0]["text"]);
@@ -450,7 +450,7 @@ TEST_F(ApiTest, SaysThatItIsLoading) {
 
 TEST_F(ApiTest, AFullQueueSaysSo) {
   SchedulerOptions small = scheduler_options();
-  small.lane.max_seqs = 1;
+  small.pool.max_seqs = 1;
   small.max_queue = 1;
   open({}, small);
   std::vector<std::future<int>> answers;
@@ -580,7 +580,7 @@ TEST_F(ApiTest, AStateFolderKeepsFilesOfOtherModelsAndContexts) {
   const std::filesystem::path folder = testing::TempDir() + "ridge_api_shared_state";
   std::filesystem::remove_all(folder);
   SchedulerOptions small = scheduler_options();
-  small.lane.n_ctx = 128;
+  small.pool.n_ctx = 128;
   Keeper first(folder, model(), scheduler_options());
   EXPECT_EQ(first.ask(300, 7), 0);
   first.stop();
@@ -617,7 +617,7 @@ TEST_F(ApiTest, AServerWithFewerSlotsRemovesNoStateThatItDidNotRead) {
   const auto all = state_files(folder);
   ASSERT_GE(all.size(), 3u);
   SchedulerOptions few = scheduler_options();
-  few.lane.n_checkpoints = 1;
+  few.pool.n_checkpoints = 1;
   Keeper second(folder, model(), few);
   second.stop();
   EXPECT_THAT(second.log, HasSubstr("older ones stay unread"));

@@ -303,7 +303,7 @@ def log_probabilities_add_up(api):
     check(len(old.tokens) == len(old.token_logprobs) == len(old.top_logprobs) == 10 and all(len(top) == 2 for top in old.top_logprobs), old)
 
 
-def choices_draw_with_seeds_of_their_own(api):
+def choices_sample_with_seeds_of_their_own(api):
     answer = api.text(n=3, seed=5)
     alone = [api.text(seed=seed).choices[0].text for seed in (5, 6, 7)]
     check([choice.text for choice in answer.choices] == alone and [choice.index for choice in answer.choices] == [0, 1, 2], (answer, alone))
@@ -408,7 +408,7 @@ def tools_are_called(api):
 
 
 OPENAI_TESTS = [the_script_that_the_server_prints_works, texts_stream_and_count, chats_stream_and_count, documents_follow_their_schema, classes_are_parsed,
-                log_probabilities_add_up, choices_draw_with_seeds_of_their_own, answers_end_before_a_stop, seeds_repeat_texts_in_a_crowd,
+                log_probabilities_add_up, choices_sample_with_seeds_of_their_own, answers_end_before_a_stop, seeds_repeat_texts_in_a_crowd,
                 errors_are_the_packages_own, models_are_listed, closing_a_stream_frees_its_sequence, full_queues_refuse_with_a_time, tools_are_called]
 
 

@@ -35,7 +35,7 @@ class Marks : public testing::Test {
     model_ = std::make_unique<Model>(Model::load(path, {.n_threads = 1}));
     server_ = Server::open({}).or_throw();
     server_->serve(model_->engine(), "scripted", read_model_template(path),
-                   {.lane = {.kv = parse_kv_choice("f16").or_throw(),
+                   {.pool = {.kv = parse_kv_choice("f16").or_throw(),
                              .n_ctx = 1024,
                              .max_seqs = 4,
                              .n_checkpoints = 8,
@@ -44,7 +44,7 @@ class Marks : public testing::Test {
                              .swap_bytes = int64_t(16) << 20,
                              .batch_tokens = 256},
                     .max_queue = 32,
-                    .max_lanes = 1});
+                    .max_pools = 1});
   }
 
   static Json request(Json more) {

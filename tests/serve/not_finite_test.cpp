@@ -16,7 +16,7 @@ class NotFinite : public testing::Test {
  protected:
   NotFinite() : model_(Model::load(damaged_model(directory_, "token_embd.weight", 64 * 30 + 1))) {}
   void open(bool speculates) {
-    SchedulerOptions options{.lane = {.kv = parse_kv_choice("f16").or_throw(),
+    SchedulerOptions options{.pool = {.kv = parse_kv_choice("f16").or_throw(),
                                       .n_ctx = 256,
                                       .max_seqs = 4,
                                       .n_checkpoints = 4,
@@ -25,7 +25,7 @@ class NotFinite : public testing::Test {
                                       .batch_tokens = 128,
                                       .max_stall_seconds = 0.05},
                              .max_queue = 16};
-    if (speculates) options.lane.proposers = make_lookup_proposer, options.lane.spec_depth = 4;
+    if (speculates) options.pool.proposers = make_lookup_proposer, options.pool.spec_depth = 4;
     server_ = Server::open({}).or_throw();
     server_->serve(model_.engine(), "damaged", {}, std::move(options));
   }

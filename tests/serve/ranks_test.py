@@ -85,7 +85,7 @@ def clients_get_the_text_of_run(ridge):
 
 
 def bitnet_is_bit_for_bit_that_of_one_process(ridge):
-    """Ranks of BitNet cut no row: also what is drawn, with caches of several formats, is the same."""
+    """Ranks of BitNet cut no row: also what is generated, with caches of several formats, is the same."""
     requests = [{"prompt": [1 + (seed * 31 + i * 7) % 500 for i in range(20 + 30 * seed)], "max_tokens": 40, "seed": seed, "kv_quant": kv}
                 for seed in range(3) for kv in ("q8_0", "rotor-3:rounding=nearest")]
     texts = []
@@ -125,7 +125,7 @@ def prefixes_outlive_the_server(ridge):
     check(cached[0] == 0 and min(cached[1:]) > 64, cached)
 
 
-def guesses_change_no_text(ridge):
+def draft_tokens_change_no_text(ridge):
     words = ["-m", REFERENCE, "-p", "The capital of France is", "-n", 24, *GREEDY]
     with tempfile.TemporaryDirectory() as folder:
         expected = command(ridge, "run", *words, "--save-state", f"{folder}/alike.kv")
@@ -242,7 +242,7 @@ def idle_ranks_wait_in_peace(ridge):
 
 
 TESTS = [clients_get_the_text_of_run, bitnet_is_bit_for_bit_that_of_one_process, parked_sequences_go_on, prefixes_outlive_the_server,
-         guesses_change_no_text, conversations_are_those_of_one_process, what_ranks_cannot_do_is_refused, sigterm_ends_all_cleanly,
+         draft_tokens_change_no_text, conversations_are_those_of_one_process, what_ranks_cannot_do_is_refused, sigterm_ends_all_cleanly,
          a_dead_rank_ends_answers_with_its_name, a_dead_first_rank_leaves_nothing, a_stopped_rank_is_named,
          a_conversation_ends_with_its_ranks, idle_ranks_wait_in_peace]
 

@@ -382,11 +382,11 @@ TEST_F(RequestTest, PromptsAreScored) {
   Session session(model(), session_options(parse_kv_choice("rotor-3").or_throw(), 512, 0));
   const GenerateOptions options{.max_tokens = 150, .ignore_eos = true, .sampler = {.temperature = 0}};
   const GenerateResult text = generate(session, model(), prompt, options, [](std::string_view) { return true; });
-  const Json drawn = ok("/v1/completions", {{"prompt", prompt},
-                                            {"max_tokens", 150},
-                                            {"ignore_eos", true},
-                                            {"temperature", 0},
-                                            {"logprobs", 2}})["choices"][0]["logprobs"];
+  const Json generated = ok("/v1/completions", {{"prompt", prompt},
+                                                {"max_tokens", 150},
+                                                {"ignore_eos", true},
+                                                {"temperature", 0},
+                                                {"logprobs", 2}})["choices"][0]["logprobs"];
   prompt.insert(prompt.end(), text.tokens.begin(), text.tokens.end());
   Json body = {{"prompt", {prompt, {5, 6, 7}}}, {"max_tokens", 0}, {"echo", true}, {"logprobs", 2}};
   for (int round = 0; round < 2; ++round) {  // the second one would find the prompt in the cache
@@ -400,10 +400,10 @@ TEST_F(RequestTest, PromptsAreScored) {
       ASSERT_EQ(logprobs[list].size(), prompt.size()) << list;
     EXPECT_TRUE(logprobs["token_logprobs"][0].is_null());
     EXPECT_TRUE(logprobs["top_logprobs"][0].is_null());
-    // A token that was drawn has the same probability when it is scored.
+    // A token that was sampled has the same probability when it is scored.
     for (size_t i = 0; i < text.tokens.size(); ++i) {
-      EXPECT_EQ(logprobs["tokens"][n_first + i], drawn["tokens"][i]) << i;
-      EXPECT_FLOAT_EQ(logprobs["token_logprobs"][n_first + i].get<float>(), drawn["token_logprobs"][i].get<float>())
+      EXPECT_EQ(logprobs["tokens"][n_first + i], generated["tokens"][i]) << i;
+      EXPECT_FLOAT_EQ(logprobs["token_logprobs"][n_first + i].get<float>(), generated["token_logprobs"][i].get<float>())
           << i;
       EXPECT_EQ(logprobs["top_logprobs"][n_first + i].size(), 2u);
     }

@@ -68,7 +68,7 @@ class SchedulerTest : public testing::Test {
     return *kEngine;
   }
   static SchedulerOptions options(const std::string& kv, int n_ctx = 512) {
-    return {.lane = {.kv = parse_kv_choice(kv).or_throw(),
+    return {.pool = {.kv = parse_kv_choice(kv).or_throw(),
                      .n_ctx = n_ctx,
                      .max_seqs = 8,
                      .n_checkpoints = 24,
@@ -78,7 +78,7 @@ class SchedulerTest : public testing::Test {
                      .batch_tokens = 256,
                      .max_stall_seconds = 0.05},
             .max_queue = 64,
-            .max_lanes = 2};
+            .max_pools = 2};
   }
   static GenerationRequest request(std::vector<int32_t> prompt, int max_tokens, float temperature = 0.8f,
                                    uint64_t seed = 1) {
@@ -103,7 +103,7 @@ class SchedulerTest : public testing::Test {
   }
   static PoolReport report(Scheduler& scheduler) {
     PoolReport report;
-    EXPECT_TRUE(scheduler.inspect([&](Scheduler& s) { report = s.lanes().begin()->second->pool().report(); }));
+    EXPECT_TRUE(scheduler.inspect([&](Scheduler& s) { report = s.runners().begin()->second->pool().report(); }));
     return report;
   }
   static void expect_nothing_held(Scheduler& scheduler) {
@@ -180,7 +180,8 @@ TEST_F(SchedulerTest, ASharedPrefixIsComputedOnce) {
         alone[size_t(i)] = all[size_t(i)]->text_;
       }
     }
-    // Together the prefix is known to be shared while it is computed; one after the other the nearest checkpoint serves.
+    // Together the prefix is known to be shared while it is computed; one after the other the nearest checkpoint
+    // serves.
     EXPECT_GE(cached, 5 * (together ? 300 : 256));
     scheduler.inspect([&](Scheduler& s) {
       EXPECT_EQ(s.totals().cached_tokens, cached);
@@ -233,16 +234,16 @@ TEST_F(SchedulerTest, AModelWithStatesReusesPrefixesWithoutATrace) {
 
 TEST_F(SchedulerTest, WhenPagesEndTheYoungestWaitAndNobodyNotices) {
   SchedulerOptions small = options("f16", 384);
-  small.max_lanes = 1;
-  small.lane.checkpoint_every = 100000;
+  small.max_pools = 1;
+  small.pool.checkpoint_every = 100000;
   std::vector<std::string> alone;
   for (const bool crowd : {false, true}) {
-    small.lane.kv_bytes = int64_t(1) << 30;
+    small.pool.kv_bytes = int64_t(1) << 30;
     if (crowd) {  // four pages: one sequence of 384 tokens and a little
       Totals totals;
-      Lane lane(engine(), small.lane, totals);
-      const KvMemory& memory = lane.pool().memory();
-      small.lane.kv_bytes = 4 * memory.page_bytes() + memory.n_slots() * memory.slot_bytes();
+      PoolRunner runner(engine(), small.pool, totals);
+      const KvMemory& memory = runner.pool().memory();
+      small.pool.kv_bytes = 4 * memory.page_bytes() + memory.n_slots() * memory.slot_bytes();
     }
     Scheduler scheduler(engine(), small);
     std::vector<std::shared_ptr<Heard>> all;
@@ -264,9 +265,9 @@ TEST_F(SchedulerTest, SlidingLayersDivideTheBytesAndNobodyNotices) {
   for (const char* model : {"synth:tiny-gemma@weights=q8_0", "synth:tiny-oss@weights=f16"}) {
     Engine sliding(model, {.n_threads = 2});
     SchedulerOptions o = options("f16", 480);
-    o.max_lanes = 1;
-    const auto layers = layer_configs(session_options(o.lane.kv, o.lane.n_ctx, 0), sliding.plan());
-    const PageNumbers one = pool_pages(layers, o.lane.n_ctx, 1, o.lane.batch_tokens);
+    o.max_pools = 1;
+    const auto layers = layer_configs(session_options(o.pool.kv, o.pool.n_ctx, 0), sliding.plan());
+    const PageNumbers one = pool_pages(layers, o.pool.n_ctx, 1, o.pool.batch_tokens);
     const auto memory = sliding.open_host_memory(layers, 1, 1);
     const auto bytes = [&](double n) {
       return 32 * memory->slot_bytes() + int64_t(n * double(one.full * memory->page_bytes(PageClass::full) +
@@ -275,7 +276,7 @@ TEST_F(SchedulerTest, SlidingLayersDivideTheBytesAndNobodyNotices) {
     const std::vector<int32_t> shared = random_prompt(99, 200);
     std::vector<std::string> alone;
     for (const double room : {32.0, 1.0, 1.7}) {
-      o.lane.kv_bytes = bytes(room);
+      o.pool.kv_bytes = bytes(room);
       Scheduler scheduler(sliding, o);
       std::vector<std::shared_ptr<Heard>> all;
       for (int i = 0; i < 6; ++i) {
@@ -293,14 +294,14 @@ TEST_F(SchedulerTest, SlidingLayersDivideTheBytesAndNobodyNotices) {
       const PoolReport r = report(scheduler);
       ASSERT_TRUE(r.sliding);
       EXPECT_LE(r.n_pages * r.page_bytes + r.sliding->n_pages * r.sliding->page_bytes + r.n_slots * r.slot_bytes,
-                o.lane.kv_bytes);
+                o.pool.kv_bytes);
       EXPECT_GE(r.n_pages, one.full);
       EXPECT_GE(r.sliding->n_pages, one.sliding);
       expect_nothing_held(scheduler);
     }
-    o.lane.kv_bytes = bytes(1) - 1;
+    o.pool.kv_bytes = bytes(1) - 1;
     Totals totals;
-    EXPECT_THROW(Lane(sliding, o.lane, totals), Error);
+    EXPECT_THROW(PoolRunner(sliding, o.pool, totals), Error);
   }
 }
 
@@ -327,7 +328,7 @@ TEST_F(SchedulerTest, ClientsThatLeaveFreeTheirSequences) {
 TEST_F(SchedulerTest, RefusesWhatItCannotDo) {
   SchedulerOptions o = options("f16");
   o.max_queue = 2;
-  o.lane.max_seqs = 1;
+  o.pool.max_seqs = 1;
   Scheduler scheduler(engine(), o);
   auto other = request(random_prompt(1, 10), 5);
   other.kv = "nothing";
@@ -448,8 +449,8 @@ struct Proposers {
   int64_t least_accepted = 0;
 };
 
-/// Requests 0 to n - 1, always with draft tokens and where they pay, twice: the second time prompts come from the cache.
-/// The last one asks for none. Texts are those without.
+/// Requests 0 to n - 1, always with draft tokens and where they pay, twice: the second time prompts come from the
+/// cache. The last one asks for none. Texts are those without.
 class SpeculationTest : public SchedulerTest {
  protected:
   static void expect_texts_as_without(const Model& model, int n, const std::function<GenerationRequest(int)>& ask,
@@ -478,9 +479,9 @@ class SpeculationTest : public SchedulerTest {
       for (const auto& [name, make, least_accepted] : all_proposers)
         for (const bool adaptive : {false, true}) {
           SchedulerOptions o = options(kv);
-          o.lane.proposers = make;
-          o.lane.spec_depth = 5;
-          o.lane.spec_adaptive = adaptive;
+          o.pool.proposers = make;
+          o.pool.spec_depth = 5;
+          o.pool.spec_adaptive = adaptive;
           Scheduler scheduler(model.engine(), o);
           int64_t n_accepted = 0;
           for (const int round : {0, 1}) {
@@ -533,11 +534,11 @@ TEST_F(SchedulerTest, RejectionSamplingTakesWhatIsAsProbable) {
   Scheduler plain(model.engine(), o);
   const auto greedy = send(plain, request(random_prompt(6, 40), 50, 0));
   greedy->wait();
-  o.lane.proposers = draft_proposers(model, model, cache, 0, 8);
-  o.lane.spec_depth = 4;
-  o.lane.spec_adaptive = false;
+  o.pool.proposers = draft_proposers(model, model, cache, 0, 8);
+  o.pool.spec_depth = 4;
+  o.pool.spec_adaptive = false;
   for (const bool together : {false, true}) {
-    o.lane.spec_rejects = true;
+    o.pool.spec_rejects = true;
     Scheduler scheduler(model.engine(), o);
     std::vector<std::shared_ptr<Heard>> all;
     for (int i = 0; i < 7; ++i) {
@@ -555,11 +556,11 @@ TEST_F(SchedulerTest, RejectionSamplingTakesWhatIsAsProbable) {
     EXPECT_EQ(all[6]->text_, greedy->text_);
     expect_nothing_held(scheduler);
   }
-  o.lane.spec_rejects = false;
+  o.pool.spec_rejects = false;
   Scheduler exact(model.engine(), o);
   const auto heard = send(exact, request(random_prompt(0, 40), 50, 1.2f, 0));
   heard->wait();
-  EXPECT_LT(heard->usage_.n_accepted, heard->usage_.n_proposed / 2) << "draws are seldom the likeliest token";
+  EXPECT_LT(heard->usage_.n_accepted, heard->usage_.n_proposed / 2) << "samples are seldom the likeliest token";
 }
 
 TEST_F(SchedulerTest, EndsInsideAcceptedTokens) {
@@ -579,9 +580,9 @@ TEST_F(SchedulerTest, EndsInsideAcceptedTokens) {
   std::vector<std::vector<int32_t>> texts(1, prompt);
   for (const TokenLogprob& t : whole->logprobs_) texts[0].push_back(t.token);
   texts[0].insert(texts[0].end(), 20, 7);  // proposals do not end with the text
-  o.lane.proposers = [&] { return std::make_unique<KnownTexts>(texts); };
-  o.lane.spec_depth = kMaxSpecDepth;
-  o.lane.spec_adaptive = false;
+  o.pool.proposers = [&] { return std::make_unique<KnownTexts>(texts); };
+  o.pool.spec_depth = kMaxSpecDepth;
+  o.pool.spec_adaptive = false;
   Scheduler scheduler(engine(), o);
   const auto full = ask(scheduler, -1, "");
   EXPECT_EQ(full->text_, whole->text_);
@@ -596,7 +597,7 @@ TEST_F(SchedulerTest, EndsInsideAcceptedTokens) {
     EXPECT_EQ(stopped->text_, stopped_plain->text_) << stop;
     EXPECT_EQ(stopped->reason_, FinishReason::stop);
     EXPECT_EQ(stopped->usage_.n_generated, stopped_plain->usage_.n_generated);
-    EXPECT_EQ(stopped->logprobs_.size(), stopped_plain->logprobs_.size()) << "nothing is drawn behind the end";
+    EXPECT_EQ(stopped->logprobs_.size(), stopped_plain->logprobs_.size()) << "nothing is sampled behind the end";
   }
   // A client that leaves is found gone in the middle of a step.
   const auto gone = std::make_shared<LeavesAtTheThird>();
@@ -609,18 +610,18 @@ TEST_F(SchedulerTest, EndsInsideAcceptedTokens) {
 
 TEST_F(SchedulerTest, ProposalsParkNobodyAndSurviveParking) {
   SchedulerOptions small = options("f16", 384);
-  small.max_lanes = 1;
-  small.lane.checkpoint_every = 100000;
+  small.max_pools = 1;
+  small.pool.checkpoint_every = 100000;
   std::vector<std::string> alone;
   for (const bool crowd : {false, true}) {
     if (crowd) {  // four pages: one sequence of 384 tokens and a little
       Totals totals;
-      Lane lane(engine(), small.lane, totals);
-      const KvMemory& memory = lane.pool().memory();
-      small.lane.kv_bytes = 4 * memory.page_bytes() + memory.n_slots() * memory.slot_bytes();
-      small.lane.proposers = make_lookup_proposer;
-      small.lane.spec_depth = kMaxSpecDepth;
-      small.lane.spec_adaptive = false;
+      PoolRunner runner(engine(), small.pool, totals);
+      const KvMemory& memory = runner.pool().memory();
+      small.pool.kv_bytes = 4 * memory.page_bytes() + memory.n_slots() * memory.slot_bytes();
+      small.pool.proposers = make_lookup_proposer;
+      small.pool.spec_depth = kMaxSpecDepth;
+      small.pool.spec_adaptive = false;
     }
     Scheduler scheduler(engine(), small);
     std::vector<std::shared_ptr<Heard>> all;
@@ -639,14 +640,14 @@ TEST_F(SchedulerTest, ProposalsParkNobodyAndSurviveParking) {
 }
 
 /// Where proposals do not pay texts go on without their proposers, which observe no more of them.
-TEST_F(SchedulerTest, TextsAtRestLeaveNoHiddenStates) {
+TEST_F(SchedulerTest, PausedTextsLeaveNoHiddenStates) {
   SchedulerOptions o = options("rotor-3", 384);
   std::vector<std::string> plain;
   int n_seen = 0;
   for (const bool speculates : {false, true}) {
     if (speculates) {
-      o.lane.proposers = [&] { return std::make_unique<CostlyProposer>(20, n_seen); };
-      o.lane.spec_depth = 4;
+      o.pool.proposers = [&] { return std::make_unique<CostlyProposer>(20, n_seen); };
+      o.pool.spec_depth = 4;
     }
     Scheduler scheduler(engine(), o);
     std::vector<std::shared_ptr<Heard>> all;
@@ -676,9 +677,9 @@ TEST_F(SchedulerTest, SpeculationThatIsNotThereIsRefused) {
 TEST_F(SchedulerTest, TextsBeyondTheProposersCacheGoOnWithout) {
   const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf", {.n_threads = 1});
   SchedulerOptions o = options("f16");
-  o.lane.proposers = draft_proposers(model, model, session_options(parse_kv_choice("f16").or_throw(), 512, 0), 0, 2);
-  o.lane.spec_depth = 3;
-  o.lane.spec_adaptive = false;
+  o.pool.proposers = draft_proposers(model, model, session_options(parse_kv_choice("f16").or_throw(), 512, 0), 0, 2);
+  o.pool.spec_depth = 3;
+  o.pool.spec_adaptive = false;
   Scheduler scheduler(model.engine(), o);
   std::vector<std::shared_ptr<Heard>> all;
   for (int i = 0; i < 3; ++i) all.push_back(send(scheduler, request(random_prompt(1, 60), 40, 0)));
@@ -699,20 +700,20 @@ TEST_F(SchedulerTest, CachesOfProposersArePartOfTheBytes) {
   const Model model = Model::load("synth:tiny@mtp=1");
   const ProposerMaker make = mtp_proposers(model, "", session_options(parse_kv_choice("f16").or_throw(), 512, 0));
   SchedulerOptions o = options("f16");
-  o.max_lanes = 1;
-  o.lane.kv_bytes = int64_t(6) << 20;
+  o.max_pools = 1;
+  o.pool.kv_bytes = int64_t(6) << 20;
   Totals totals;
-  Lane plain(model.engine(), o.lane, totals);
-  o.lane.proposers = make;
-  Lane lane(model.engine(), o.lane, totals);
-  const PoolReport with = lane.pool().report(), without = plain.pool().report();
-  EXPECT_EQ(o.lane.proposer_bytes(), 8 * make()->bytes());
-  EXPECT_LE(with.allocated_bytes + o.lane.proposer_bytes(), o.lane.kv_bytes + with.page_bytes);
+  PoolRunner plain(model.engine(), o.pool, totals);
+  o.pool.proposers = make;
+  PoolRunner runner(model.engine(), o.pool, totals);
+  const PoolReport with = runner.pool().report(), without = plain.pool().report();
+  EXPECT_EQ(o.pool.proposer_bytes(), 8 * make()->bytes());
+  EXPECT_LE(with.allocated_bytes + o.pool.proposer_bytes(), o.pool.kv_bytes + with.page_bytes);
   EXPECT_LT(with.n_pages, without.n_pages);
-  EXPECT_GE(with.n_pages + 1, without.n_pages - int(o.lane.proposer_bytes() / with.page_bytes));
-  o.lane.kv_bytes = o.lane.proposer_bytes();
+  EXPECT_GE(with.n_pages + 1, without.n_pages - int(o.pool.proposer_bytes() / with.page_bytes));
+  o.pool.kv_bytes = o.pool.proposer_bytes();
   try {
-    Lane(model.engine(), o.lane, totals);
+    PoolRunner(model.engine(), o.pool, totals);
     ADD_FAILURE() << "no room for pages";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::no_memory);
@@ -748,9 +749,9 @@ class Saboteur : public Heard {
  public:
   Saboteur(Scheduler& scheduler, bool cancels) : scheduler_(scheduler), cancels_(cancels) {}
   Wish on_text(std::string_view text, std::span<const TokenLogprob> logprobs) override {
-    Lane& lane = *scheduler_.lanes().begin()->second;
-    const Job& job = *lane.jobs()[0];
-    lane.pool().close(job.text.seq);
+    PoolRunner& runner = *scheduler_.runners().begin()->second;
+    const Job& job = *runner.jobs()[0];
+    runner.pool().close(job.text.seq);
     if (cancels_) scheduler_.cancel(job.id);
     return Heard::on_text(text, logprobs);
   }
@@ -764,11 +765,11 @@ class Saboteur : public Heard {
 TEST_F(SchedulerTest, AProposerThatFailsEndsItsOwnRequest) {
   SchedulerOptions o = options("f16");
   int n_made = 0;
-  o.lane.proposers = [&]() -> std::unique_ptr<Proposer> {
+  o.pool.proposers = [&]() -> std::unique_ptr<Proposer> {
     if (++n_made == 2) throw_error(ErrorKind::failure, "no proposer today");
     return make_lookup_proposer();
   };
-  o.lane.spec_depth = 2;
+  o.pool.spec_depth = 2;
   Scheduler scheduler(engine(), o);
   for (const bool fails : {false, true, false}) {
     const auto heard = send(scheduler, request(random_prompt(1, 20), 8));
@@ -798,7 +799,7 @@ TEST_F(SchedulerTest, AFailureEndsEveryRequestAndIsSaid) {
     EXPECT_THAT(second->error_, testing::HasSubstr("is not open"));
     EXPECT_EQ(scheduler.failure(), second->error_);
     EXPECT_FALSE(scheduler.submit(request({1}, 1), std::make_shared<Heard>()));
-    EXPECT_TRUE(scheduler.inspect([](Scheduler& s) { EXPECT_TRUE(s.lanes().begin()->second->jobs().empty()); }));
+    EXPECT_TRUE(scheduler.inspect([](Scheduler& s) { EXPECT_TRUE(s.runners().begin()->second->jobs().empty()); }));
   }
 }
 

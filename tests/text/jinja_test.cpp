@@ -1,5 +1,5 @@
-// Templates of our own. What the first tests expect is what jinja2 3.1.6 makes of the same templates and variables, set up as
-// transformers sets it up.
+// Templates of our own. What the first tests expect is what jinja2 3.1.6 makes of the same templates and variables, set
+// up as transformers sets it up.
 #include <gtest/gtest.h>
 
 #include <thread>

@@ -164,7 +164,8 @@ TEST(JinjaWork, RecursionEndsWhereValuesAndTreesAreMade) {
     for (int i = 0; i < n; ++i) text += part;
     return text;
   };
-  // Each of these made a chain that something walked with the stack: parsing, evaluating, comparing, writing, or the end.
+  // Each of these made a chain that something walked with the stack: parsing, evaluating, comparing, writing, or the
+  // end.
   const std::string wrapped = "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = ";
   for (const std::string& source :
        std::initializer_list<std::string>{wrapped + "[ns.x] %}{% endfor %}",

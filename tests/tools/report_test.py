@@ -338,11 +338,11 @@ class Data(unittest.TestCase):
         self.assertEqual([d["op"] for d in over], ["gemv", "attention"])
         self.assertIn("add up to 112.5 %", attribution.sentence(over))
 
-    def test_the_roof_is_the_best_read_of_memory(self):
+    def test_the_bandwidth_is_the_best_read_of_memory(self):
         found = machine.data([bandwidth(30.0, caches=[{"name": "read-l2", "median_gb_s": 500.0}], rates=[{"number": "f32", "kernel": "avx2", "median_gop_s": 90.0}])])
-        self.assertAlmostEqual(machine.read_roof(found), 33.0)
+        self.assertAlmostEqual(machine.read_bandwidth(found), 33.0)
         self.assertEqual([(d["ceiling"], d["unit"]) for d in found[2:]], [("read-l2", "GB/s"), ("f32 avx2", "Gop/s")])
-        self.assertIsNone(machine.read_roof([]))
+        self.assertIsNone(machine.read_bandwidth([]))
 
     def test_quality_shows_finished_caches_without_options_and_prefers_the_decode_path(self):
         found = quality.data([kld("q4_0", 0.5, 0.3), kld("q4_0", 0.4, 0.3, path="prefill"), kld("q4_0:hadamard", 0.1, 0.0), kld("p8", 0.1, 0.1, chunks=1),

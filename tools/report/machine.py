@@ -44,7 +44,7 @@ def is_cache(name):
     return re.search(r"\bl[123]\b|resident|cache", name.lower()) is not None
 
 
-def read_roof(data_of_machine):
+def read_bandwidth(data_of_machine):
     """The roof of read-mostly work: the best read of memory, as other tenants only ever take away. None when not measured."""
     reads = [d["max"] or d["median"] for d in data_of_machine
              if d["unit"] == "GB/s" and d["ceiling"].split()[0:1] == ["read"] and not is_cache(d["ceiling"])]
@@ -61,7 +61,7 @@ def by_machine(lines):
 def sentence(lines):
     parts = []
     for name, found in by_machine(lines).items():
-        roof = read_roof(found)
+        roof = read_bandwidth(found)
         if roof is None:
             continue
         rates = [d for d in found if d["unit"] == "Gop/s"]

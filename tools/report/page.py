@@ -146,7 +146,7 @@ def findings(data):
 
 def tiles(data):
     out = []
-    roofs = [(name, machine.read_roof(lines)) for name, lines in machine.by_machine(data["ceilings"]).items()]
+    roofs = [(name, machine.read_bandwidth(lines)) for name, lines in machine.by_machine(data["ceilings"]).items()]
     for name, roof in [r for r in roofs if r[1]][:2]:
         out.append((f"{amount(roof)} GB/s", f"read roof of {name}"))
     known = [d for d in data["decode"] if d["pct_of_roof"] and not d["in_cache"]]

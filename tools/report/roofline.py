@@ -39,7 +39,7 @@ def point(d, source, name, fmt, kernel, flops, moved, us):
 def roofs(lines, ceiling_lines):
     """(slopes {name: GB/s}, heights {name: Gop/s}) of the machine of `lines`; memory comes first."""
     here = [d for d in ceiling_lines if d["machine"] == lines[0]["machine"]] if lines else []
-    memory = ceilings.read_roof(here) or max((d["roof_gb_s"] for d in lines if d["roof_gb_s"]), default=None)
+    memory = ceilings.read_bandwidth(here) or max((d["roof_gb_s"] for d in lines if d["roof_gb_s"]), default=None)
     slopes = {"memory read": memory} if memory else {}
     slopes.update({d["ceiling"]: d["median"] for d in here if d["unit"] == "GB/s" and ceilings.is_cache(d["ceiling"])})
     return slopes, {d["ceiling"]: d["median"] for d in here if d["unit"] == "Gop/s"}

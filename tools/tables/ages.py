@@ -14,7 +14,7 @@ from tables.rows import RESULTS, ROOT, card, stored, table
 # What decides about the numbers of a kind of rows. Files of the other kind of machine are left out.
 KERNELS = ("src/format", "src/op")
 ATTENTION = ("src/format", "src/op/attn", "src/op/cache")
-PRODUCTS = ("src/format", "src/op/gemv", "src/op/gemm", "src/op/linear*", "src/op/device_linear*", "src/op/device_product*")
+PRODUCTS = ("src/format", "src/op/gemv", "src/op/gemm", "src/op/linear*", "src/op/device_linear*", "src/op/device_matmul*")
 FORWARD = (*KERNELS, "src/model", "src/engine")
 PATHS = {
     "ops": {"attention": ATTENTION, "gemv": PRODUCTS, "append": ("src/format", "src/op/cache"), "all_reduce": ("src/op/collective", "src/rank")},

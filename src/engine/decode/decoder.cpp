@@ -12,14 +12,14 @@
 namespace ridge {
 namespace {
 
-/// Steps at the begin of a rest whose time says nothing: a device queues and records them first.
+/// Steps at the beginning of a pause whose time says nothing: a device queues and records them first.
 constexpr int kUnsteady = 2;
 
 double seconds_of(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-/// The sampler's draw of a text's next token on the host.
+/// A text's next token, sampled on the host.
 int32_t sample(const Text& text, int n_ids, std::span<const float> logits) {
   Sampler sampler(text.sampler, n_ids);
   sampler.accept(text.recent());
@@ -44,15 +44,15 @@ void Speculation::fill_forced(std::vector<int32_t>& tokens, int n, int n_ids) co
     tokens.push_back(int32_t(rng.next() % uint64_t(n_ids)));
 }
 
-int32_t draw_by_rule(TokenRule& rule, const Text& text, int n_ids, std::span<const float> logits,
-                     std::vector<float>& left) {
+int32_t sample_by_rule(TokenRule& rule, const Text& text, int n_ids, std::span<const float> logits,
+                       std::vector<float>& left) {
   check_logits(logits.first(size_t(n_ids)));
   left.assign(logits.begin(), logits.end());
   rule.mask(left, text.n_left);
-  const std::span<const float> drawn_from = std::span(left).first(size_t(n_ids));
-  if (std::ranges::none_of(drawn_from, [](float x) { return x > -INFINITY; }))
+  const std::span<const float> sampled_from = std::span(left).first(size_t(n_ids));
+  if (std::ranges::none_of(sampled_from, [](float x) { return x > -INFINITY; }))
     throw Error(ErrorKind::failure, "no token that may come next has a logit above -infinity");
-  return rule.accept(sample(text, n_ids, drawn_from));
+  return rule.accept(sample(text, n_ids, sampled_from));
 }
 
 int most_proposals(const SequencePool& pool, SeqId seq, int n) {
@@ -75,12 +75,12 @@ struct Decoder::Row : DecodeRow {
   bool rejects = false;          // draft tokens hold by rejection sampling
   double proposing = 0;          // seconds
   std::vector<int32_t> proposals = {};
-  std::vector<Distribution> probabilities = {};  // with `rejects`: what they were drawn from
+  std::vector<Distribution> probabilities = {};  // with `rejects`: what they were sampled from
   std::shared_ptr<CheckpointId> before = {};     // where layers keep states: in front of the step
 };
 
-/// What the tokens of a step are drawn from on the host, or what a device drew, a row of logits after another.
-struct Decoder::Drawn {
+/// What the tokens of a step are sampled from on the host, or what a device sampled, a row of logits after another.
+struct Decoder::Sampled {
   View2<const float> logits = {};
   std::vector<int32_t> tokens = {};
 };
@@ -88,10 +88,10 @@ struct Decoder::Drawn {
 Decoder::Decoder(Backend& backend, SequencePool& pool, int n_ids)
     : backend_(backend), pool_(&pool), n_ids_(n_ids), outputs_(backend.make_outputs()) {}
 
-int Decoder::resting_steps(std::span<const DecodeRow> rows) {
+int Decoder::paused_steps(std::span<const DecodeRow> rows) {
   int n = INT_MAX;
   for (const DecodeRow& row : rows)
-    if (row.text->speculation) n = std::min(n, row.text->speculation->resting_steps());
+    if (row.text->speculation) n = std::min(n, row.text->speculation->paused_steps());
   return n == INT_MAX ? 0 : n;
 }
 
@@ -103,8 +103,8 @@ bool Decoder::take(Text& text, int32_t token) {
   return !text.ended;
 }
 
-bool Decoder::take_drawn(Text& text, int32_t token) {
-  ++text.sampler.first_draw;
+bool Decoder::take_sampled(Text& text, int32_t token) {
+  ++text.sampler.n_sampled;
   try {
     take(text, checked_token(token));
   } catch (const Error&) {
@@ -135,9 +135,9 @@ void Decoder::step(std::span<const DecodeRow> rows, int most_tokens, StepHooks& 
   const Clock::time_point start = Clock::now();
   const bool goes_on = std::ranges::none_of(rows, [](const DecodeRow& r) { return r.is_prompt || r.tokens.empty(); });
   if (rows.size() == 1 && goes_on && propose_ahead(*rows[0].text, hooks)) return;
-  const int n_resting = goes_on ? resting_steps(rows) : 0;
+  const int n_paused = goes_on ? paused_steps(rows) : 0;
   std::vector<Row> all(rows.begin(), rows.end());
-  const bool proposes = goes_on && n_resting == 0 && propose(all, most_tokens);
+  const bool proposes = goes_on && n_paused == 0 && propose(all, most_tokens);
   StepRecord record;
   bool all_logits = false, on_host = !backend_.on_device();
   for (const Row& row : all) {
@@ -146,26 +146,28 @@ void Decoder::step(std::span<const DecodeRow> rows, int most_tokens, StepHooks& 
     all_logits = all_logits || row.all_logits || !row.proposals.empty();
     on_host = on_host || row.all_logits || row.rejects || row.text->pick;
   }
-  const auto draws = [&] { return std::ranges::any_of(all, [](const Row& r) { return r.draws && !r.text->ended; }); };
-  const LogitRows logits = all_logits ? LogitRows::all : draws() ? LogitRows::last : LogitRows::none;
+  const auto samples = [&] {
+    return std::ranges::any_of(all, [](const Row& r) { return r.samples && !r.text->ended; });
+  };
+  const LogitRows logits = all_logits ? LogitRows::all : samples() ? LogitRows::last : LogitRows::none;
   hooks.clock.charge(record, StepPart::planning);
   if (std::ranges::any_of(all, [](const Row& row) { return !row.tokens.empty(); })) run_rows(all, logits);
   hooks.clock.charge(record, StepPart::model);
   hooks.ran();
   hooks.clock.charge(record, StepPart::planning);
-  if (draws()) {
-    if (!on_host && !proposes && draw_ahead(all, n_resting, record, hooks, start)) return;
-    Drawn drawn;
-    if (on_host) drawn.logits = outputs_->logits();
-    else drawn.tokens = draw_on_device(all);
-    take_rows(all, drawn, record, hooks);
+  if (samples()) {
+    if (!on_host && !proposes && sample_ahead(all, n_paused, record, hooks, start)) return;
+    Sampled sampled;
+    if (on_host) sampled.logits = outputs_->logits();
+    else sampled.tokens = sample_on_device(all);
+    take_rows(all, sampled, record, hooks);
   }
   record.seconds = seconds_of(Clock::now() - start);
   const double seconds = record.seconds - record.parts[size_t(StepPart::events)];
   if (proposes) learn(all, seconds);
-  if (n_resting > 0) {
-    costs_[all.size()].add_resting(seconds);
-    rest(all, 1, 0);
+  if (n_paused > 0) {
+    costs_[all.size()].add_paused(seconds);
+    count_paused(all, 1, 0);
   }
   hooks.done(record);
 }
@@ -253,23 +255,23 @@ void Decoder::run_rows(std::span<Row> rows, LogitRows logits) {
   }
 }
 
-std::vector<int32_t> Decoder::draw_on_device(std::span<const Row> rows) {
+std::vector<int32_t> Decoder::sample_on_device(std::span<const Row> rows) {
   std::vector<SamplerOptions> samplers;
   std::vector<std::vector<int32_t>> recent;
   for (const Row& row : rows)
     for (size_t i = 0; i <= row.proposals.size(); ++i) {
       samplers.push_back(row.text->sampler);
-      samplers.back().first_draw += i;
+      samplers.back().n_sampled += i;
       recent.push_back(known_to_penalty(*row.text));
       if (samplers.back().repeat_penalty != 1)  // the device looks at the newest of them
         recent.back().insert(recent.back().end(), row.proposals.begin(), row.proposals.begin() + ptrdiff_t(i));
     }
-  return backend_.draw(*outputs_, samplers, recent);
+  return backend_.sample(*outputs_, samplers, recent);
 }
 
-void Decoder::take_rows(std::span<Row> rows, const Drawn& drawn, StepRecord& record, StepHooks& hooks) {
+void Decoder::take_rows(std::span<Row> rows, const Sampled& sampled, StepRecord& record, StepHooks& hooks) {
   hooks.clock.charge(record, StepPart::model);  // a device was waited for
-  const int64_t n_logits = drawn.tokens.empty() ? drawn.logits.rows : ssize(drawn.tokens);
+  const int64_t n_logits = sampled.tokens.empty() ? sampled.logits.rows : ssize(sampled.tokens);
   const bool all_logits = n_logits > ssize(rows);
   int64_t next = 0;  // row of the logits
   for (Row& row : rows) {
@@ -277,9 +279,9 @@ void Decoder::take_rows(std::span<Row> rows, const Drawn& drawn, StepRecord& rec
     // Rows of all tokens, or the last one's of each sequence.
     const int64_t n_rows = rows.size() == 1 ? n_logits : all_logits ? row.n_tokens() : 1;
     const int64_t at = std::exchange(next, next + n_rows) + n_rows - 1 - n_proposed;
-    if (!row.draws || row.text->ended) continue;
+    if (!row.samples || row.text->ended) continue;
     try {
-      take_row(row, at, drawn, record, hooks);
+      take_row(row, at, sampled, record, hooks);
     } catch (const Error&) {  // of a sampler, a structure or whoever hears of the text: the text's own
       fail(*row.text);
     }
@@ -290,13 +292,14 @@ void Decoder::take_rows(std::span<Row> rows, const Drawn& drawn, StepRecord& rec
   hooks.clock.charge(record, StepPart::model);
 }
 
-/// A draft token holds if it is what is drawn in front of it; behind the first wrong one, and behind the end, nothing counts.
-void Decoder::take_row(Row& row, int64_t at, const Drawn& drawn, StepRecord& record, StepHooks& hooks) {
+/// A draft token holds if it is what is sampled in front of it; behind the first wrong one, and behind the end, nothing
+/// counts.
+void Decoder::take_row(Row& row, int64_t at, const Sampled& sampled, StepRecord& record, StepHooks& hooks) {
   Text& text = *row.text;
   if (text.speculation) text.speculation->report_.n_proposed += ssize(row.proposals);
   bool holds = true;
   for (; holds && !text.ended; ++at) {
-    const std::optional<int32_t> token = draw(row, at, drawn, holds);
+    const std::optional<int32_t> token = sample_row(row, at, sampled, holds);
     hooks.clock.charge(record, StepPart::sampling);
     row.n_right += holds;
     if (!token) {
@@ -313,21 +316,21 @@ void Decoder::take_row(Row& row, int64_t at, const Drawn& drawn, StepRecord& rec
     holds = text.speculation->forced_ && text.speculation->next_forced_holds();
 }
 
-std::optional<int32_t> Decoder::draw(Row& row, int64_t at, const Drawn& drawn, bool& holds) {
+std::optional<int32_t> Decoder::sample_row(Row& row, int64_t at, const Sampled& sampled, bool& holds) {
   Text& text = *row.text;
   const auto i = size_t(row.n_taken);
   const bool is_last = i == row.proposals.size();
-  const std::span<const float> logits = drawn.tokens.empty() ? drawn.logits.row(at) : std::span<const float>();
+  const std::span<const float> logits = sampled.tokens.empty() ? sampled.logits.row(at) : std::span<const float>();
   if (row.rejects && !is_last) return keep_or_replace(row, logits.first(size_t(n_ids_)), holds);
   std::optional<int32_t> token;
-  if (!drawn.tokens.empty()) {
-    token = checked_token(drawn.tokens[size_t(at)]);
+  if (!sampled.tokens.empty()) {
+    token = checked_token(sampled.tokens[size_t(at)]);
   } else if (text.pick) {
     token = text.pick(logits);
   } else {
     token = sample(text, n_ids_, logits.first(size_t(n_ids_)));
   }
-  ++text.sampler.first_draw;
+  ++text.sampler.n_sampled;
   holds = false;
   if (!token || is_last) return token;
   Speculation& s = *text.speculation;
@@ -342,7 +345,7 @@ int32_t Decoder::keep_or_replace(Row& row, std::span<const float> logits, bool& 
   const int32_t token = row.proposals[i];
   const Distribution p = distribution_of(text.sampler, logits, text.recent()), &q = row.probabilities[i];
   holds = text.rng->uniform() < probability_of(p, token) / probability_of(q, token);
-  return holds ? token : draw_from(residual(p, q), *text.rng);
+  return holds ? token : sample_from(residual(p, q), *text.rng);
 }
 
 void Decoder::take_back(std::span<Row> rows) {
@@ -389,15 +392,15 @@ void Decoder::learn(std::span<const Row> rows, double seconds) {
     const double part = n_paid > 0 ? double(paid[i]) / n_paid : 1 / double(rows.size());
     s->depth_.add(rows[i].n_asked, paid[i], rows[i].n_right, cost, int(rows.size()),
                   timed && part > 0 ? plain + more * part : 0);
-    if (backend_.on_device() && cost.wants_rest()) s->depth_.pause();
+    if (backend_.on_device() && cost.wants_pause()) s->depth_.pause();
     ++s->report_.n_steps;
   }
 }
 
-void Decoder::rest(std::span<const Row> rows, int n_steps, double lost) {
+void Decoder::count_paused(std::span<const Row> rows, int n_steps, double lost) {
   for (const Row& row : rows)
     if (Speculation* const s = row.speculation()) {
-      s->depth_.rested(n_steps, lost);
+      s->depth_.on_paused_steps(n_steps, lost);
       s->report_.n_steps += n_steps;
       s->missed_ = true;
     }
@@ -408,24 +411,24 @@ std::vector<int32_t> Decoder::known_to_penalty(const Text& text) {
   return {text.recent().begin(), text.recent().end()};
 }
 
-bool Decoder::draw_ahead(std::span<Row> rows, int n_resting, StepRecord record, StepHooks& hooks,
-                         Clock::time_point start) {
+bool Decoder::sample_ahead(std::span<Row> rows, int n_paused, StepRecord record, StepHooks& hooks,
+                           Clock::time_point start) {
   std::vector<SeqId> seqs;
   std::vector<SamplerOptions> samplers;
   std::vector<std::vector<int32_t>> recent;
   bool steady = true;
-  int64_t most = n_resting > 0 ? n_resting : INT_MAX;
+  int64_t most = n_paused > 0 ? n_paused : INT_MAX;
   for (const Row& row : rows) {
     seqs.push_back(row.text->seq);
     samplers.push_back(row.text->sampler);
     recent.push_back(known_to_penalty(*row.text));
-    steady = steady && row.draws && !row.text->ended && (!row.speculation() || n_resting > 0);
+    steady = steady && row.samples && !row.text->ended && (!row.speculation() || n_paused > 0);
     most = std::min<int64_t>(most, row.text->n_left);
   }
-  const std::unique_ptr<Drawing> drawing = backend_.start_drawing(seqs, *pool_, *outputs_, samplers, recent);
-  if (!drawing) return false;
+  const std::unique_ptr<DeviceSampling> sampling = backend_.start_sampling(seqs, *pool_, *outputs_, samplers, recent);
+  if (!sampling) return false;
   hooks.clock.charge(record, StepPart::sampling);
-  RunAhead ahead(*drawing, int(rows.size()), std::min(kStepsAhead, drawing->most_ahead()));
+  RunAhead ahead(*sampling, int(rows.size()), std::min(kStepsAhead, sampling->most_ahead()));
   // The next step's pages are there, and it does not set a centre that an end of the text would have to take back.
   const auto fits = [&](const Row& row) {
     const SeqId seq = row.text->seq;
@@ -433,7 +436,7 @@ bool Decoder::draw_ahead(std::span<Row> rows, int n_resting, StepRecord record, 
     return !(sets && ahead.n_queued() > 0) && pool_->reserve(seq, 1);
   };
   const auto may_launch = [&] {
-    if (ahead.n_launched() == 0) return true;  // draws what is there
+    if (ahead.n_launched() == 0) return true;  // samples what is there
     steady = steady && hooks.go_on();
     return steady && ahead.n_launched() < most && std::ranges::all_of(rows, fits);
   };
@@ -444,15 +447,15 @@ bool Decoder::draw_ahead(std::span<Row> rows, int n_resting, StepRecord record, 
     hooks.clock.charge(record, StepPart::model);
     for (size_t i = 0; i < rows.size(); ++i) {
       Text& text = *rows[i].text;
-      if (!rows[i].draws || text.ended) continue;
-      rows[i].n_taken += take_drawn(text, tokens[i]);
+      if (!rows[i].samples || text.ended) continue;
+      rows[i].n_taken += take_sampled(text, tokens[i]);
       steady = steady && !text.ended;
     }
     hooks.clock.charge(record, StepPart::events);
     record.seconds = seconds_of(Clock::now() - start);
-    if (SpecCost& cost = costs_[rows.size()]; n_resting > 0 && ahead.n_taken() > kUnsteady) {
-      cost.add_resting(seconds_of(now - start));
-    } else if (n_resting > 0 && ahead.n_taken() == kUnsteady && cost.plain() > 0) {
+    if (SpecCost& cost = costs_[rows.size()]; n_paused > 0 && ahead.n_taken() > kUnsteady) {
+      cost.add_paused(seconds_of(now - start));
+    } else if (n_paused > 0 && ahead.n_taken() == kUnsteady && cost.plain() > 0) {
       lost = seconds_of(now - begin) / cost.plain() - kUnsteady;
     }
     hooks.done(record);
@@ -462,11 +465,11 @@ bool Decoder::draw_ahead(std::span<Row> rows, int n_resting, StepRecord record, 
   });
   for (const Row& row : rows) {
     const int n_surplus = int(ahead.n_launched()) - std::max(1, row.n_taken);
-    if (row.draws && n_surplus > 0)
+    if (row.samples && n_surplus > 0)
       pool_->trim(row.text->seq, pool_->length(row.text->seq) - n_surplus, TrimMode::exact).or_throw();
   }
-  if (n_resting > 0) {
-    rest(rows, int(ahead.n_taken()), lost);
+  if (n_paused > 0) {
+    count_paused(rows, int(ahead.n_taken()), lost);
     for (const Row& row : rows)
       if (row.speculation()) row.speculation()->report_.n_ahead += ahead.n_taken();
   }
@@ -476,7 +479,7 @@ bool Decoder::draw_ahead(std::span<Row> rows, int n_resting, StepRecord record, 
 bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
   Speculation* const s = text.speculation;
   if (!backend_.on_device() || !s || text.pick || (s->rejects_ && text.sampler.temperature > 0)) return false;
-  if (s->missed_ || s->resting_steps() > 0 || pool_->has_states() || pool_->calibrates(text.seq) || !hooks.go_on())
+  if (s->missed_ || s->paused_steps() > 0 || pool_->has_states() || pool_->calibrates(text.seq) || !hooks.go_on())
     return false;
   const int most = std::min(s->most_, kMostDeviceProposals);
   const auto room = [&] { return std::min(text.n_left, pool_->n_ctx() - pool_->length(text.seq)); };
@@ -503,17 +506,17 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
   };
   Clock::time_point last = Clock::now();
   const SamplerOptions sampler = text.sampler;
-  const std::unique_ptr<Guessing> steps = backend_.start_guessing({.pool = *pool_,
-                                                                   .seq = text.seq,
-                                                                   .outputs = *outputs_,
-                                                                   .last = text.tokens.back(),
-                                                                   .sampler = sampler,
-                                                                   .recent = text.tokens,
-                                                                   .forced_share = s->forced_.value_or(-1),
-                                                                   .forced_seed = s->forced_seed_,
-                                                                   .n_forced = s->n_forced_,
-                                                                   .depth = depth},
-                                                                  *draft);
+  const std::unique_ptr<DeviceSpeculation> steps = backend_.start_speculation({.pool = *pool_,
+                                                                               .seq = text.seq,
+                                                                               .outputs = *outputs_,
+                                                                               .last = text.tokens.back(),
+                                                                               .sampler = sampler,
+                                                                               .recent = text.tokens,
+                                                                               .forced_share = s->forced_.value_or(-1),
+                                                                               .forced_seed = s->forced_seed_,
+                                                                               .n_forced = s->n_forced_,
+                                                                               .depth = depth},
+                                                                              *draft);
   RIDGE_CHECK(steps, "the model's device does not run its head");
   // All that may have to be taken back exactly, when text ends.
   RunAhead ahead(*steps, kMostDeviceProposals + 2, std::min(kStepsAhead, kSpareRows / (most + 1)));
@@ -521,12 +524,12 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
   hooks.clock.charge(record, StepPart::planning);
   int n_kept = 0;
   bool has_pages = true;
-  const auto goes_on = [&] { return !text.ended && s->resting_steps() == 0 && has_pages && hooks.go_on(); };
+  const auto goes_on = [&] { return !text.ended && s->paused_steps() == 0 && has_pages && hooks.go_on(); };
   do {
     // As many steps as have room if all draft tokens hold. Those of a try come one by one: each decides on the next.
     limit = std::min(most, room() - 1);
     int n_steps = std::max(1, room() / (most + 1));
-    if (s->adaptive_ && s->depth_.resting()) n_steps = std::min(n_steps, std::max(1, s->depth_.resting_steps(false)));
+    if (s->adaptive_ && s->depth_.paused()) n_steps = std::min(n_steps, std::max(1, s->depth_.paused_steps(false)));
     const int64_t end = ahead.n_launched() + n_steps;
     const auto may_launch = [&] {
       if (ahead.n_launched() == end || (ahead.n_queued() > 0 && !hooks.go_on())) return false;
@@ -545,7 +548,7 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
       } else {
         s->depth_.add(n_proposed, n_proposed, n_held, cost, 1, 0);
       }
-      if (cost.wants_rest()) s->depth_.pause();
+      if (cost.wants_pause()) s->depth_.pause();
       s->n_forced_ += uint64_t(std::min(n_proposed, n_held + 1));
       last = now;
       queued.pop_front();
@@ -554,7 +557,7 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
       s->report_.n_proposed += n_proposed;
       while (!text.ended && n_kept < ssize(tokens)) {
         if (n_kept > 0) ++s->report_.n_accepted;
-        n_kept += take_drawn(text, tokens[size_t(n_kept)]);
+        n_kept += take_sampled(text, tokens[size_t(n_kept)]);
       }
       n_kept = std::max(1, n_kept);
       hooks.clock.charge(record, StepPart::events);
@@ -566,7 +569,7 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
     });
   } while (goes_on() && pool_->length(text.seq) < pool_->n_ctx());
   const std::vector<float> hidden = steps->leave(n_kept);
-  // The step's tokens are those in front of what it drew.
+  // The step's tokens are those in front of what it sampled.
   const auto n_before = size_t(pool_->length(text.seq) - n_kept);
   s->proposer_->leave_device(std::span(text.tokens).first(n_before + 1));
   s->proposer_->observe(std::span(text.tokens).subspan(n_before, size_t(n_kept)), int(n_before),

@@ -1,14 +1,14 @@
-// The decode loop: texts that step together. A step proposes draft tokens, runs one forward pass over the last token and
-// the draft tokens of every text, accepts those that the model draws itself, takes the others back, and learns what draft
-// tokens cost and how many are accepted.
+// The decode loop: texts that step together. A step proposes draft tokens, runs one forward pass over the last token
+// and the draft tokens of every text, accepts those that the model samples itself, takes the others back, and learns
+// what draft tokens cost and how many are accepted.
 //
-// On the CPU a row's bits do not depend on the rows that come with it (decision 0007), so a text is that of single tokens,
-// greedy or sampled. On a device a row rounds otherwise in a larger step: where two tokens are about as likely the text may
-// go on otherwise. A device draws where the logits are, and goes on by itself a few steps ahead of the host: with draft
-// tokens of its own where one text has an MTP head, else with single tokens.
+// On the CPU a row's bits do not depend on the rows that come with it (decision 0007), so a text is that of single
+// tokens, greedy or sampled. On a device a row rounds otherwise in a larger step: where two tokens are about as likely
+// the text may go on otherwise. A device samples where the logits are, and goes on by itself a few steps ahead of the
+// host: with draft tokens of its own where one text has an MTP head, else with single tokens.
 //
-// States (Gated DeltaNet) do not go back by trimming: a step with draft tokens keeps a checkpoint in front of it. Where one
-// is wrong the sequence begins again there, and the tokens that stay run again.
+// States (Gated DeltaNet) do not go back by trimming: a step with draft tokens keeps a checkpoint in front of it. Where
+// one is wrong the sequence begins again there, and the tokens that stay run again.
 #pragma once
 
 #include <map>
@@ -25,8 +25,8 @@ int most_proposals(const SequencePool& pool, SeqId seq, int n);
 struct DecodeRow {
   Text* text = nullptr;
   std::span<const int32_t> tokens = {};  ///< to run; none: the logits behind the text are there already
-  bool is_prompt = false;                ///< tokens that were not drawn here: nothing is proposed behind them
-  bool draws = true;                     ///< a token is drawn behind the last of them
+  bool is_prompt = false;                ///< tokens that were not sampled here: nothing is proposed behind them
+  bool samples = true;                   ///< a token is sampled behind the last of them
   bool all_logits = false;               ///< whoever hears of the step wants the logits of all of them
 };
 /// The last token of a text, and what follows it.
@@ -35,7 +35,7 @@ inline DecodeRow next_row(Text& text) { return {.text = &text, .tokens = std::sp
 /// Hears of a step.
 struct StepHooks {
   virtual ~StepHooks() = default;
-  /// The forward pass has run, nothing is drawn yet.
+  /// The forward pass has run, nothing is sampled yet.
   virtual void ran() {}
   /// Whether a device may go on by itself.
   virtual bool go_on() { return true; }
@@ -47,53 +47,54 @@ struct StepHooks {
 
 class Decoder {
  public:
-  /// Texts are sequences of the pool. Both must outlive the decoder. Tokens below n_ids are drawn.
+  /// Texts are sequences of the pool. Both must outlive the decoder. Tokens below n_ids are sampled.
   Decoder(Backend& backend, SequencePool& pool, int n_ids);
 
   Outputs& outputs() { return *outputs_; }
   /// Goes on with another pool of the same backend.
   void change_pool(SequencePool& pool) { pool_ = &pool; }
-  /// Runs one step of the rows, of texts that have not ended, and hands on what is drawn; on a device more steps while
-  /// nothing changes and the hooks say so. A step has at most `most_tokens`; pages for the rows' own tokens can be had. A
-  /// text whose draw throws Error has ended with a failure; other exceptions, and those of the backend, are thrown.
+  /// Runs one step of the rows, of texts that have not ended, and hands on what is sampled; on a device more steps
+  /// while nothing changes and the hooks say so. A step has at most `most_tokens`; pages for the rows' own tokens can
+  /// be had. A text whose sampling throws Error has ended with a failure; other exceptions, and those of the backend,
+  /// are thrown.
   void step(std::span<const DecodeRow> rows, int most_tokens, StepHooks& hooks);
   /// Steps of one text until it has ended.
   void finish(Text& text);
-  /// Runs the rows' tokens and draws nothing: pieces of prompts. Proposers observe them.
+  /// Runs the rows' tokens and samples nothing: pieces of prompts. Proposers observe them.
   void run(std::span<const DecodeRow> rows, LogitRows logits);
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Row;
-  struct Drawn;
+  struct Sampled;
   /// Steps that texts which decode go on for as if there were no proposers; 0 where there are none.
-  static int resting_steps(std::span<const DecodeRow> rows);
+  static int paused_steps(std::span<const DecodeRow> rows);
   /// Adds draft tokens to the rows, as many as pay. False for a step that takes none.
   bool propose(std::span<Row> rows, int most_tokens);
   void reserve_proposals(Row& row);
   void run_rows(std::span<Row> rows, LogitRows logits);
-  /// The tokens of every row of logits, drawn where they are.
-  std::vector<int32_t> draw_on_device(std::span<const Row> rows);
-  /// Draws behind every row, and takes back what does not hold.
-  void take_rows(std::span<Row> rows, const Drawn& drawn, StepRecord& record, StepHooks& hooks);
+  /// The tokens of every row of logits, sampled where they are.
+  std::vector<int32_t> sample_on_device(std::span<const Row> rows);
+  /// Samples behind every row, and takes back what does not hold.
+  void take_rows(std::span<Row> rows, const Sampled& sampled, StepRecord& record, StepHooks& hooks);
   /// The row's first logits are row `at` of the step's.
-  void take_row(Row& row, int64_t at, const Drawn& drawn, StepRecord& record, StepHooks& hooks);
+  void take_row(Row& row, int64_t at, const Sampled& sampled, StepRecord& record, StepHooks& hooks);
   /// The row's next token; `holds`: it is the next draft token.
-  std::optional<int32_t> draw(Row& row, int64_t at, const Drawn& drawn, bool& holds);
+  std::optional<int32_t> sample_row(Row& row, int64_t at, const Sampled& sampled, bool& holds);
   int32_t keep_or_replace(Row& row, std::span<const float> logits, bool& holds);
   void take_back(std::span<Row> rows);
   /// What a step says about cost and draft tokens; `seconds` that it took, without handing tokens on.
   void learn(std::span<const Row> rows, double seconds);
-  /// Counts steps of a rest, in which `lost` steps were lost.
-  static void rest(std::span<const Row> rows, int n_steps, double lost);
-  /// A device draws, and goes on by itself with single tokens. False, and nothing happened, where it cannot. `record` is of
-  /// the step that has run since `start`, n_resting as resting_steps().
-  bool draw_ahead(std::span<Row> rows, int n_resting, StepRecord record, StepHooks& hooks, Clock::time_point start);
+  /// Counts steps of a pause, in which `lost` steps were lost.
+  static void count_paused(std::span<const Row> rows, int n_steps, double lost);
+  /// A device samples, and goes on by itself with single tokens. False, and nothing happened, where it cannot. `record`
+  /// is of the step that has run since `start`, n_paused as paused_steps().
+  bool sample_ahead(std::span<Row> rows, int n_paused, StepRecord record, StepHooks& hooks, Clock::time_point start);
   /// A device goes on by itself with draft tokens of its own. False, and nothing happened, where it cannot.
   bool propose_ahead(Text& text, StepHooks& hooks);
   static bool take(Text& text, int32_t token);
-  /// The same of a device's draw; false where it drew from logits that are not finite.
-  static bool take_drawn(Text& text, int32_t token);
+  /// Takes a token that a device sampled; false where its logits are not finite.
+  static bool take_sampled(Text& text, int32_t token);
   /// The text ends with the Error that is being handled.
   static void fail(Text& text);
   /// What a device's sampler looks back on; nothing without a penalty.

@@ -46,8 +46,8 @@ struct DraftShape {
 };
 
 /// The cache of some texts, and the loop that writes them.
-struct DraftRoom : DraftShape {
-  DraftRoom(Engine& engine, const DraftShape& shape)
+struct SharedDraft : DraftShape {
+  SharedDraft(Engine& engine, const DraftShape& shape)
       : DraftShape(shape),
         pool(engine.open_checked_pool(layers, pages, n_texts, n_ctx, n_ubatch)),
         decoder(engine.backend(), *pool, engine.plan().n_ids) {}
@@ -58,11 +58,11 @@ struct DraftRoom : DraftShape {
 
 class DraftProposer final : public BatchProposer {
  public:
-  DraftProposer(std::shared_ptr<DraftRoom> room, int vocab_size, double p_min)
-      : room_(std::move(room)), vocab_size_(vocab_size), p_min_(p_min) {
-    text_.seq = open_text(*room_->pool, room_->n_texts);
+  DraftProposer(std::shared_ptr<SharedDraft> shared, int vocab_size, double p_min)
+      : shared_(std::move(shared)), vocab_size_(vocab_size), p_min_(p_min) {
+    text_.seq = open_text(*shared_->pool, shared_->n_texts);
   }
-  ~DraftProposer() override { room_->pool->close(text_.seq); }
+  ~DraftProposer() override { shared_->pool->close(text_.seq); }
 
   void propose_all(std::span<Draft> drafts) override {
     std::vector<DraftProposer*> writers;
@@ -75,25 +75,25 @@ class DraftProposer final : public BatchProposer {
       for (DraftProposer* writer : writers)
         if (!writer->text_.ended) rows.push_back({.text = &writer->text_, .tokens = writer->unread()});
       if (rows.empty()) break;
-      room_->decoder.step(rows, INT_MAX, hooks);
+      shared_->decoder.step(rows, INT_MAX, hooks);
     }
     for (DraftProposer* writer : writers)
       if (writer->text_.failure) writer->forget(0);  // logits that are not finite: the target's text needs no proposals
   }
-  int64_t bytes() const override { return room_->pool->memory().allocated_bytes() / room_->n_texts; }
+  int64_t bytes() const override { return shared_->pool->memory().allocated_bytes() / shared_->n_texts; }
   void fill(std::span<const int32_t> text, uint64_t seed) override {
-    room_->pool->fill(text_.seq, int(text.size()), seed).or_throw();
+    shared_->pool->fill(text_.seq, int(text.size()), seed).or_throw();
     text_.tokens.assign(text.begin(), text.end());
   }
 
  private:
-  int n_held() const { return room_->pool->length(text_.seq); }
+  int n_held() const { return shared_->pool->length(text_.seq); }
 
-  /// The cache has the draft's text but for a few tokens, with others for kFewTokens at most. False where nothing can be
-  /// proposed.
+  /// The cache has the draft's text but for a few tokens, with others for kFewTokens at most. False where nothing can
+  /// be proposed.
   bool begin(Draft& draft, bool with_others) {
     const int n_text = int(draft.text.size());
-    int n = std::min(draft.n, room_->n_ctx - n_text + 1);
+    int n = std::min(draft.n, shared_->n_ctx - n_text + 1);
     // Centres and scales of the draft's cache must not be set by proposals, which are taken back.
     if (n_text < kCalibration) n = std::min(n, kCalibration - n_text);
     if (n <= 0) return false;
@@ -102,11 +102,11 @@ class DraftProposer final : public BatchProposer {
         int(std::ranges::mismatch(text_.tokens, draft.text.first(draft.text.size() - 1)).in1 - text_.tokens.begin());
     forget(known < kCalibration && n_held() >= kCalibration ? 0 : known);
     text_.tokens.insert(text_.tokens.end(), draft.text.begin() + ssize(text_.tokens), draft.text.end());
-    const int most = with_others ? std::min(kFewTokens, room_->n_ubatch) : room_->n_ubatch;
+    const int most = with_others ? std::min(kFewTokens, shared_->n_ubatch) : shared_->n_ubatch;
     while (n_text - n_held() > most) {
-      const int n_piece = std::min(room_->n_ubatch, n_text - n_held() - (with_others ? most : 0));
+      const int n_piece = std::min(shared_->n_ubatch, n_text - n_held() - (with_others ? most : 0));
       const DecodeRow piece{.text = &text_, .tokens = unread().first(size_t(n_piece)), .is_prompt = true};
-      room_->decoder.run({&piece, 1}, LogitRows::none);
+      shared_->decoder.run({&piece, 1}, LogitRows::none);
     }
     text_.sampler = {.temperature = 0};
     text_.n_left = n;
@@ -124,14 +124,14 @@ class DraftProposer final : public BatchProposer {
   std::span<const int32_t> unread() const { return std::span(text_.tokens).subspan(size_t(n_held())); }
 
   void forget(int n) {
-    if (n < n_held() && !room_->pool->trim(text_.seq, n, TrimMode::coded_window)) {
-      room_->pool->reset(text_.seq);  // sliding layers gave back what n tokens see
+    if (n < n_held() && !shared_->pool->trim(text_.seq, n, TrimMode::coded_window)) {
+      shared_->pool->reset(text_.seq);  // sliding layers gave back what n tokens see
       n = 0;
     }
     text_.tokens.resize(size_t(n));
   }
 
-  std::shared_ptr<DraftRoom> room_;
+  std::shared_ptr<SharedDraft> shared_;
   int vocab_size_;
   double p_min_;
   Text text_;  // its first tokens are in the cache
@@ -144,12 +144,12 @@ ProposerMaker draft_proposers(const Model& target, const Model& draft, const Ses
   check_vocabularies(target.engine(), draft.engine());
   const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
   if (std::ranges::any_of(draft.engine().plan().layers, keeps_state))
-    throw Error(ErrorKind::usage, four_parts("a draft model must take its guesses back", draft.info().path,
+    throw Error(ErrorKind::usage, four_parts("a draft model must take its draft tokens back", draft.info().path,
                                              "its layers keep a state", "use another draft, or --spec-type lookup"));
   const DraftShape shape(draft.engine(), cache, n_texts);
-  ProposerMaker make = [room = std::make_shared<std::shared_ptr<DraftRoom>>(), &target, &draft, shape, p_min] {
-    if (!*room) *room = std::make_shared<DraftRoom>(draft.engine(), shape);
-    return std::make_unique<DraftProposer>(*room, target.info().vocab_size, p_min);
+  ProposerMaker make = [shared = std::make_shared<std::shared_ptr<SharedDraft>>(), &target, &draft, shape, p_min] {
+    if (!*shared) *shared = std::make_shared<SharedDraft>(draft.engine(), shape);
+    return std::make_unique<DraftProposer>(*shared, target.info().vocab_size, p_min);
   };
   make.bytes = draft.engine().open_pool(shape.layers, 1, n_texts)->memory().bytes_with_pages(shape.pages) / n_texts;
   return make;

@@ -10,8 +10,8 @@ namespace {
 /// Shorter ends are everywhere and say little; longer ones than the most are as good as that.
 constexpr size_t kLeast = 3, kMost = 16;
 
-/// Places of a text by the tokens in front of them, so that a step does not walk over the whole text. It only names places
-/// that may serve: the text itself is compared there. Another text is noticed by the last tokens that were read.
+/// Places of a text by the tokens in front of them, so that a step does not walk over the whole text. It only names
+/// places that may serve: the text itself is compared there. Another text is noticed by the last tokens that were read.
 class Places {
  public:
   void read(std::span<const int32_t> text) {

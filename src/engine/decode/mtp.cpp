@@ -39,8 +39,8 @@ struct MtpModel {
 };
 
 /// The cache of some texts.
-struct MtpRoom {
-  MtpRoom(std::shared_ptr<MtpModel> of, const std::vector<KvLayerConfig>& layers, int ctx, int texts)
+struct SharedMtp {
+  SharedMtp(std::shared_ptr<MtpModel> of, const std::vector<KvLayerConfig>& layers, int ctx, int texts)
       : model(std::move(of)),
         n_ctx(ctx),
         n_texts(texts),
@@ -60,14 +60,18 @@ struct MtpRoom {
 
 class MtpProposer final : public BatchProposer {
  public:
-  MtpProposer(std::shared_ptr<MtpRoom> room, double p_min)
-      : room_(std::move(room)), model_(room_->model.get()), plan_(model_->plan), pool_(&room_->pool), p_min_(p_min) {
-    seq_ = open_text(*pool_, room_->n_texts);
+  MtpProposer(std::shared_ptr<SharedMtp> shared, double p_min)
+      : shared_(std::move(shared)),
+        model_(shared_->model.get()),
+        plan_(model_->plan),
+        pool_(&shared_->pool),
+        p_min_(p_min) {
+    seq_ = open_text(*pool_, shared_->n_texts);
   }
   ~MtpProposer() override { pool_->close(seq_); }
 
   bool wants_hidden() const override { return true; }
-  int64_t bytes() const override { return pool_->memory().allocated_bytes() / room_->n_texts; }
+  int64_t bytes() const override { return pool_->memory().allocated_bytes() / shared_->n_texts; }
 
   void fill(std::span<const int32_t> text, uint64_t seed) override {
     text_.assign(text.begin(), text.end());
@@ -94,7 +98,8 @@ class MtpProposer final : public BatchProposer {
 
   void lose_track() override { forget(0); }
 
-  /// The first forward pass reads what the heads have not seen, each later one a draft token of every text that goes on.
+  /// The first forward pass reads what the heads have not seen, each later one a draft token of every text that goes
+  /// on.
   void propose_all(std::span<Draft> drafts) override {
     std::vector<MtpProposer*> asked;
     for (Draft& draft : drafts) {
@@ -118,7 +123,7 @@ class MtpProposer final : public BatchProposer {
         MtpProposer& head = *going[i];
         last += head.n_run_;
         if (goes_on(i)) {
-          if (next.empty()) hidden = room_->outputs->hidden();
+          if (next.empty()) hidden = shared_->outputs->hidden();
           next.push_back(&head);
           head.read_own(*tokens[i], hidden.row(last));
         }
@@ -137,7 +142,7 @@ class MtpProposer final : public BatchProposer {
     begin(text);
     run_alone(LogitRows::last);
     text_.pop_back();
-    return DeviceDraft{*model_->backend, *pool_, seq_, *room_->outputs, first_};
+    return DeviceDraft{*model_->backend, *pool_, seq_, *shared_->outputs, first_};
   }
   void leave_device(std::span<const int32_t> text) override {
     const auto read = text.subspan(size_t(first_), size_t(pool_->length(seq_)));
@@ -158,7 +163,7 @@ class MtpProposer final : public BatchProposer {
   /// Most draft tokens behind a text of so many tokens.
   int most(int n_text) const {
     n_text -= first_;
-    const int n = room_->n_ctx - n_text + 2;
+    const int n = shared_->n_ctx - n_text + 2;
     // Proposals set no centre.
     return pool_->calibrates(seq_) && n_text <= kCalibration ? std::min(n, kCalibration + 1 - n_text) : n;
   }
@@ -169,11 +174,11 @@ class MtpProposer final : public BatchProposer {
     if (p_min_ == 0 && likeliest && model_->target.on_device()) {  // logits stay there
       const std::vector<SamplerOptions> greedy(heads.size(), SamplerOptions{.temperature = 0});
       const std::vector<std::vector<int32_t>> none(heads.size());
-      for (const int32_t token : model_->backend->draw(*room_->outputs, greedy, none))
+      for (const int32_t token : model_->backend->sample(*shared_->outputs, greedy, none))
         tokens.push_back((token & kNotFiniteToken) == 0 ? std::optional(token) : std::nullopt);
       return tokens;
     }
-    const View2<const float> logits = room_->outputs->logits();
+    const View2<const float> logits = shared_->outputs->logits();
     for (size_t i = 0; i < heads.size(); ++i)
       tokens.push_back(next_draft_token(*heads[i]->draft_, logits.row(int64_t(i)), p_min_));
     return tokens;
@@ -221,7 +226,7 @@ class MtpProposer final : public BatchProposer {
                           .logits = rows,
                           .hidden = rows != LogitRows::none,
                           .joined = {input.data(), ssize(tokens), plan_.d_model}},
-                         *pool_, *room_->outputs);
+                         *pool_, *shared_->outputs);
   }
   void run_alone(LogitRows rows) {
     MtpProposer* const self = this;
@@ -237,7 +242,7 @@ class MtpProposer final : public BatchProposer {
     hidden_.resize(size_t(n - pool_->length(seq_)) * size_t(plan_.d_model));
   }
 
-  std::shared_ptr<MtpRoom> room_;
+  std::shared_ptr<SharedMtp> shared_;
   MtpModel* model_;
   const ModelPlan& plan_;
   SequencePool* pool_;
@@ -258,10 +263,10 @@ ProposerMaker mtp_proposers(const Model& target, const std::string& path, const 
   const auto model = std::make_shared<MtpModel>(
       engine, load_mtp_head(engine.context(), engine.config(), engine.weights(), path).or_throw());
   const std::vector<KvLayerConfig> layers = layers_of_head(cache, model->plan);
-  ProposerMaker make = [room = std::make_shared<std::shared_ptr<MtpRoom>>(), model, layers, n_ctx = cache.n_ctx, p_min,
-                        n_texts] {
-    if (!*room) *room = std::make_shared<MtpRoom>(model, layers, n_ctx, n_texts);
-    return std::make_unique<MtpProposer>(*room, p_min);
+  ProposerMaker make = [shared = std::make_shared<std::shared_ptr<SharedMtp>>(), model, layers, n_ctx = cache.n_ctx,
+                        p_min, n_texts] {
+    if (!*shared) *shared = std::make_shared<SharedMtp>(model, layers, n_ctx, n_texts);
+    return std::make_unique<MtpProposer>(*shared, p_min);
   };
   make.bytes = model->backend->open_memory(layers, {}, 1, n_texts)
                    ->bytes_with_pages(n_texts * std::max(1, pages_for(layers, cache.n_ctx))) /

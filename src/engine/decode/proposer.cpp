@@ -42,7 +42,7 @@ std::optional<int32_t> next_draft_token(Draft& draft, std::span<const float> log
   std::vector<int32_t> recent(recent_text.begin(), recent_text.end());
   recent.insert(recent.end(), draft.tokens.begin(), draft.tokens.end());
   draft.probabilities.push_back(distribution_of(*draft.sampler, logits, recent));
-  return draw_from(draft.probabilities.back(), *draft.rng);
+  return sample_from(draft.probabilities.back(), *draft.rng);
 }
 
 }  // namespace ridge

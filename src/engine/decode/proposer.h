@@ -1,4 +1,4 @@
-// Proposers: cheap guesses of the next tokens (draft tokens) of texts that step together.
+// Proposers: draft tokens of texts that step together.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,10 @@ struct Draft {
   std::span<const int32_t> text;  ///< the tokens of the sequence so far, the last one not run
   int n = 0;                      ///< most tokens, 1 or more
   const SamplerOptions* sampler =
-      nullptr;                       ///< rejection sampling: settings that tokens are drawn by; null: the likeliest
-  Rng* rng = nullptr;                ///< of these draws
+      nullptr;                       ///< rejection sampling: settings that tokens are sampled by; null: the likeliest
+  Rng* rng = nullptr;                ///< of this sampling
   std::vector<int32_t> tokens = {};  ///< the result
-  std::vector<Distribution> probabilities = {};  ///< with `sampler`: what each token was drawn from
+  std::vector<Distribution> probabilities = {};  ///< with `sampler`: what each token was sampled from
 };
 
 class Proposer {
@@ -36,8 +36,8 @@ class Proposer {
   virtual ~Proposer() = default;
   /// Up to n (1 or more) tokens that may follow `text`, the tokens of the sequence so far; none where nothing is known.
   virtual std::vector<int32_t> propose(std::span<const int32_t> text, int n) = 0;
-  /// Fills the drafts of several texts, whose proposers one maker made; asked is the first one's. One after another unless
-  /// a proposer can do better. Those without probabilities have nothing for drafts with a sampler.
+  /// Fills the drafts of several texts, whose proposers one maker made; asked is the first one's. One after another
+  /// unless a proposer can do better. Those without probabilities have nothing for drafts with a sampler.
   virtual void propose_all(std::span<Draft> drafts);
   /// What the device's own loop proposes with behind `text`, whose last token the target has not run: that loop then
   /// moves the proposer's cache. Nothing where propose_all() must be asked.
@@ -46,8 +46,8 @@ class Proposer {
   virtual void leave_device(std::span<const int32_t> /*text*/) {}
   /// Whether observe() is to be called.
   virtual bool wants_hidden() const { return false; }
-  /// The target ran these tokens from position `first` on, hidden [n_tokens, d_model]. What was known of these positions
-  /// and later ones is void.
+  /// The target ran these tokens from position `first` on, hidden [n_tokens, d_model]. What was known of these
+  /// positions and later ones is void.
   virtual void observe(std::span<const int32_t> /*tokens*/, int /*first*/, View2<const float> /*hidden*/) {}
   /// The target went on unobserved, maybe with another text: what was observed so far is void.
   virtual void lose_track() {}
@@ -72,13 +72,13 @@ struct ProposerMaker : std::function<std::unique_ptr<Proposer>()> {
 
 /// What followed the longest earlier place that ends as the text does.
 std::unique_ptr<Proposer> make_lookup_proposer();
-/// The likeliest tokens by a smaller model, up to one less probable than p_min. The proposers of up to n_texts texts at a
-/// time share a cache, made with the first of them, and the forward passes of a step. `target` and `draft` must outlive
-/// the proposers. Throws usage when the vocabularies differ.
+/// The likeliest tokens by a smaller model, up to one less probable than p_min. The proposers of up to n_texts texts at
+/// a time share a cache, made with the first of them, and the forward passes of a step. `target` and `draft` must
+/// outlive the proposers. Throws usage when the vocabularies differ.
 ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& cache, double p_min = 0,
                               int n_texts = 1);
-/// As draft_proposers(), by the head of `target` for the tokens after the next one (model/mtp.h). It knows the text from
-/// where it first observed the target. `path`: as load_mtp_head() takes it. Throws Error.
+/// As draft_proposers(), by the head of `target` for the tokens after the next one (model/mtp.h). It knows the text
+/// from where it first observed the target. `path`: as load_mtp_head() takes it. Throws Error.
 ProposerMaker mtp_proposers(const Model& target, const std::string& path, const SessionOptions& cache, double p_min = 0,
                             int n_texts = 1);
 

@@ -10,14 +10,14 @@ namespace {
 constexpr double kNewPlain = 1.0 / 8, kNewExtra = 1.0 / 4, kNewAcceptance = 1.0 / 8;
 /// What a proposal must promise over what it costs, since both are estimates.
 constexpr double kMargin = 1.1;
-/// Proposals of a try, and steps without proposals before the first try again and at most: text may change. They are the
-/// most at once where not even proposals that always hold would pay.
+/// Proposals of a try, and steps without proposals before the first try again and at most: text may change. They are
+/// the most at once where not even proposals that always hold would pay.
 constexpr int kTryDepth = 2, kFirstDistance = 16, kMostDistance = 256;
 /// What tries may lose, of the steps between them, and the most steps for that.
 constexpr double kMostLost = 0.02;
 constexpr int kLongestDistance = 1024;
-/// Most that a step counts as having lost, a proposal in it, and one in which a draft reads what came without it, in steps
-/// at rest: it may have waited for the machine.
+/// Most that a step counts as having lost, a proposal in it, and one in which a draft reads what came without it, in
+/// steps that are paused: it may have waited for the machine.
 constexpr double kMostLostStep = 2, kMostLostLate = 8;
 /// Part of a step from which on a proposer that found nothing has cost something.
 constexpr double kVain = 0.02;
@@ -34,11 +34,11 @@ double mean_of(double mean, int n, double value, double most, double least_weigh
 
 void SpecCost::add(int n_proposed, double seconds) {
   if (n_proposed == 0) {
-    if (rested_) heard_ = std::max(1.0, mean_of(heard_, n_heard_++, seconds / plain_, 2, kNewPlain));
+    if (was_paused_) heard_ = std::max(1.0, mean_of(heard_, n_heard_++, seconds / plain_, 2, kNewPlain));
     else add_plain(seconds / heard_);
     age_ = 0;
   } else {
-    rested_ = false;
+    was_paused_ = false;
     // A step cannot cost less for its proposals; one that waited says little.
     extra_ = std::max(0.0, mean_of(extra_, n_extra_, (seconds - plain_) / n_proposed, 2 * plain_, kNewExtra));
     ++n_extra_;
@@ -46,10 +46,10 @@ void SpecCost::add(int n_proposed, double seconds) {
   }
 }
 
-void SpecCost::add_resting(double seconds) {
+void SpecCost::add_paused(double seconds) {
   add_plain(seconds);
-  ++n_rests_;
-  rested_ = true;
+  ++n_pauses_;
+  was_paused_ = true;
   age_ = 0;
 }
 
@@ -66,13 +66,13 @@ int SpecCost::paid(int n_proposed, double proposing) const {
 
 bool SpecCost::stale() const { return n_plain_ == 0 || age_ >= kPlainAge; }
 
-void SpecDepth::rested(int n, double lost) {
+void SpecDepth::on_paused_steps(int n, double lost) {
   n_plain_ += n;
   lost_ += std::clamp(lost, 0.0, kMostLostLate);
 }
 
-void SpecDepth::rest(int distance) {
-  resting_ = must_catch_up_ = true;
+void SpecDepth::pause(int distance) {
+  paused_ = must_catch_up_ = true;
   n_plain_ = 0;
   distance_ = std::max(std::min(distance, kMostDistance), int(std::min(lost_ / kMostLost, double(kLongestDistance))));
   lost_ = 0;
@@ -84,7 +84,7 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost&
     lost_ += n_texts * std::min(seconds / cost.plain() - 1, most) - n_accepted;
   }
   if (n_asked == 0) {
-    if (++n_plain_ >= kFirstDistance && !resting_) rest(kFirstDistance);
+    if (++n_plain_ >= kFirstDistance && !paused_) pause(kFirstDistance);
     return;
   }
   if (n_proposed == 0) return;  // nothing was known, at no cost
@@ -95,9 +95,9 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost&
     return;
   }
   const double price = kMargin * n_texts * cost.extra() / cost.plain();  // in tokens of steps without proposals
-  if (acceptance_ > price) resting_ = false, n_plain_ = 0;
-  else if (price >= 1) rest(kMostDistance);
-  else rest(resting_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance);
+  if (acceptance_ > price) paused_ = false, n_plain_ = 0;
+  else if (price >= 1) pause(kMostDistance);
+  else pause(paused_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance);
 }
 
 std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const SpecDepth* const> texts, int most) {
@@ -106,7 +106,7 @@ std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const 
   std::vector<double> gains(texts.size());  // tokens that one more proposal promises
   for (size_t i = 0; i < texts.size(); ++i) {
     if (texts[i]->probes()) depths[i] = texts[i]->must_catch_up() ? 1 : std::min(most, kTryDepth);
-    if (!texts[i]->resting()) gains[i] = texts[i]->acceptance();
+    if (!texts[i]->paused()) gains[i] = texts[i]->acceptance();
   }
   double tokens = n_texts, seconds = cost.plain();
   while (!gains.empty()) {

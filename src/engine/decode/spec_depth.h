@@ -1,4 +1,4 @@
-// How many draft tokens pay: what forward passes cost with them, how many are accepted, and how long a text rests.
+// How many draft tokens pay: what forward passes cost with them, how many are accepted, and how long a text pauses.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@ class SpecCost {
   bool recorded(int n_proposed) { return ++n_runs_[n_proposed] > 2; }
   /// A step with so many proposals took so long, proposing included.
   void add(int n_proposed, double seconds);
-  /// A step of a text at rest did: nothing was proposed, and nothing kept for a proposer.
-  void add_resting(double seconds);
+  /// A step of a paused text did: nothing was proposed, and nothing kept for a proposer.
+  void add_paused(double seconds);
   /// Whether such a step is still to be measured for what steps without proposals take now.
-  bool wants_rest() const { return n_plain_ > 0 && n_rests_ == 0 && stale(); }
+  bool wants_pause() const { return n_plain_ > 0 && n_pauses_ == 0 && stale(); }
   /// What counts as proposals of a step whose proposer took so long: one in vain, where it was long for nothing.
   int paid(int n_proposed, double proposing) const;
-  double plain() const { return plain_; }  ///< seconds at rest; 0: not measured yet
+  double plain() const { return plain_; }  ///< seconds of a paused step; 0: not measured yet
   double extra() const;                    ///< seconds a proposal; thought to be few until they are measured
   /// Whether a step without proposals should be measured next.
   bool stale() const;
@@ -35,44 +35,44 @@ class SpecCost {
   void add_plain(double seconds);
 
   double plain_ = 0, extra_ = 0;
-  double heard_ = 1;  // what a step without proposals takes that the proposer sees, in steps at rest
-  int n_plain_ = 0, n_extra_ = 0, n_rests_ = 0, n_heard_ = 0;  // measurements
-  bool rested_ = false;                                        // since the last step with proposals
-  int age_ = 0;                                                // steps since the last one without proposals
-  std::map<int, int> n_runs_;                                  // by proposals
+  double heard_ = 1;  // what a step without proposals takes that the proposer sees, in paused steps
+  int n_plain_ = 0, n_extra_ = 0, n_pauses_ = 0, n_heard_ = 0;  // measurements
+  bool was_paused_ = false;                                     // since the last step with proposals
+  int age_ = 0;                                                 // steps since the last one without proposals
+  std::map<int, int> n_runs_;                                   // by proposals
 };
 
 /// How many proposals for one text hold, and whether they pay. Where they do not, they end, and are tried again at
-/// growing distances, in two steps: in the first one the proposer catches up with the text. The distance is such that what
-/// the tries lose is a small part of it.
+/// growing distances, in two steps: in the first one the proposer catches up with the text. The distance is such that
+/// what the tries lose is a small part of it.
 class SpecDepth {
  public:
   /// n_asked proposals were wanted in a step of n_texts, n_proposed came (SpecCost::paid()), and the first n_accepted
   /// held; `cost` knows of the step, which took `seconds` (0: they say nothing).
   void add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts, double seconds);
-  /// n steps of a rest (resting_steps()) were run. To begin with them took `lost` steps at rest.
-  void rested(int n, double lost = 0);
+  /// n steps of a pause (paused_steps()) were run. To begin with them took `lost` paused steps.
+  void on_paused_steps(int n, double lost = 0);
   /// Steps that the text goes on for without its proposer. One that `listens` sees the last steps in front of a try.
-  int resting_steps(bool listens) const {
-    return resting_ ? std::max(0, distance_ - n_plain_ - (listens ? kHeardPositions : 0)) : 0;
+  int paused_steps(bool listens) const {
+    return paused_ ? std::max(0, distance_ - n_plain_ - (listens ? kHeardPositions : 0)) : 0;
   }
-  /// Rests for a while, to measure what that takes.
-  void pause() { rest(2 * kHeardPositions); }
+  /// Pauses for a while, to measure what that takes.
+  void pause() { pause(2 * kHeardPositions); }
   /// Probability that a proposal holds whose predecessors do.
   double acceptance() const { return acceptance_; }
-  bool resting() const { return resting_; }
+  bool paused() const { return paused_; }
   /// Whether it is time to try again.
-  bool probes() const { return resting_ && n_plain_ >= distance_; }
+  bool probes() const { return paused_ && n_plain_ >= distance_; }
   /// Whether the proposer must read first what came without it: such a step says nothing about cost.
   bool must_catch_up() const { return must_catch_up_; }
 
  private:
-  void rest(int distance);
+  void pause(int distance);
 
   double acceptance_ = 0.6;
-  bool resting_ = true, must_catch_up_ = true;
+  bool paused_ = true, must_catch_up_ = true;
   int n_plain_ = 0, distance_ = 0;  // steps without proposals, and how many of them before the next try
-  double lost_ = 0;                 // steps at rest that steps since the last rest took longer than their tokens
+  double lost_ = 0;                 // paused steps that steps since the last pause took longer than their tokens
 };
 
 /// Proposals to ask for in the next step of n_texts, for each of those that have a proposer: as many as promise most

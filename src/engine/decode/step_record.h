@@ -7,8 +7,9 @@
 
 namespace ridge {
 
-/// What a step spends its time on: who takes part and the room in the cache; the model itself; the draw of tokens on the
-/// host, masks and penalties with it (a device that draws by itself: its setup, the draw is the model's); handing tokens on.
+/// What a step spends its time on: who takes part and the room in the cache; the model itself; sampling on the
+/// host, masks and penalties with it (a device that samples by itself: its setup, sampling is in the model's part);
+/// handing tokens on.
 enum class StepPart : uint8_t { planning, model, sampling, events };
 inline constexpr size_t kNStepParts = 4;
 

@@ -1,4 +1,4 @@
-// One text on its way: where it stands, how its tokens are drawn, who proposes for it and who hears of it.
+// One text on its way: where it stands, how its tokens are sampled, who proposes for it and who hears of it.
 #pragma once
 
 #include <exception>
@@ -19,14 +19,14 @@ struct SpecReport {
 /// Draft tokens of one text, or of one text after another. Not thread-safe.
 class Speculation {
  public:
-  /// At most `most` (1 to kMaxSpecDepth) draft tokens a step, fewer where fewer pay; all of them, always, unless adaptive.
-  /// Throws usage out of range.
+  /// At most `most` (1 to kMaxSpecDepth) draft tokens a step, fewer where fewer pay; all of them, always, unless
+  /// adaptive. Throws usage out of range.
   Speculation(std::unique_ptr<Proposer> proposer, int most, bool adaptive = true);
 
-  /// From here on every draft token counts as right with this probability, and the text is that of the draft tokens: for
-  /// benchmarks of models whose text means nothing. Random tokens stand for those that the proposer does not know.
+  /// From here on every draft token counts as right with this probability, and the text is that of the draft tokens:
+  /// for benchmarks of models whose text means nothing. Random tokens stand for those that the proposer does not know.
   void force(double share, uint64_t seed) { forced_ = share, forced_seed_ = seed, n_forced_ = 0; }
-  /// From here on texts of a temperature above 0 take drawn tokens by rejection sampling: each with probability
+  /// From here on texts of a temperature above 0 take sampled tokens by rejection sampling: each with probability
   /// min(1, p / q), in place of a wrong one a token of what is left of p. Tokens have the same probabilities as without
   /// draft tokens; the text is another one.
   void reject() { rejects_ = true; }
@@ -37,9 +37,9 @@ class Speculation {
  private:
   friend class Decoder;
   /// Steps that the text goes on for without its proposer.
-  int resting_steps() const { return adaptive_ ? depth_.resting_steps(proposer_->wants_hidden()) : 0; }
-  /// Whether the proposer observes the text's next tokens. Steps of a rest run unobserved.
-  bool listens() const { return proposer_->wants_hidden() && resting_steps() == 0; }
+  int paused_steps() const { return adaptive_ ? depth_.paused_steps(proposer_->wants_hidden()) : 0; }
+  /// Whether the proposer observes the text's next tokens. Steps of a pause run unobserved.
+  bool listens() const { return proposer_->wants_hidden() && paused_steps() == 0; }
   /// Random tokens up to n, where proposals are forced.
   void fill_forced(std::vector<int32_t>& tokens, int n, int n_ids) const;
   /// Whether the next forced draft token counts as right.
@@ -58,13 +58,13 @@ class Speculation {
 
 struct Text {
   SeqId seq{};
-  std::vector<int32_t> tokens;  ///< what proposers go by and the penalty looks back on; a draw adds one
-  SamplerOptions sampler;       ///< of the next draw
-  int n_left = 0;               ///< tokens that may still be drawn
-  /// Draws a token from its logits [vocab_size] on the host; null: the sampler draws, where the logits are. Nothing ends
-  /// the text. Errors end the text.
+  std::vector<int32_t> tokens;  ///< what proposers go by and the penalty looks back on; each sampled token adds one
+  SamplerOptions sampler;       ///< of the next token
+  int n_left = 0;               ///< tokens that may still be sampled
+  /// Samples a token from its logits [vocab_size] on the host; null: the sampler samples, where the logits are. Nothing
+  /// ends the text. Errors end the text.
   std::function<std::optional<int32_t>(std::span<const float> logits)> pick;
-  /// Hears of every token that was drawn; false ends the text.
+  /// Hears of every token that was sampled; false ends the text.
   std::function<bool(int32_t token)> on_token;
   Speculation* speculation = nullptr;  ///< null: no draft tokens
 
@@ -78,8 +78,8 @@ struct Text {
   }
 };
 
-/// A draw on the host by `rule`: the sampler's from what the rule leaves of the logits. `left` is a buffer.
-int32_t draw_by_rule(TokenRule& rule, const Text& text, int n_ids, std::span<const float> logits,
-                     std::vector<float>& left);
+/// Samples a token on the host from what `rule` leaves of the logits. `left` is a buffer.
+int32_t sample_by_rule(TokenRule& rule, const Text& text, int n_ids, std::span<const float> logits,
+                       std::vector<float>& left);
 
 }  // namespace ridge

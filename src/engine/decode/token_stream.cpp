@@ -131,7 +131,7 @@ GenerateResult generate(Session& session, const Model& model, std::span<const in
       return !ended;
     };
     const int most = options.max_tokens < 0 ? INT_MAX : options.max_tokens;
-    result.n_decoded = session.draw(options.sampler, prompt, most, take, options.rule) - 1;
+    result.n_decoded = session.generate(options.sampler, prompt, most, take, options.rule) - 1;
     if (ended) result.reason = *ended;
     else if (stream.wants_more()) result.reason = StopReason::context_full;
   }

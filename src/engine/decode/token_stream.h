@@ -49,8 +49,8 @@ class TokenStream {
   bool wants_more() const { return wants_more_; }
   /// Adds a token; returns wants_more().
   bool push(int32_t token);
-  /// No token will come. Streams what was held back, unless a stop string ended the text. Of a character that a limit cut
-  /// through nothing is streamed.
+  /// No token will come. Streams what was held back, unless a stop string ended the text. Of a character that a limit
+  /// cut through nothing is streamed.
   void finish();
 
  private:

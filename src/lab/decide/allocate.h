@@ -19,8 +19,8 @@ struct AllocationChoice {
 };
 
 /// The least cost with a weight of at most `limit`; nothing where even the lightest options are too heavy. Dynamic
-/// programming over undominated sums, cut where the relaxed rest cannot beat the best solution known: exact, and quick for
-/// hundreds of items with a handful of options.
+/// programming over undominated sums, cut where the relaxed rest cannot beat the best solution known: exact, and quick
+/// for hundreds of items with a handful of options.
 std::optional<AllocationChoice> allocate(std::span<const std::vector<AllocationOption>> items, double limit);
 
 /// Points that no mix of two others undercuts: the falling part of the lower convex hull, as indices in rising order.

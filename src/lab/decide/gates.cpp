@@ -60,7 +60,7 @@ class Case {
   GateResult gate;
 
  private:
-  /// Layers follow one another: times, bytes and flops are means by share, the roof's share one by time.
+  /// Layers follow one another: times, bytes and flops are means by share, the share of memory bandwidth one by time.
   static Row mean_row(const std::vector<std::pair<const Row*, double>>& of_layers) {
     double us = 0, roof_us = 0, bytes = 0, flops = 0;
     bool cold = true;

@@ -244,7 +244,7 @@ class Measurer {
     const auto start = std::chrono::steady_clock::now();
     session.prefill(prompt);
     const auto prompt_end = std::chrono::steady_clock::now();
-    session.draw(greedy, prompt, n_gen, [&](int32_t) { return !stopped(); });
+    session.generate(greedy, prompt, n_gen, [&](int32_t) { return !stopped(); });
     const auto seconds = [](auto from, auto to) { return std::chrono::duration<double>(to - from).count(); };
     return {seconds(start, prompt_end), seconds(prompt_end, std::chrono::steady_clock::now())};
   }

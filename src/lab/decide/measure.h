@@ -23,18 +23,18 @@ struct DecisionParams {
   int repeats = 5;                                  ///< of requests, of each format
   int samples = 40;                                 ///< of an attention cell
   double max_seconds = 2;                           ///< that an attention cell's samples take
-  int roof_mib = 0;                         ///< buffer of the read roof of attention; 0: as bench bandwidth chooses
-  std::string text;                         ///< what quality is measured on; empty: it is not
-  int eval_ctx = 0, eval_chunks = 8;        ///< windows of the text; 0: 1024, at most the trained context
-  int64_t memory_bytes = 0;                 ///< of gate 6; 0: what is available
-  int64_t available_bytes = 0;              ///< before the model was loaded
-  bool only_quality = false;                ///< measure nothing that other processes disturb: plans and quality only
-  std::string search_text;                  ///< what formats of layers and sides are searched on; empty: they are not
-  std::vector<std::string> search_sides;    ///< as kv_side_text() writes them
-  int search_chunks = 16;                   ///< windows of the searched text
-  double kld_budget = 0;                    ///< of the search; 0: none
-  std::vector<double> search_bits;          ///< limits of the search
-  std::vector<std::string> again;           ///< ids of stored rows of times that are measured again
+  int roof_mib = 0;                       ///< buffer of the read bandwidth of attention; 0: as bench bandwidth chooses
+  std::string text;                       ///< what quality is measured on; empty: it is not
+  int eval_ctx = 0, eval_chunks = 8;      ///< windows of the text; 0: 1024, at most the trained context
+  int64_t memory_bytes = 0;               ///< of gate 6; 0: what is available
+  int64_t available_bytes = 0;            ///< before the model was loaded
+  bool only_quality = false;              ///< measure nothing that other processes disturb: plans and quality only
+  std::string search_text;                ///< what formats of layers and sides are searched on; empty: they are not
+  std::vector<std::string> search_sides;  ///< as kv_side_text() writes them
+  int search_chunks = 16;                 ///< windows of the searched text
+  double kld_budget = 0;                  ///< of the search; 0: none
+  std::vector<double> search_bits;        ///< limits of the search
+  std::vector<std::string> again;         ///< ids of stored rows of times that are measured again
   std::vector<std::string> quality_caches;  ///< whose quality is measured beside the candidates'
   bool check = true;                        ///< against the reference kernels, before requests are timed
   uint64_t seed = 42;

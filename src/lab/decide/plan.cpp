@@ -13,7 +13,8 @@ namespace ridge::lab {
 namespace {
 
 constexpr int kHostUbatch = 512, kDeviceUbatch = 2048, kMostContext = 1 << 26;
-/// Of the driver, to be fitted to what `--check` prints: the context with this program's code, and a recorded step's node.
+/// Of the driver, to be fitted to what `--check` prints: the context with this program's code, and a recorded step's
+/// node.
 constexpr int64_t kContextBytes = int64_t(512) << 20, kGraphNodeBytes = 1024;
 
 /// What loading will make of the matrices on the CPU.
@@ -108,7 +109,7 @@ int64_t kv_bytes(const std::vector<PlanPart>& parts) {
   return bytes;
 }
 
-/// Adds what guessing takes: weights, caches of all sessions, and on the CPU buffers of steps and rows of logits.
+/// Adds what draft tokens take: weights, caches of all sessions, and on the CPU buffers of steps and rows of logits.
 void add_draft(const PlannedModel& target, const PlannedDraft& draft, MemoryPlan& plan, gpu::Allocations& driver) {
   const std::vector<KvLayerConfig> layers = draft_layers(draft, plan.n_ctx);
   const PlannedModel& runs_as = draft.model ? *draft.model : target;
@@ -184,7 +185,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
     buffers =
         plan_device_buffers(model.plan, w, layers, model.place.kernels,
                             planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(plan.draft.get(), n_ctx), true),
-                            {.draws = !plan.draft, .keeps_hidden = keeps_hidden(plan.draft.get())});
+                            {.samples = !plan.draft, .keeps_hidden = keeps_hidden(plan.draft.get())});
     plan.parts.push_back({kMatrices, buffers.weights.bytes});
   } else {
     const WeightBytes weights = planned_weights(model);
@@ -199,15 +200,15 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
       plan.session_bytes += n * layout.page_bytes() + layout.slot_bytes();
       plan.step_kv_bytes += n_sessions * (kv_read_bytes(layout.tiles, n_ctx) + layout.state_bytes());
     }
-  const PlannedDraft* const guesses = plan.draft.get();
-  const bool has_cache = guesses && guesses->type != "lookup";
+  const PlannedDraft* const planned_draft = plan.draft.get();
+  const bool has_cache = planned_draft && planned_draft->type != "lookup";
   if (!model.on_device()) {
     const PlannedBuffers of_cpu = plan_step_buffers(
         {model.plan, w, model.slice ? &*model.slice : nullptr}, layers, model.isa, model.place.n_threads,
-        planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(guesses, n_ctx)));
+        planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(planned_draft, n_ctx)));
     plan.parts.push_back({kActivations, of_cpu.activations});
     plan.parts.push_back({kScratch, of_cpu.scratch});
-    const int64_t hidden = keeps_hidden(guesses) ? hidden_bytes(plan.n_ubatch, model.plan.d_model) : 0;
+    const int64_t hidden = keeps_hidden(planned_draft) ? hidden_bytes(plan.n_ubatch, model.plan.d_model) : 0;
     plan.parts.push_back({kLogits, of_cpu.logits + hidden});
   }
   gpu::Allocations driver;
@@ -224,7 +225,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
          {buffers.weights, caches, buffers.activations, buffers.scratch, buffers.logits, buffers.sampling})
       driver.add(of);
   }
-  if (has_cache) add_draft(model, *guesses, plan, driver);
+  if (has_cache) add_draft(model, *planned_draft, plan, driver);
   if (model.on_device()) {
     plan.parts.push_back({kPacking, std::max<int64_t>(0, buffers.weights.bytes + buffers.packing - plan.total())});
     plan.parts.push_back({kRounding, driver.driver_bytes() - driver.bytes});
@@ -280,11 +281,11 @@ std::vector<KvChoice> planned_formats(const PlannedModel& model) {
   return choices;
 }
 
-std::optional<double> stored_roof_gb_s(std::span<const Row> rows, const LoadOptions& place) {
+std::optional<double> stored_bandwidth_gb_s(std::span<const Row> rows, const LoadOptions& place) {
   const std::optional<int> device = parse_device(place.device);
   const gpu::DeviceReport gpus = device ? gpu::query_devices() : gpu::DeviceReport();
   const MachineInfo machine = machine_info();
-  std::optional<double> roof;
+  std::optional<double> bandwidth;
   std::string newest;
   for (const Row& row : rows) {
     if (text_in(row, "kind") != (device ? "bandwidth-device" : "bandwidth") || text_in(row, "date") < newest) continue;
@@ -298,10 +299,10 @@ std::optional<double> stored_roof_gb_s(std::span<const Row> rows, const LoadOpti
         if (text_in(stream, "name") == "read") found = number_in(stream, "max_gb_s");
     }
     if (!(found > 0)) continue;
-    roof = found;
+    bandwidth = found;
     newest = text_in(row, "date");
   }
-  return roof;
+  return bandwidth;
 }
 
 Row to_row(const PlannedModel& model, const MemoryPlan& plan) {

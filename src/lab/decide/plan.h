@@ -2,8 +2,8 @@
 // configuration and the headers of tensors, before anything is loaded.
 //
 // The plan is that of one pool: S sequences of CTX positions, steps of n_ubatch tokens while a prompt runs, then steps
-// of a token a sequence, or of so many as a smaller model or an MTP head guesses and one more. Not in it: prefixes that a
-// server keeps, lists of a few bytes a token, the program itself.
+// of a token a sequence, or of so many as a smaller model or an MTP head proposes and one more. Not in it: prefixes
+// that a server keeps, lists of a few bytes a token, the program itself.
 #pragma once
 
 #include <memory>
@@ -35,11 +35,11 @@ struct PlannedModel {
 /// Model::load() does.
 PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks = 1, int n_stages = 1);
 
-/// Who guesses tokens beside the model, as --spec-type has it: "lookup", "draft" (a smaller model) or "mtp" (a head of the
-/// model's). Every session has a cache of its own there.
+/// Who proposes draft tokens beside the model, as --spec-type has it: "lookup", "draft" (a smaller model) or "mtp" (a
+/// head of the model's). Every session has a cache of its own there.
 struct PlannedDraft {
   std::string type, path;
-  int depth = 0;  ///< most tokens guessed a step
+  int depth = 0;  ///< most draft tokens a step
   KvChoice kv;
   std::optional<PlannedModel> model;  ///< of draft
   MtpHead head;                       ///< of mtp, as loaded; of a shape its matrices have no rows
@@ -57,7 +57,7 @@ struct PlanPart {
 
 struct MemoryPlan {
   KvChoice kv;
-  std::shared_ptr<const PlannedDraft> draft;  ///< null: nobody guesses
+  std::shared_ptr<const PlannedDraft> draft;  ///< null: nobody proposes
   int n_ctx = 0, n_sessions = 0, n_ubatch = 0;
   std::vector<PlanPart> parts;    ///< the same names in every plan of a device
   int64_t session_bytes = 0;      ///< one more sequence of n_ctx positions
@@ -99,13 +99,13 @@ struct PlanCheck {
   double difference(const MemoryPlan& plan) const;
 };
 inline constexpr double kPlanTolerance = 0.01;
-/// Loads the model, and who guesses, opens pools, fills their sequences, runs prompts and decode steps, and counts what the
-/// buffers hold; of a device beside the driver's number of what is used there, which other processes count in. With `ranks`
-/// all of them call it, and each counts its own.
+/// Loads the model and its proposer, opens pools, fills their sequences, runs prompts and decode steps, and counts what
+/// the buffers hold; of a device beside the driver's number of what is used there, which other processes count in. With
+/// `ranks` all of them call it, and each counts its own.
 PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const LoadOptions& place, Ranks* ranks = nullptr);
 
-/// The read roof of this machine, from the newest row of `ridge bench bandwidth` among these; nothing without one.
-std::optional<double> stored_roof_gb_s(std::span<const Row> rows, const LoadOptions& place);
+/// The read bandwidth of this machine, from the newest row of `ridge bench bandwidth` among these; nothing without one.
+std::optional<double> stored_bandwidth_gb_s(std::span<const Row> rows, const LoadOptions& place);
 
 Row to_row(const PlannedModel& model, const MemoryPlan& plan);
 

@@ -18,7 +18,7 @@ struct DeviceSteps {
   Outputs& outputs;
   int n_seqs = 1, n_step = 1;  ///< sequences of a decode step, and tokens of each of them
   int joined_width = 0;        ///< of the hidden states that an MTP head reads; 0: the steps of a model
-  bool draws = false;          ///< steps draw their own tokens
+  bool samples = false;        ///< steps sample their own tokens
 };
 void run_device_steps(const MemoryPlan& plan, const DeviceSteps& steps) {
   SequencePool& pool = steps.pool;
@@ -48,13 +48,13 @@ void run_device_steps(const MemoryPlan& plan, const DeviceSteps& steps) {
   std::vector<SeqTokens> all;
   std::vector<SeqId> seqs;
   // Recorded steps run three times: launch by launch, recorded, again.
-  const int n_left = steps.draws ? 4 : 3 * steps.n_step;
+  const int n_left = steps.samples ? 4 : 3 * steps.n_step;
   for (int i = 0; i < steps.n_seqs; ++i) {
     all.push_back({pool.open().or_throw(), steps.n_step});
     seqs.push_back(all.back().seq);
     pool.fill(seqs.back(), std::max(1, plan.n_ctx - n_left), uint64_t(i)).or_throw();
   }
-  if (!steps.draws) {
+  if (!steps.samples) {
     for (int i = 0; i < 3 && pool.length(seqs[0]) + steps.n_step <= plan.n_ctx; ++i)
       run(all, steps.n_step > 1 ? LogitRows::all : LogitRows::last, hidden);
     return;
@@ -62,9 +62,9 @@ void run_device_steps(const MemoryPlan& plan, const DeviceSteps& steps) {
   run(all, LogitRows::last, false);
   const std::vector<SamplerOptions> samplers(seqs.size());
   const std::vector<std::vector<int32_t>> recent(seqs.size());
-  const auto drawing = steps.backend.start_drawing(seqs, pool, steps.outputs, samplers, recent);
-  for (int step = 0; step < 4 && pool.length(seqs[0]) < plan.n_ctx; ++step) drawing->launch(step);
-  drawing->finish();
+  const auto sampling = steps.backend.start_sampling(seqs, pool, steps.outputs, samplers, recent);
+  for (int step = 0; step < 4 && pool.length(seqs[0]) < plan.n_ctx; ++step) sampling->launch(step);
+  sampling->finish();
 }
 
 /// Bytes of components now less those before.
@@ -77,7 +77,7 @@ gpu::Allocations all_of(const std::array<gpu::Allocations, gpu::kMemoryUses>& us
   return all;
 }
 
-/// Weights, caches and buffers of those who guess, of all sessions.
+/// Weights, caches and buffers of proposers, of all sessions.
 struct DeviceDraftHeld {
   std::optional<Engine> engine;
   MtpHead head;
@@ -137,7 +137,7 @@ PlanCheck check_device_plan(const std::string& path, const MemoryPlan& plan, con
                           .outputs = *outputs,
                           .n_seqs = std::min(plan.n_sessions, kMostStepTokens / n_step),
                           .n_step = n_step,
-                          .draws = !plan.draft});
+                          .samples = !plan.draft});
   PlanCheck check;
   check.found.push_back({kMatrices, grown(before, MemoryOf::weights)});
   const KvMemory& memory = pool->memory();

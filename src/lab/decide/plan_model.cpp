@@ -8,7 +8,8 @@
 namespace ridge::lab {
 namespace {
 
-/// The part of the model that the last rank of a stage has: parts are nearly equal, and the last one has what is left over.
+/// The part of the model that the last rank of a stage has: parts are nearly equal, and the last one has what is left
+/// over.
 ModelSlice last_slice(const LoadedModel& model, int n_ranks, int n_stages, int stage, ModelEnds ends) {
   const int last = (stage + 1) * n_ranks / n_stages - 1;
   return plan_slice(model.config, model.weights, last, n_ranks, n_stages, ends).or_throw();

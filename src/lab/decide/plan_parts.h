@@ -50,7 +50,7 @@ int64_t vector_bytes(const Weights& w);
 bool in_buffers(const Weights& w, const Linear& m);
 /// Lists of a pool's pages. Pages that were given back keep their places in lists.
 int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pages);
-/// New tokens of a sequence in a decode step: the one that was drawn, and the draft tokens behind it.
+/// New tokens of a sequence in a decode step: the one that was sampled, and the draft tokens behind it.
 int step_tokens(const PlannedDraft* draft, int n_ctx);
 /// Whether the proposer reads the model's hidden states.
 bool keeps_hidden(const PlannedDraft* draft);

@@ -53,7 +53,7 @@ struct GateThresholds {
   double effect_budget = 0.01;     ///< gates 1 to 3: effects up to this do not matter
   double ppl_rise = 0.25;          ///< gate 4, absolute
   double kld = 0.02;               ///< gate 4, mean, in nats
-  double bound_share = 0.6;        ///< gate 5, of the read roof
+  double bound_share = 0.6;        ///< gate 5, of the read bandwidth
   double promotion_prompt = 1.05;  ///< gate 7: prompts of 4096 tokens, so many times as fast as with f16
   double promotion_decode = 0.98;  ///< gate 7: generated tokens, so many times as fast as with f16
   bool promotion_both = true;      ///< gate 7 wants both, not one of them

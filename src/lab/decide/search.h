@@ -1,11 +1,11 @@
 // The search for a cache whose layers and sides have formats of their own: what each side of each layer costs in KL
-// divergence when it alone is coded, then the exact choice of formats within a budget, then its divergence on a text that
-// it was not searched on.
+// divergence when it alone is coded, then the exact choice of formats within a budget, then its divergence on a text
+// that it was not searched on.
 //
 // The divergence of a cache is taken to be the sum of what its sides add to a floor. That is so for small independent
-// errors: the divergence is quadratic in them, and products of independent ones vanish in the mean. The floor is what any
-// change at all costs where activations are rounded to integers: a side alone in f32 shows it, and several changes do not
-// add it twice. Whether the sum holds is measured.
+// errors: the divergence is quadratic in them, and products of independent ones vanish in the mean. The floor is what
+// any change at all costs where activations are rounded to integers: a side alone in f32 shows it, and several changes
+// do not add it twice. Whether the sum holds is measured.
 #pragma once
 
 #include <cstdint>

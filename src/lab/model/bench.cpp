@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "engine/finite.h"
-#include "lab/op/roof.h"
+#include "lab/op/machine_ceilings.h"
 
 namespace ridge::lab {
 namespace {
@@ -42,11 +42,11 @@ class BenchRunner {
     if ((on_device_ || params_.temperature > 0) && n_gen > 0) {
       // The first step makes logits; then steps feed themselves, and the host looks on.
       session_.decode(steps[0]);
-      logits = {};  // draw() looks at them
+      logits = {};  // generate() looks at them
       SamplerOptions sampler;
       sampler.temperature = params_.temperature;
       sampler.seed = params_.seed;
-      if (n_gen > 1) session_.draw(sampler, {}, n_gen, [&](int32_t) { return !stopped(); });
+      if (n_gen > 1) session_.generate(sampler, {}, n_gen, [&](int32_t) { return !stopped(); });
     } else {
       for (const int32_t token : steps) {
         logits = session_.decode(token);
@@ -156,12 +156,12 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
     }
     for (const int n_threads : params.n_threads) {
       status("read bandwidth");
-      const Roof roof = stopped() ? Roof()
-                                  : measure_roof({.device = params.device,
-                                                  .n_stages = params.n_stages,
-                                                  .n_threads = n_threads,
-                                                  .isa = params.isa,
-                                                  .stop = hooks.stop});
+      const MachineCeilings machine = stopped() ? MachineCeilings()
+                                                : measure_machine_ceilings({.device = params.device,
+                                                                            .n_stages = params.n_stages,
+                                                                            .n_threads = n_threads,
+                                                                            .isa = params.isa,
+                                                                            .stop = hooks.stop});
       if (stopped()) return n_failed;
       const Model model = Model::load(path, {.device = params.device,
                                              .n_stages = params.n_stages,
@@ -174,8 +174,8 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
         BenchRow row;
         row.model = model.info();
         row.test = test;
-        row.roof_gb_s = roof.read_gb_s;
-        row.llc_bytes = roof.llc_bytes;
+        row.roof_gb_s = machine.read_gb_s;
+        row.llc_bytes = machine.llc_bytes;
         if (reference)
           row.check =
               reference->compare(model, {.kv = test.kv, .depth = test.n_depth}, params.seed, params.check_bound);

@@ -2,8 +2,8 @@
 //
 // A row of a decode test says how many bytes a step must read (the ops' declared work), the rate that gives, and the
 // share of the machine's read bandwidth, measured by our own kernel in the same run. Above 100 % the byte count is
-// wrong, or the working set stays in the last-level cache: then the row says so. Tokenizing is outside the time, and so is
-// drawing on the CPU, but with a temperature.
+// wrong, or the working set stays in the last-level cache: then the row says so. Tokenizing is outside the time, and so
+// is sampling on the CPU, but with a temperature.
 #pragma once
 
 #include <functional>
@@ -26,9 +26,9 @@ struct ModelBenchRow {
   int64_t llc_bytes = 0;  ///< last-level cache
   std::string date;
 
-  /// What a decode step reads fits in the last-level cache: memory is no roof for it.
+  /// What a decode step reads fits in the last-level cache: memory bandwidth is no ceiling for it.
   bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
-  /// NaN without a roof.
+  /// NaN without memory bandwidth.
   double pct_of_roof(double gb_s) const;
 };
 

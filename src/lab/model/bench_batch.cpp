@@ -8,7 +8,7 @@
 
 #include "engine/decode/decoder.h"
 #include "engine/engine.h"
-#include "lab/op/roof.h"
+#include "lab/op/machine_ceilings.h"
 #include "lab/rows/int_list.h"
 #include "lab/rows/machine.h"
 
@@ -143,7 +143,7 @@ class BatchRunner {
     return true;
   }
 
-  /// n_gen steps of one token a sequence: given ones first, then those drawn.
+  /// n_gen steps of one token a sequence: given ones first, then those sampled.
   void generate(std::span<const int32_t> first, int n_gen) {
     std::vector<Text> texts;
     for (size_t i = 0; i < seqs_.size(); ++i)
@@ -251,11 +251,11 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   }
   status("read bandwidth");
   if (stopped()) return n_failed;
-  const Roof roof = measure_roof({.device = params.load.device,
-                                  .n_stages = params.load.n_stages,
-                                  .n_threads = params.load.n_threads,
-                                  .isa = params.load.isa,
-                                  .stop = hooks.stop});
+  const MachineCeilings machine = measure_machine_ceilings({.device = params.load.device,
+                                                            .n_stages = params.load.n_stages,
+                                                            .n_threads = params.load.n_threads,
+                                                            .isa = params.load.isa,
+                                                            .stop = hooks.stop});
   if (stopped()) return n_failed;
   const Model model = Model::load(params.model, params.load);
   Engine& engine = model.engine();
@@ -271,8 +271,8 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
     row.test = test;
     row.fill = params.fill;
     row.n_ubatch = n_ubatch;
-    row.roof_gb_s = roof.read_gb_s;
-    row.llc_bytes = roof.llc_bytes;
+    row.roof_gb_s = machine.read_gb_s;
+    row.llc_bytes = machine.llc_bytes;
     if (reference)
       row.check = reference->compare(
           model, {.kv = test.kv, .depth = test.longest(), .n_seq = std::min(test.n_seq(), kMostChecked)}, params.seed,

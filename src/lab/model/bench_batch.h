@@ -1,10 +1,10 @@
 // bench batch: prompts and generation of several sequences at once, as llama-batched-bench measures them.
 //
 // A test has B sequences. First all their prompts run, in steps of up to n_ubatch tokens that take sequences as they
-// come. Then every step appends one token to each sequence and draws the next ones greedily, logits of every sequence
-// included; a device draws by itself, a few steps ahead of the host. A row has the times of both phases, the bytes that
-// a step of the second must read at least (weights once, every sequence's cache), and the share of the read bandwidth
-// measured in the same run.
+// come. Then every step appends one token to each sequence and samples the next ones greedily, logits of every sequence
+// included; a device samples by itself, a few steps ahead of the host. A row has the times of both phases, the bytes
+// that a step of the second must read at least (weights once, every sequence's cache), and the share of the read
+// bandwidth measured in the same run.
 #pragma once
 
 #include "lab/model/bench.h"

@@ -23,8 +23,8 @@ constexpr int kCheckDepthApart = 5;   // of sequences of a batch: lengths differ
 constexpr int kSteps[] = {1, 4, 24};  // tokens of a sequence: the kernels of one, of few and of many
 constexpr int kTokens = 1 + 4 + 24;
 
-// What rounding a block's input costs is measured, on the reference, with such a rounding; other roundings of that size,
-// and the accidents of a few values, are within four times of it.
+// What rounding a block's input costs is measured, on the reference, with such a rounding; other roundings of that
+// size, and the accidents of a few values, are within four times of it.
 constexpr double kRounded = 4;
 
 /// Residual streams in front of blocks, by layer.

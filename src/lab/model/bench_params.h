@@ -33,7 +33,7 @@ struct BenchParams {
   bool real_prefill = false;  ///< reach the depth by running a prompt instead of random rows
   bool check = true;
   std::optional<double> check_bound;  ///< on the NMSE; unset: as derived for each block
-  float temperature = 0;              ///< above 0: steps draw their tokens, with the sampler's other defaults
+  float temperature = 0;              ///< above 0: steps sample their tokens, with the sampler's other defaults
   uint64_t seed = 42;
   std::string device = "cpu";
   int n_stages = 1;  ///< of several devices

@@ -57,7 +57,7 @@ class SpecRunner {
     sampler.temperature = params_.temperature;
     sampler.seed = params_.seed + uint64_t(repeat);
     const auto start = std::chrono::steady_clock::now();
-    session_.draw(sampler, known, row_.n_gen, [&](int32_t token) {
+    session_.generate(sampler, known, row_.n_gen, [&](int32_t token) {
       tokens.push_back(token);
       return true;
     });

@@ -1,11 +1,11 @@
 // bench decode --spec-type: generation with and without speculation, in turns, behind prompts of a real text.
 //
-// Every repetition takes its prompt from another place of the text, reads it into empty caches and generates twice, once
-// each way; the second repetition begins with the other way. On the CPU the tokens must be equal: a test whose texts
-// differ fails. On a device rows count the repetitions whose texts differ.
+// Every repetition takes its prompt from another place of the text, reads it into empty caches and generates twice,
+// once each way; the second repetition begins with the other way. On the CPU the tokens must be equal: a test whose
+// texts differ fails. On a device rows count the repetitions whose texts differ.
 // The time is the generation's, proposing included. Greedy texts of small models fall into loops, which every proposer
-// knows: rows say which part of each text repeats. With forced acceptance texts mean nothing and are not compared: prompts
-// may be random tokens behind random cache rows, as in bench decode.
+// knows: rows say which part of each text repeats. With forced acceptance texts mean nothing and are not compared:
+// prompts may be random tokens behind random cache rows, as in bench decode.
 #pragma once
 
 #include "engine/decode/text.h"
@@ -51,8 +51,8 @@ using SpecBenchHooks = ModelBenchHooks<SpecBenchRow>;
 /// The share of tokens that end eight tokens which stood in the text before.
 double repeated_share(std::span<const int32_t> tokens);
 
-/// Runs everything in order. Returns the number of rows whose check failed, or whose texts differ on the CPU. Throws usage
-/// for a text that is too short, and without forced acceptance for a model without a tokenizer.
+/// Runs everything in order. Returns the number of rows whose check failed, or whose texts differ on the CPU. Throws
+/// usage for a text that is too short, and without forced acceptance for a model without a tokenizer.
 int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks);
 
 /// The fields of bench decode's rows that say what ran where, then those of this bench. kind: "spec".

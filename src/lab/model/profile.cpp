@@ -16,16 +16,16 @@ double ProfiledStep::parts_us() const {
   return std::accumulate(calls.begin(), calls.end(), 0.0, [](double sum, const OpCall& c) { return sum + c.us; });
 }
 
-double ProfileRoofs::gop_s(const ProfilePart& part) const {
+double ProfileCeilings::gop_s(const ProfilePart& part) const {
   for (const std::string_view integers : {"panel", "ternary", "int_gemv"})
     if (part.kernel.starts_with(integers)) return int8_gop_s;
   return float_gop_s;
 }
 
-std::string_view part_bound(const ProfilePart& part, const ProfileRoofs& roofs) {
+std::string_view part_bound(const ProfilePart& part, const ProfileCeilings& ceilings) {
   const double moved = double(part.work.read_bytes + part.work.write_bytes);
-  const double memory_us = roofs.read_gb_s > 0 ? moved / roofs.read_gb_s * 1e-3 : 0,
-               compute_us = roofs.gop_s(part) > 0 ? double(part.work.flops) / roofs.gop_s(part) * 1e-3 : 0;
+  const double memory_us = ceilings.read_gb_s > 0 ? moved / ceilings.read_gb_s * 1e-3 : 0,
+               compute_us = ceilings.gop_s(part) > 0 ? double(part.work.flops) / ceilings.gop_s(part) * 1e-3 : 0;
   if (std::max(memory_us, compute_us) < kExplainedShare * part.us) return "latency";
   return memory_us >= compute_us ? "memory" : "compute";
 }

@@ -41,21 +41,21 @@ struct ProfilePart {
   std::string name() const { return what.empty() ? op : op + " " + what; }
 };
 
-/// The roofs that parts are held against; 0 where unknown.
-struct ProfileRoofs {
+/// The ceilings that parts are held against; 0 where unknown.
+struct ProfileCeilings {
   double read_gb_s = 0;
   double int8_gop_s = 0;    ///< multiply-adds of bytes, two operations each
-  double float_gop_s = 0;   ///< of float32 on the CPU, of halves on a GPU's tensor cores
+  double float_gop_s = 0;   ///< of float32 on the CPU, of f16 on a GPU's tensor cores
   int64_t cache_bytes = 0;  ///< last level: parts that move less than this may stay in it from step to step
 
   /// Of the arithmetic a part's kernel does.
   double gop_s(const ProfilePart& part) const;
 };
 
-/// What limits a part: "memory" or "compute" when the larger of the two roofs' times explains at least
+/// What limits a part: "memory" or "compute" when the larger of the two ceilings' times explains at least
 /// kExplainedShare of its time, else "latency": launches, barriers, dependent instructions.
 inline constexpr double kExplainedShare = 0.4;
-std::string_view part_bound(const ProfilePart& part, const ProfileRoofs& roofs);
+std::string_view part_bound(const ProfilePart& part, const ProfileCeilings& ceilings);
 
 /// Means over the middle half of the steps by duration (all when there are fewer than four), largest part first.
 struct Attribution {
@@ -95,7 +95,7 @@ struct Profile {
   std::string kv;
   int n_depth = 0, n_tokens = 1;
   bool prefill = false;
-  ProfileRoofs roofs;
+  ProfileCeilings ceilings;
   Attribution attribution;
   double untraced_us = 0;       ///< median of steps without a record
   int64_t step_read_bytes = 0;  ///< declared for a decode step: weights and cache

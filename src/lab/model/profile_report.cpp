@@ -56,11 +56,11 @@ Row profile_fields(const Profile& p, const ProfileParams& params) {
         {"flops", a.work.flops},
         {"decode_read_bytes", p.step_read_bytes},
         {"gb_s", number(step_gb_s(p))},
-        {"roof_gb_s", number(p.roofs.read_gb_s)},
-        {"roof_int8_gop_s", p.roofs.int8_gop_s > 0 ? Row(p.roofs.int8_gop_s) : Row(nullptr)},
-        {"roof_float_gop_s", p.roofs.float_gop_s > 0 ? Row(p.roofs.float_gop_s) : Row(nullptr)},
-        {"last_level_cache_bytes", p.roofs.cache_bytes},
-        {"pct_of_roof", number(percent(step_gb_s(p), p.roofs.read_gb_s))},
+        {"roof_gb_s", number(p.ceilings.read_gb_s)},
+        {"roof_int8_gop_s", p.ceilings.int8_gop_s > 0 ? Row(p.ceilings.int8_gop_s) : Row(nullptr)},
+        {"roof_float_gop_s", p.ceilings.float_gop_s > 0 ? Row(p.ceilings.float_gop_s) : Row(nullptr)},
+        {"last_level_cache_bytes", p.ceilings.cache_bytes},
+        {"pct_of_roof", number(percent(step_gb_s(p), p.ceilings.read_gb_s))},
         {"counted", p.counted},
         {"parts", Row::array()}};
   put_ranks(f, p.model.n_ranks, p.model.n_stages);
@@ -76,8 +76,8 @@ Row profile_fields(const Profile& p, const ProfileParams& params) {
                           {"flops", part.work.flops},
                           {"gb_s", number(rate(moved(part.work), part.us))},
                           {"gflop_s", number(rate(double(part.work.flops), part.us))},
-                          {"pct_of_roof", number(percent(rate(moved(part.work), part.us), p.roofs.read_gb_s))},
-                          {"bound", part_bound(part, p.roofs)}});
+                          {"pct_of_roof", number(percent(rate(moved(part.work), part.us), p.ceilings.read_gb_s))},
+                          {"bound", part_bound(part, p.ceilings)}});
   for (size_t i = 0; p.counted && i < a.parts.size(); ++i) {
     const OpCounters& c = a.parts[i].counters;
     f["parts"][i].update({{"cycles", c.cycles}, {"instructions", c.instructions}, {"cache_misses", c.cache_misses}});
@@ -105,12 +105,12 @@ std::string profile_markdown(const Profile& p) {
     text += fmt::format("| {} | {} | {:.4g} | {:.1f} | {:.1f} % | {} | {} | {} | {} |\n", part.name(), part.kernel,
                         part.calls, part.us, percent(part.us, a.step_us), counted ? bytes_text(moved(part.work)) : "",
                         counted ? fmt::format("{:.1f}", gb_s) : "",
-                        counted ? fmt::format("{:.1f} %", percent(gb_s, p.roofs.read_gb_s)) : "",
-                        part_bound(part, p.roofs));
+                        counted ? fmt::format("{:.1f} %", percent(gb_s, p.ceilings.read_gb_s)) : "",
+                        part_bound(part, p.ceilings));
   }
   text += fmt::format("| between them | | | {:.1f} | {:.1f} % | | | | |\n", a.gap_us(), percent(a.gap_us(), a.step_us));
   text += fmt::format("| the step | | {:.4g} | {:.1f} | 100 % | {} | {:.1f} | {:.1f} % | |\n\n", a.calls, a.step_us,
-                      bytes_text(step_read_bytes(p)), step_gb_s(p), percent(step_gb_s(p), p.roofs.read_gb_s));
+                      bytes_text(step_read_bytes(p)), step_gb_s(p), percent(step_gb_s(p), p.ceilings.read_gb_s));
   if (p.counted) {
     text += fmt::format(
         "| part | instructions | a cycle | lines from memory | GB/s |\n| --- | ---: | ---: | ---: | ---: |\n");
@@ -131,7 +131,7 @@ std::string profile_markdown(const Profile& p) {
   text += fmt::format(
       "Bytes are the ops' declared work; rows that stay in a cache can exceed the roof, {:.1f} GB/s read from memory "
       "in this run. Bound: the roof that explains {:.0f} % of the time or more, else latency.\n",
-      p.roofs.read_gb_s, 100 * kExplainedShare);
+      p.ceilings.read_gb_s, 100 * kExplainedShare);
   return text;
 }
 

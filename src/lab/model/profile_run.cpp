@@ -11,7 +11,7 @@
 #include "lab/model/bench.h"
 #include "lab/model/profile.h"
 #include "lab/op/cpu_counters.h"
-#include "lab/op/roof.h"
+#include "lab/op/machine_ceilings.h"
 #include "op/trace.h"
 
 namespace ridge::lab {
@@ -126,16 +126,18 @@ class ProfileRunner {
     if (profile.step_read_bytes == 0) profile.step_read_bytes = session.decode_read_bytes();
     SamplerOptions greedy;
     greedy.temperature = 0;
-    const auto draw = [&](int n_tokens) { session.draw(greedy, {}, n_tokens, [&](int32_t) { return !stopped(); }); };
+    const auto generate = [&](int n_tokens) {
+      session.generate(greedy, {}, n_tokens, [&](int32_t) { return !stopped(); });
+    };
     session.decode(tokens(1)[0]);
-    draw(kDeviceWarmUp);
+    generate(kDeviceWarmUp);
     if (stopped()) return false;
     if (times) times->take();
     status(log ? "timing kernels" : "timing steps", 0);
     const gpu::LogLaunches on(log);
     session.decode(tokens(1)[0]);
     const double start = now_us();
-    draw(n);  // n - 1 steps: the first token comes from the logits that are there
+    generate(n);  // n - 1 steps: the first token comes from the logits that are there
     walls.push_back((now_us() - start) / std::max(1, n - 1));
     return !stopped();
   }
@@ -154,18 +156,19 @@ double rate_of(std::span<const RateResult> rates, std::string_view number) {
   return 0;
 }
 
-ProfileRoofs measure_roofs(const ProfileParams& params, const ProfileHooks& hooks) {
+ProfileCeilings profile_ceilings(const ProfileParams& params, const ProfileHooks& hooks) {
   // Of several devices the first one is profiled.
   const std::vector<int> devices = parse_devices(params.load.device);
-  const Roof roof = measure_roof({.device = devices.empty() ? "cpu" : fmt::format("cuda:{}", devices[0]),
-                                  .n_threads = params.load.n_threads,
-                                  .isa = params.load.isa,
-                                  .rates = true,
-                                  .stop = hooks.stop});
-  return {.read_gb_s = roof.read_gb_s,
-          .int8_gop_s = rate_of(roof.rates, "int8"),
-          .float_gop_s = rate_of(roof.rates, devices.empty() ? "f32" : "f16"),
-          .cache_bytes = roof.llc_bytes};
+  const MachineCeilings machine =
+      measure_machine_ceilings({.device = devices.empty() ? "cpu" : fmt::format("cuda:{}", devices[0]),
+                                .n_threads = params.load.n_threads,
+                                .isa = params.load.isa,
+                                .rates = true,
+                                .stop = hooks.stop});
+  return {.read_gb_s = machine.read_gb_s,
+          .int8_gop_s = rate_of(machine.rates, "int8"),
+          .float_gop_s = rate_of(machine.rates, devices.empty() ? "f32" : "f16"),
+          .cache_bytes = machine.llc_bytes};
 }
 
 /// The step whose duration is nearest the median.
@@ -185,7 +188,7 @@ std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHoo
   check_layers_are_distinct(params.model, params.load.device);
   status("read bandwidth");
   Profile profile;
-  profile.roofs = measure_roofs(params, hooks);
+  profile.ceilings = profile_ceilings(params, hooks);
   if (stopped()) return std::nullopt;
   status("loading " + params.model);
   const Model model = Model::load(params.model, params.load);

@@ -64,7 +64,7 @@ struct CeilingOptions {
   int64_t bytes = 0;  ///< of one buffer; 0 chooses
   int repeats = 11;
   double max_seconds = 10;  ///< per stream; at least three repeats are done
-  bool read_only = false;   ///< only the roof ...
+  bool read_only = false;   ///< only memory bandwidth ...
   bool rates = false;       ///< ... and the rates
   std::function<bool()> stop;
 };
@@ -82,15 +82,15 @@ struct Ceilings : Bandwidths {
   std::string kernel;
   int n_threads = 0;
 
-  /// The roof for read-mostly work, GB/s (10^9): the best repeat, as other tenants only ever take away.
+  /// The memory bandwidth of read-mostly work, GB/s (10^9): the best repeat, as other tenants only ever take away.
   double read_gb_s() const;
 };
 
 /// Measures; throws Error(no_memory) when the buffers do not fit, Error(gate) when a kernel's result is wrong.
 Ceilings measure_ceilings(const CeilingOptions& options);
 
-/// Adds them to a row, rates with the ridge points that a read bandwidth gives. `cache_field`: what CacheResult::bytes is
-/// called.
+/// Adds them to a row, rates with the ridge points that a read bandwidth gives. `cache_field`: what CacheResult::bytes
+/// is called.
 void put_bandwidths(const Bandwidths& bandwidths, double read_gb_s, const char* cache_field, Row& row);
 Row to_row(const Ceilings& ceilings);
 

@@ -14,8 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kCpuRoofBytes = int64_t(32) << 20;
-constexpr int kRoofCopies = 7;
+constexpr int64_t kCpuCopyBytes = int64_t(32) << 20;
+constexpr int kCopies = 7;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -26,10 +26,10 @@ class CpuCollective {
 
   /// Of the best copy.
   double link_gb_s() {
-    const int64_t bytes = params_.roof_bytes > 0 ? params_.roof_bytes : kCpuRoofBytes;
+    const int64_t bytes = params_.roof_bytes > 0 ? params_.roof_bytes : kCpuCopyBytes;
     std::vector<std::byte> buffer(size_t(bytes), std::byte{1});
     double best = 0;
-    for (int i = 0; i < kRoofCopies; ++i) {
+    for (int i = 0; i < kCopies; ++i) {
       ranks_.barrier();
       const Clock::time_point start = Clock::now();
       ranks_.send(0, 1, buffer, buffer);
@@ -49,7 +49,8 @@ class CpuCollective {
     return worst;
   }
 
-  /// Of a call, by this rank's clock; from a common start. The values are zeroes, so that sums of sums stay what they are.
+  /// Of a call, by this rank's clock; from a common start. The values are zeroes, so that sums of sums stay what they
+  /// are.
   double sample(int calls) {
     ranks_.barrier();
     const Clock::time_point start = Clock::now();

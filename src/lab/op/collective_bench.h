@@ -1,11 +1,13 @@
 // Bench of sums over ranks (the op all_reduce): GPUs of one process, a thread each, or CPU ranks of an MPI job.
 //
-// Every rank gives `bytes` of floats. The result is held against the sum, on every rank, before the timing and again after
-// it; values are whole numbers, so that every order of adding gives the same. Several kernels are timed in turns. On GPUs a
-// sample is a replay of a graph of calls, timed by the first rank's device; on the CPU a sample of calls by its clock.
+// Every rank gives `bytes` of floats. The result is held against the sum, on every rank, before the timing and again
+// after it; values are whole numbers, so that every order of adding gives the same. Several kernels are timed in turns.
+// On GPUs a sample is a replay of a graph of calls, timed by the first rank's device; on the CPU a sample of calls by
+// its clock.
 //
-// A rank cannot send and take less than 2 (n - 1) / n of its bytes, in any way of summing: that many in the time of a call
-// are its link's use, held against the rate of large copies from the first rank to the second one, measured in the same run.
+// A rank cannot send and take less than 2 (n - 1) / n of its bytes, in any way of summing: that many in the time of a
+// call are its link's use, held against the rate of large copies from the first rank to the second one, measured in the
+// same run.
 #pragma once
 
 #include <functional>

@@ -14,8 +14,8 @@
 namespace ridge::lab {
 namespace {
 
-constexpr int64_t kRoofBytes = int64_t(256) << 20;
-constexpr int kRoofCopies = 12;
+constexpr int64_t kCopyBytes = int64_t(256) << 20;
+constexpr int kCopies = 12;
 
 /// Threads that go on together, or end together.
 class Meeting {
@@ -129,7 +129,7 @@ class Rank {
 
   /// Of the best large copy to the second rank.
   double measure_link() {
-    const int64_t bytes = bench_.params.roof_bytes > 0 ? bench_.params.roof_bytes : kRoofBytes;
+    const int64_t bytes = bench_.params.roof_bytes > 0 ? bench_.params.roof_bytes : kCopyBytes;
     const gpu::Buffer from(bytes);
     gpu::Buffer to;
     {
@@ -137,7 +137,7 @@ class Rank {
       to = gpu::Buffer(bytes);
     }
     double best_us = 0;
-    for (int i = 0; i < kRoofCopies; ++i) {
+    for (int i = 0; i < kCopies; ++i) {
       const gpu::Event begin, end;
       begin.record(stream_);
       gpu::copy(stream_, to.as<void>(), from.as<void>(), bytes);

@@ -16,7 +16,7 @@ struct DeviceCeilingOptions {
   int64_t bytes = 0;  ///< of one buffer; 0 chooses
   int replays = 30;
   double max_seconds = 10;  ///< of all streams together
-  bool read_only = false;   ///< only the roof ...
+  bool read_only = false;   ///< only memory bandwidth ...
   bool rates = false;       ///< ... and the rates
   int rate_rounds = 8192;   ///< of a rate's kernel: one or two milliseconds
   std::function<bool()> stop;
@@ -38,7 +38,7 @@ struct DeviceCeilings : Bandwidths {
 
   /// The fastest reading kernel; nullptr when none was measured.
   const StreamResult* best_read() const;
-  /// The roof for read-mostly work, GB/s (10^9): best replay of the fastest kernel.
+  /// The memory bandwidth of read-mostly work, GB/s (10^9): best replay of the fastest kernel.
   double read_gb_s() const;
 };
 

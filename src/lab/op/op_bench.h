@@ -5,8 +5,8 @@
 // device. The last kernel of the table that supports a problem is measured, or those that are asked for, in turns
 // (a replay of a graph of calls on a GPU, a sample of calls on the CPU). First, in the same run, the result is held
 // against a reference in double, and again what the timed calls left behind: a row whose check fails has no times.
-// Bytes are the op's declared work, whatever the kernel moves; percent of roof is of the read bandwidth measured in the
-// same run.
+// Bytes are the op's declared work, whatever the kernel moves; percent of roof (a row's field) is of the read bandwidth
+// measured in the same run.
 #pragma once
 
 #include <functional>
@@ -154,7 +154,7 @@ struct OpBenchParams {
   int replays = 60;                  ///< of a graph of calls; on the CPU samples
   double max_seconds = 10;           ///< of a problem
   int max_sets = 512;                ///< of buffers; 1 gives figures of a warm cache
-  int64_t roof_bytes = 0;            ///< buffer of the roof's measurement; 0 chooses
+  int64_t roof_bytes = 0;            ///< buffer of the measurement of memory bandwidth; 0 chooses
   uint64_t seed = 42;
   int device = OpDevice::kCpu;  ///< or a GPU's index
   int n_threads = 0;            ///< of the CPU; 0: one per processor
@@ -214,14 +214,14 @@ struct OpRow {
   /// Of the median call, GB/s (10^9); NaN without times.
   double gb_s() const;
   double pct_of_roof() const;
-  /// What moved_bytes would take at the roof; NaN without one.
+  /// What moved_bytes would take at memory bandwidth; NaN without it.
   double predicted_us() const;
 };
 
 struct OpBenchHooks {
   std::function<bool()> stop;
   std::function<void(const std::string& what, int done, int total)> on_status;
-  /// Before a kernel is timed: a row with its work, bytes and roof, and without times.
+  /// Before a kernel is timed: a row with its work, bytes and memory bandwidth, and without times.
   std::function<void(const OpRow& row)> on_predicted;
   std::function<void(const OpRow& row, const OpDevice& device)> on_row;  ///< failed ones too: they hold no times
   /// A problem of a default list that no kernel takes. One that was asked for is an error before anything runs.
@@ -242,7 +242,7 @@ Row check_fields(const OpCheck& check, bool after_replays);
 Row sample_fields(const std::vector<double>& seconds, int calls);
 /// Everything about a row, with the provenance of results/*.jsonl.
 Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& params);
-/// One line for people before a kernel is timed: its bytes, and their time at the roof.
+/// One line for people before a kernel is timed: its bytes, and their time at memory bandwidth.
 std::string op_prediction(const OpRow& row);
 /// Heading (two lines) and line of the markdown table.
 std::string op_markdown_head();

@@ -126,10 +126,10 @@ class AttentionCpu : public CpuOpRun {
     bound_ = error;
   }
 
-  /// Bound of the NMSE that int_rounding() adds: four times its mean over the heads of the first sequence. A query off by
-  /// d in every value moves a score by d |k| scale, levels off by e move it by e |q| |k| scale / sqrt(head_dim): that is
-  /// the relative error of a weight and, since keys err each their own way, of the output. Weights are off by two
-  /// roundings (their own and what a neighbour passed on) to steps of the largest of 64 keys.
+  /// Bound of the NMSE that int_rounding() adds: four times its mean over the heads of the first sequence. A query off
+  /// by d in every value moves a score by d |k| scale, levels off by e move it by e |q| |k| scale / sqrt(head_dim):
+  /// that is the relative error of a weight and, since keys err each their own way, of the output. Weights are off by
+  /// two roundings (their own and what a neighbour passed on) to steps of the largest of 64 keys.
   double rounding_bound(const KvSpan& all, std::span<const float> q) const {
     const auto product = [](std::span<const float> a, std::span<const float> b) {
       return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
@@ -170,8 +170,9 @@ class AttentionCpu : public CpuOpRun {
       of_values += steps / 6 / std::pow(rv.weight_steps, 2) * v_square;
       squares += square;
     }
-    // Rows repeat, and then the same weights err alike again, which no longer averages out: by 16 bits when a tile has the
-    // same rows again, by 8 bits, where every 16th key passes its error on through all tiles, after a pool of such keys.
+    // Rows repeat, and then the same weights err alike again, which no longer averages out: by 16 bits when a tile has
+    // the same rows again, by 8 bits, where every 16th key passes its error on through all tiles, after a pool of such
+    // keys.
     const double stride = rv.weight_steps > 255 ? 64 : 16;
     of_values *= std::max(1.0, double(p_.n_keys) / (stride * RowPool::kRows));
     return 4 * ((of_scores + of_values) / squares + std::pow(rv.level_error, 2));

@@ -136,7 +136,7 @@ class AttentionOnDevice : public OpRun {
     switch (launch_.kernel) {
       case Kernel::rows: return of_floats * of_floats * r.amplification;
       case Kernel::prefill: {
-        // q, k, weights and values are rounded to halves, each off by a relative u / sqrt(3) on the mean. A score is
+        // q, k, weights and values are rounded to f16, each off by a relative u / sqrt(3) on the mean. A score is
         // off by sqrt(2/3) u times |(q_d k_d)_d|_2, at most |q|_4 |k|_4. Errors of different keys are random in sign,
         // as their terms are, so that the NMSE is what a score, a weight and a value err by, squared; four times that
         // is allowed.

@@ -1,4 +1,4 @@
-// bricks: device_half_gemv, float activations with weights in bricks on half-precision tensor cores. bricks-overlap:
+// bricks: device_f16_gemv, float activations with weights in bricks on f16 tensor cores. bricks-overlap:
 // with programmatic dependent launch, each call's weights read while the one before it ends.
 #include <cmath>
 
@@ -30,11 +30,11 @@ class GemvBricks : public OpRun {
   }
 
   void queue(gpu::StreamHandle stream, int set) override {
-    device_half_gemv(stream, weights_[size_t(set)], call(set), scratch_);
+    device_f16_gemv(stream, weights_[size_t(set)], call(set), scratch_);
   }
 
   OpCheck check(const gpu::Stream& stream, int set) override {
-    if (reference_.empty()) reference_ = product_reference(p_, x_host_, pool_.rows);
+    if (reference_.empty()) reference_ = matmul_reference(p_, x_host_, pool_.rows);
     // x is held to 22 bits (16 beside bf16 weights), and each of the n_in / 16 products that a sum goes through may
     // cut 2^-23 off it; sums of codes with a zero point pass through values about three times the result.
     const double x_error = p_.weights->name == "bf16" ? 0x1p-16 : 0x1p-21;

@@ -18,7 +18,7 @@ class CpuTarget {
     device.cache_bytes = machine_info().last_level_cache_bytes();
   }
 
-  void measure_roof(const OpBenchParams& params, const std::function<bool()>& stop) {
+  void measure_bandwidth(const OpBenchParams& params, const std::function<bool()>& stop) {
     const Ceilings ceilings = measure_ceilings({.n_threads = params.n_threads,
                                                 .isa = params.isa,
                                                 .bytes = params.roof_bytes,
@@ -26,7 +26,7 @@ class CpuTarget {
                                                 .max_seconds = 3,
                                                 .read_only = true,
                                                 .stop = stop});
-    roof = {ceilings.read_gb_s(), "read " + ceilings.kernel};
+    bandwidth = {ceilings.read_gb_s(), "read " + ceilings.kernel};
   }
   int64_t cache_bytes() const { return device.cache_bytes; }
   /// Half of what is available: making data needs some too.
@@ -52,7 +52,7 @@ class CpuTarget {
   std::optional<GpuState> state() { return std::nullopt; }
 
   OpDevice device;
-  OpRoof roof;
+  OpBandwidth bandwidth;
 
  private:
   CpuContext context_;

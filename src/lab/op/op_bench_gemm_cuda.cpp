@@ -21,7 +21,7 @@ class GemvTiles : public OpRun {
   }
 
   OpCheck check(const gpu::Stream& stream, int set) override {
-    if (reference_.empty()) reference_ = product_reference(p_, x_host_, pool_);
+    if (reference_.empty()) reference_ = matmul_reference(p_, x_host_, pool_);
     // A chain of n_in fused multiply-adds rounds a partial sum at each: for random data an NMSE of n_in 2^-48 / 6.
     return check_nmse(values_of(stream, y_.at(set), y_values(p_)), reference_, p_.n_in * 0x1p-48,
                       "all outputs against sums in double");

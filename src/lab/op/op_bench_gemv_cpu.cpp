@@ -120,7 +120,7 @@ class GemvCpu : public CpuOpRun {
       if (reference_.empty()) reference_ = ternary_reference(p_, x_host_, codes_, kMatrixScale);
       return check_same_bits(y, reference_, "all outputs, bit for bit, against the definition");
     }
-    if (reference_.empty()) reference_ = product_reference(p_, x_host_, pool_.rows);
+    if (reference_.empty()) reference_ = matmul_reference(p_, x_host_, pool_.rows);
     // Chains of at most n_in fused multiply-adds round a partial sum at each: for random data an NMSE of n_in 2^-48 /
     // 6; the output itself is rounded once.
     const double of_sums = (p_.n_in + 16) * 0x1p-48;
@@ -175,7 +175,7 @@ class GemvTwoOp : public CpuOpRun {
   }
 
   OpCheck check(int set) override {
-    if (reference_.empty()) reference_ = product_reference(p_, x_, pool_.rows);
+    if (reference_.empty()) reference_ = matmul_reference(p_, x_, pool_.rows);
     return check_nmse(sets_[size_t(set)].y, reference_, (p_.n_in + 16) * 0x1p-48, "all outputs against sums in double");
   }
 

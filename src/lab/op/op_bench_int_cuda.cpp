@@ -1,5 +1,5 @@
-// device_int_gemv: integer products on tensor cores. Names are those of op/device_linear.cpp: int-2planes is what models
-// run int4_g128 with (activations of about 15 bits), int-1plane the coarser one (7 bits), ternary that of i2_s.
+// device_int_gemv: integer products on tensor cores. Names are those of op/device_linear.cpp: int-2planes is what
+// models run int4_g128 with (activations of about 15 bits), int-1plane the coarser one (7 bits), ternary that of i2_s.
 // -overlap: with programmatic dependent launch, each call's weights fetched while the one before it ends.
 
 #include "lab/op/op_data.h"
@@ -50,7 +50,7 @@ class GemvInt : public OpRun {
       if (reference_.empty()) reference_ = ternary_reference(p_, x_host_, codes_, kMatrixScale);
       return check_same_bits(y, reference_, "all outputs, bit for bit, against the definition on the host");
     }
-    if (reference_.empty()) reference_ = product_reference(p_, x_host_, pool_.rows);
+    if (reference_.empty()) reference_ = matmul_reference(p_, x_host_, pool_.rows);
     return check_nmse(y, reference_, activation_bound(), "all outputs against sums in double");
   }
 

@@ -1,5 +1,5 @@
 // Baselines of products. cublaslt: resident f16 weights, by NVIDIA's library. two-op: int4_g128 made f16 in memory
-// first, then the same product. Activations are made halves in every call.
+// first, then the same product. Activations are made f16 in every call.
 #include <cmath>
 
 #include "lab/op/op_data.h"
@@ -9,7 +9,7 @@
 namespace ridge::lab {
 namespace {
 
-int64_t half_bytes(const OpProblem& p) { return 2 * int64_t(p.n_out) * p.n_in; }
+int64_t f16_bytes(const OpProblem& p) { return 2 * int64_t(p.n_out) * p.n_in; }
 bool is_two_op(const OpProblem& p) { return p.weights->name == "int4_g128"; }
 
 class GemvLibrary : public OpRun {
@@ -21,23 +21,23 @@ class GemvLibrary : public OpRun {
         x_(device_sets(stream, x_host_, n_sets)),
         w_(stream, lay_out_rows(pool_.bytes, p.weights->row_bytes(p.n_in), 1, p.n_out), n_sets),
         y_(DeviceSets::of_nan(stream, y_values(p), n_sets)),
-        x_half_(2 * x_values(p)),
-        w_half_(is_two_op(p) ? n_sets * set_stride(half_bytes(p)) : 0),
+        x_f16_(2 * x_values(p)),
+        w_f16_(is_two_op(p) ? n_sets * set_stride(f16_bytes(p)) : 0),
         gemm_(p.n_tokens, p.n_out, p.n_in) {}
 
   void queue(gpu::StreamHandle stream, int set) override {
     const uint16_t* w = w_.at<uint16_t>(set);
     if (is_two_op(p_)) {
-      auto* const halves = reinterpret_cast<uint16_t*>(w_half_.as<std::byte>() + set * set_stride(half_bytes(p_)));
-      device_dequantize_int4(stream, w, int64_t(p_.n_out) * p_.n_in / p_.weights->group, halves);
-      w = halves;
+      auto* const w_f16 = reinterpret_cast<uint16_t*>(w_f16_.as<std::byte>() + set * set_stride(f16_bytes(p_)));
+      device_dequantize_int4(stream, w, int64_t(p_.n_out) * p_.n_in / p_.weights->group, w_f16);
+      w = w_f16;
     }
-    device_to_half(stream, x_.at(set), x_values(p_), x_half_.as<uint16_t>());
-    gemm_.run(stream, x_half_.as<uint16_t>(), w, y_.at(set));
+    device_to_f16(stream, x_.at(set), x_values(p_), x_f16_.as<uint16_t>());
+    gemm_.run(stream, x_f16_.as<uint16_t>(), w, y_.at(set));
   }
 
   OpCheck check(const gpu::Stream& stream, int set) override {
-    if (reference_.empty()) reference_ = product_reference(p_, x_host_, pool_.rows);
+    if (reference_.empty()) reference_ = matmul_reference(p_, x_host_, pool_.rows);
     // x, and weights that were dequantised, are rounded to 11 bits; each of the n_in / 16 products that a sum goes
     // through may cut 2^-23 off it.
     const double rounding = (is_two_op(p_) ? 2 : 1) * 0x1p-11;
@@ -50,7 +50,7 @@ class GemvLibrary : public OpRun {
   std::vector<float> x_host_;
   CodedPool pool_;
   DeviceSets x_, w_, y_;
-  gpu::Buffer x_half_, w_half_;
+  gpu::Buffer x_f16_, w_f16_;
   LibraryGemm gemm_;
   std::vector<float> reference_;
 };
@@ -65,13 +65,13 @@ Support supports(const OpProblem& p, const OpDevice&) {
 
 int64_t set_bytes(const OpProblem& p) {
   return set_stride(p.n_out * p.weights->row_bytes(p.n_in)) + set_of_xy(p) +
-         (is_two_op(p) ? set_stride(half_bytes(p)) : 0);
+         (is_two_op(p) ? set_stride(f16_bytes(p)) : 0);
 }
 
-/// Halves of x, and of dequantised weights, are written and read on top.
+/// F16 of x, and of dequantised weights, are written and read on top.
 int64_t moved_bytes(const OpProblem& p) {
   const Work work = op_work(p);
-  return work.read_bytes + work.write_bytes + 4 * x_values(p) + (is_two_op(p) ? 2 * half_bytes(p) : 0);
+  return work.read_bytes + work.write_bytes + 4 * x_values(p) + (is_two_op(p) ? 2 * f16_bytes(p) : 0);
 }
 
 std::unique_ptr<OpRun> open(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) {

@@ -10,7 +10,7 @@
 namespace ridge::lab {
 
 /// The read bandwidth that rows are held against.
-struct OpRoof {
+struct OpBandwidth {
   double gb_s = 0;
   std::string kernel;
 };
@@ -35,8 +35,8 @@ OpCandidate<typename Target::Run> open_candidate(Target& target, const OpBenchPa
   c.row.moved_bytes = moved_bytes_of(kernel, problem);
   c.row.set_bytes = kernel.set_bytes(problem);
   c.row.sets = choose_buffer_sets(c.row.set_bytes, target.cache_bytes(), budget_bytes, params.max_sets);
-  c.row.roof_gb_s = target.roof.gb_s;
-  c.row.roof_kernel = target.roof.kernel;
+  c.row.roof_gb_s = target.bandwidth.gb_s;
+  c.row.roof_kernel = target.bandwidth.kernel;
   c.row.date = utc_now();
   if (c.row.sets.n == 0)
     throw_error(ErrorKind::no_memory,
@@ -90,7 +90,7 @@ std::vector<std::pair<OpProblem, KernelChoice>> plan_op_bench(const OpBenchParam
 
 /// run_op_bench() on a Target:
 ///   Run, Work              OpRun or CpuOpRun, and what its timer takes
-///   device, roof           what rows say; measure_roof() sets `roof`
+///   device, bandwidth      what rows say; measure_bandwidth() sets `bandwidth`
 ///   cache_bytes(), budget_bytes()   last-level cache; memory that one problem may use
 ///   open(), call_once(), check(), work(), time(), state()
 template <class Target>
@@ -103,7 +103,7 @@ int run_op_bench_loop(Target& target, const OpBenchParams& params, std::span<con
   const auto work = plan_op_bench(params, table, target.device, hooks);
   const int total = int(work.size()) + 1;
   status("read bandwidth", 0, total);
-  target.measure_roof(params, hooks.stop);
+  target.measure_bandwidth(params, hooks.stop);
   int n_failed = 0, done = 1;
   for (const auto& [problem, choice] : work) {
     if (stopped()) break;

@@ -36,7 +36,7 @@ class GpuTarget {
 
   explicit GpuTarget(OpDevice of_device) : device(std::move(of_device)), reader_(device.device.pci_bus_id) {}
 
-  void measure_roof(const OpBenchParams& params, const std::function<bool()>& stop) {
+  void measure_bandwidth(const OpBenchParams& params, const std::function<bool()>& stop) {
     const DeviceCeilings ceilings = measure_device_ceilings({.device = params.device,
                                                              .bytes = params.roof_bytes,
                                                              .replays = 20,
@@ -44,7 +44,7 @@ class GpuTarget {
                                                              .read_only = true,
                                                              .stop = stop});
     const StreamResult* best = ceilings.best_read();
-    roof = {ceilings.read_gb_s(), best ? best->name : ""};
+    bandwidth = {ceilings.read_gb_s(), best ? best->name : ""};
   }
   int64_t cache_bytes() const { return int64_t(device.device.l2_bytes); }
   /// Half of what is free: kernels may need scratch of their own.
@@ -66,7 +66,7 @@ class GpuTarget {
   std::optional<GpuState> state() { return reader_.now(); }
 
   const OpDevice device;
-  OpRoof roof;
+  OpBandwidth bandwidth;
 
  private:
   gpu::Stream stream_;

@@ -130,7 +130,7 @@ AttentionReference attention_reference(const OpProblem& p, std::span<const float
   return reference;
 }
 
-std::vector<float> product_reference(const OpProblem& p, std::span<const float> x, const RowPool& weights) {
+std::vector<float> matmul_reference(const OpProblem& p, std::span<const float> x, const RowPool& weights) {
   std::vector<float> y(size_t(p.n_tokens) * size_t(p.n_out), 0.0f), of_pool(RowPool::kRows);
   const int used = std::min(p.n_out, RowPool::kRows);
   for (int token = 0; token < p.n_tokens; ++token) {

@@ -112,7 +112,7 @@ AttentionReference attention_reference(const OpProblem& problem, std::span<const
                                        const RowPool& v, const PoolIndex& k_index, const PoolIndex& v_index);
 
 /// y [n_tokens, n_out] in double: x [n_tokens, n_in] times rows of the pool as RowPool::index(0, row) says.
-std::vector<float> product_reference(const OpProblem& problem, std::span<const float> x, const RowPool& weights);
+std::vector<float> matmul_reference(const OpProblem& problem, std::span<const float> x, const RowPool& weights);
 /// The same with the product of op/gemv/ternary.h, its bits, for codes [kRows, n_in] of a matrix of scale `scale`.
 std::vector<float> ternary_reference(const OpProblem& problem, std::span<const float> x, std::span<const int8_t> codes,
                                      float scale);

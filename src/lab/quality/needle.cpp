@@ -30,7 +30,7 @@ struct Trial {
 std::vector<Trial> make_trials(const Model& model, const Corpus& corpus, const NeedleOptions& options) {
   const std::vector<int32_t> ids = text_tokens(model, corpus);
   if (int(ids.size()) < options.needle)
-    throw_error(ErrorKind::usage, "the text has {} different tokens to draw from, a needle needs {}", ids.size(),
+    throw_error(ErrorKind::usage, "the text has {} different tokens to choose from, a needle needs {}", ids.size(),
                 options.needle);
   const int64_t room = int64_t(corpus.tokens.size()) - options.n_ctx;
   if (room < 0)

@@ -39,7 +39,8 @@ struct NeedleScore {
 };
 /// Feeds the probe, the answer token by token, and adds its scores; whether each token was found to `found`.
 void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& score, std::vector<bool>* found = nullptr);
-/// The probes of a study at one depth (nothing: without a needle), a trial each. Throws Error where the text is too short.
+/// The probes of a study at one depth (nothing: without a needle), a trial each. Throws Error where the text is too
+/// short.
 std::vector<NeedleProbe> make_probes(const Model& model, const Corpus& corpus, const NeedleOptions& options,
                                      std::optional<double> depth);
 

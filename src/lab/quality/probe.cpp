@@ -74,7 +74,7 @@ struct CanaryGroup {
   std::vector<Canary> canaries;
 };
 
-/// Texts that tokens are guessed along, and how many hold with the cache that others are compared with.
+/// Texts along which draft tokens are proposed, and how many hold with the cache that others are compared with.
 struct DraftTexts {
   std::string why_not;
   std::vector<std::vector<int32_t>> prompts, texts;

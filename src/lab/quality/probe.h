@@ -1,5 +1,5 @@
 // What a person would notice: whether a cache keeps the next token near and far, finds what was said long ago, goes on
-// with JSON and code as f16 does, lets as many guessed tokens hold as q8_0 does, says the same twice, and the same with
+// with JSON and code as f16 does, lets as many draft tokens hold as q8_0 does, says the same twice, and the same with
 // and without a kept prefix.
 //
 // Bands and limits are data. What lies beyond a model's trained context is not applicable, never passed.
@@ -27,13 +27,13 @@ struct ProbeLimits {
   std::vector<int> needle_contexts{0, 8192, 16384, 32768, 57344};  ///< 0: the trained one
   double needle_loss = 0.05;  ///< share of a needle's tokens that f16 finds and the cache does not, at most
   double canary = 0.90;       ///< share of f16's tokens of JSON and code that the cache would write too, at least
-  double draft_loss = 0.10;   ///< share of guessed tokens that hold with q8_0 and not with the cache, at most
+  double draft_loss = 0.10;   ///< share of draft tokens that hold with q8_0 and not with the cache, at most
 };
 
-/// Guessed tokens: steps of a fixed depth along greedy texts of `base` (lab/quality/acceptance.h).
+/// Draft tokens: steps of a fixed depth along greedy texts of `base` (lab/quality/acceptance.h).
 struct ProbeDraft {
-  std::string type;     ///< who guesses: "mtp", "lookup"
-  std::string why_not;  ///< not applicable: nobody guesses
+  std::string type;     ///< who proposes: "mtp", "lookup"
+  std::string why_not;  ///< not applicable: nobody proposes
   /// Proposers of texts of at most n_ctx tokens; where `why_not` is empty.
   std::function<ProposerMaker(const Model& model, int n_ctx)> open;
   KvChoice base{.k = {.format = "q8_0"}, .v = {.format = "q8_0"}, .layers = {}};
@@ -51,7 +51,7 @@ struct ProbeOptions {
   uint64_t seed = 42;
   std::string device = "cpu";
   KvChoice base;
-  ProbeDraft draft{.why_not = "nobody guesses tokens"};
+  ProbeDraft draft{.why_not = "nobody proposes tokens"};
   ProbeLimits limits;
   std::vector<KvChoice> candidates;
 };

@@ -84,9 +84,9 @@ struct PassOptions {
   std::function<void(View2<const float> rows)> on_base_rows;
 };
 
-/// Feeds every chunk to the base (a cache, or null and options.base_log_probs, or neither) and to all candidates, as many
-/// chunks side by side as all of them have sequences, and fills `scores`, one per candidate. Returns the chunks done.
-/// Logits that are not finite throw Error(failure) naming candidate, chunk and position.
+/// Feeds every chunk to the base (a cache, or null and options.base_log_probs, or neither) and to all candidates, as
+/// many chunks side by side as all of them have sequences, and fills `scores`, one per candidate. Returns the chunks
+/// done. Logits that are not finite throw Error(failure) naming candidate, chunk and position.
 int run_windows(const Windows& windows, std::span<const int32_t> text, Timelines* base,
                 std::span<Timelines* const> candidates, const PassOptions& options, std::vector<Scores>& scores);
 

@@ -1,8 +1,8 @@
 // Rows of results: one JSON object a line, with where they come from, appended and synced one by one.
 //
-// A row's field `cell`, where it has one, says what was measured, by which build and on which machine. A later row of the
-// same cell replaces the earlier one for every reader; both lines stay in the file. A row whose `state` is "failed" or
-// "skipped" says `reason` and has no times; without `state` it is done.
+// A row's field `cell`, where it has one, says what was measured, by which build and on which machine. A later row of
+// the same cell replaces the earlier one for every reader; both lines stay in the file. A row whose `state` is "failed"
+// or "skipped" says `reason` and has no times; without `state` it is done.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ std::string bytes_text(double bytes);
 /// UTC, "2026-07-28T12:34:56Z".
 std::string utc_now();
 
-/// The command line, quoted for a shell where needed; set once by main. The program and the file of --results keep their
-/// names, without their directories.
+/// The command line, quoted for a shell where needed; set once by main. The program and the file of --results keep
+/// their names, without their directories.
 void set_command_line(const std::vector<std::string>& args);
 const std::string& command_line();
 
@@ -59,8 +59,8 @@ std::string row_date(const Row& row);
 /// The rows of a file, in order; none when there is no such file. A line that is no JSON object is refused by number.
 Result<std::vector<Row>> read_rows(const std::filesystem::path& path);
 
-/// Appends rows to a file that may hold earlier ones. Every row is on disk when add() returns, behind the rows that other
-/// programs added meanwhile. A line that a killed writer left unfinished moves to FILE.cut, which stderr tells.
+/// Appends rows to a file that may hold earlier ones. Every row is on disk when add() returns, behind the rows that
+/// other programs added meanwhile. A line that a killed writer left unfinished moves to FILE.cut, which stderr tells.
 class ResultsFile {
  public:
   /// Creates the file if need be. An empty path gives a file that drops its rows. Refuses a file that begins with

@@ -25,7 +25,7 @@ void add_tokens(std::vector<int32_t>& tokens, int n, int n_vocab, Rng rng) {
 
 }  // namespace
 
-int Lengths::draw(Rng& rng) const {
+int Lengths::random(Rng& rng) const {
   const double ratio = double(most + 1) / least;
   return std::min(most, int(least * std::pow(ratio, rng.uniform())));
 }
@@ -60,8 +60,8 @@ std::optional<LoadRequest> LoadSchedule::next() {
   }
   ++n_;
   request.prefix = int(lengths_.next() % uint64_t(plan_.n_prefixes));
-  request.n_prompt = plan_.prefix_tokens + plan_.prompt.draw(lengths_);
-  request.n_answer = plan_.answer.draw(lengths_);
+  request.n_prompt = plan_.prefix_tokens + plan_.prompt.random(lengths_);
+  request.n_answer = plan_.answer.random(lengths_);
   return last_ = request;
 }
 

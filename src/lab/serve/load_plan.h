@@ -1,4 +1,4 @@
-// What a load on a server consists of: requests of drawn lengths over random token ids. The same plan gives the same
+// What a load on a server consists of: requests of random lengths over random token ids. The same plan gives the same
 // requests everywhere.
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace ridge::lab {
 
-/// Numbers of tokens, drawn log-uniformly: as many between 100 and 200 as between 1000 and 2000.
+/// Random numbers of tokens, log-uniform: as many between 100 and 200 as between 1000 and 2000.
 struct Lengths {
   int least = 1, most = 1;
 
-  int draw(Rng& rng) const;
+  int random(Rng& rng) const;
   /// "64" or "200-2000".
   std::string text() const;
 };

@@ -39,8 +39,8 @@ struct LoadRow {
   std::string kv() const { return test.kv ? test.kv_name() : text_in(props, "kv_quant"); }
 };
 
-/// Runs one test on `server`, a small request first. Throws Error where the server does not say what prompts of token ids
-/// need, or has no room for them.
+/// Runs one test on `server`, a small request first. Throws Error where the server does not say what prompts of token
+/// ids need, or has no room for them.
 LoadRow run_load_test(const LoadServer& server, const LoadTest& test, const LoadParams& params,
                       const std::function<bool()>& stop);
 

@@ -78,10 +78,10 @@ Check check_counters(const Surroundings& here) {
 
 Check check_device_ceilings(const Surroundings& here) {
   for (const Row& row : here.rows) {
-    const double roof = number_in(row, "read_roof_gb_s");
-    if (text_in(row, "kind") == "bandwidth-device" && !std::isnan(roof) &&
+    const double bandwidth = number_in(row, "read_roof_gb_s");
+    if (text_in(row, "kind") == "bandwidth-device" && !std::isnan(bandwidth) &&
         text_in(row, "device_name") == here.gpus.devices.front().name)
-      return {"gpu ceilings", Finding::ok, fmt::format("read roof {:.0f} GB/s", roof), ""};
+      return {"gpu ceilings", Finding::ok, fmt::format("read roof {:.0f} GB/s", bandwidth), ""};
   }
   return {"gpu ceilings", Finding::note, "this GPU's read roof is in no stored row",
           "ridge bench bandwidth --device cuda --results results/bandwidth-cuda.jsonl"};

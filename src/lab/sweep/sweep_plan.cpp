@@ -18,10 +18,10 @@
 namespace ridge::lab {
 namespace {
 
-// For estimates only; rows hold measured roofs.
+// For estimates only; rows hold measured bandwidth.
 constexpr double kCpuGbS = 20, kGpuGbS = 1500;
 constexpr double kSampleSeconds = 2e-3;  // the least a sample takes
-constexpr double kRoofSeconds = 3;       // the roof is measured once a comparison
+constexpr double kCeilingSeconds = 3;    // memory bandwidth is measured once a comparison
 constexpr double kLoadGbS = 0.5;         // making a model or buffers
 
 std::string program_hash() {
@@ -79,7 +79,7 @@ double SweepPlan::seconds_left() const {
   std::string comparison;
   for (const PlannedCell& c : cells) {
     if (c.is_done) continue;
-    if (c.cell.comparison() != comparison) seconds += kRoofSeconds;
+    if (c.cell.comparison() != comparison) seconds += kCeilingSeconds;
     comparison = c.cell.comparison();
     seconds += c.seconds;
   }

@@ -37,7 +37,7 @@ struct SweepSpec {
   int samples = 40;        ///< of a cell of an op; kFewestSamples at least
   int repeats = 5;         ///< of a cell of decode
   double max_seconds = 2;  ///< of an op's cell: its samples end after this long, five at least
-  int roof_mib = 0;        ///< buffer of the ops' roof; 0: as bench bandwidth chooses
+  int roof_mib = 0;        ///< buffer of the ops' memory bandwidth; 0: as bench bandwidth chooses
   uint64_t seed = 42;
   std::vector<SweepCell> cells;  ///< in the order they run: those of a comparison together, its control at its end
 };

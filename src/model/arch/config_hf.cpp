@@ -247,8 +247,8 @@ Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
   return {};
 }
 
-/// Which matrices have biases. `attention_bias` is that of q, k, v and the output, where an architecture has no rule of its
-/// own for q, k and v.
+/// Which matrices have biases. `attention_bias` is that of q, k, v and the output, where an architecture has no rule of
+/// its own for q, k and v.
 Status read_biases(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
   RIDGE_TRY(const bool own, f.flag_or("qkv_bias", arch.qkv_bias));
   RIDGE_TRY(c.qkv_bias, f.flag_or("attention_bias", own));

@@ -9,7 +9,7 @@ constexpr KeyUse kUsed = KeyUse::used, kHarmless = KeyUse::harmless, kRefused = 
 
 constexpr std::string_view kAbout = "says what the file is", kText = "of the tokenizer",
                            kTraining = "of training alone", kVision = "of images and sound, which are not read",
-                           kOther = "of another architecture", kHead = "of heads that guess further tokens";
+                           kOther = "of another architecture", kHead = "of heads that propose further tokens";
 
 constexpr KeyRow kGgufRows[] = {
     // Of the file.
@@ -429,7 +429,7 @@ constexpr KeyRow kFieldRows[] = {
     {"linear_conv_kernel_dim", kUsed, "layers with states", "0"},
     {"full_attention_interval", kUsed, "layers without attention", "0 1"},
     {"attn_output_gate", kUsed, "gates of heads", "false"},
-    // Heads that guess further tokens are read where --spec-type asks for them.
+    // Heads that propose further tokens are read where --spec-type asks for them.
     {"num_nextn_predict_layers", kHarmless, kHead},
     {"mtp_num_hidden_layers", kHarmless, kHead},
     {"mtp_use_dedicated_embeddings", kHarmless, kHead},

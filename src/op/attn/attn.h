@@ -13,8 +13,8 @@
 
 namespace ridge {
 
-/// Queries of one layer: row r of a span stands at position n_past + r and sees its own and all earlier positions, which
-/// the caches hold already (kv_append).
+/// Queries of one layer: row r of a span stands at position n_past + r and sees its own and all earlier positions,
+/// which the caches hold already (kv_append).
 struct Attention {
   int n_heads = 0;                     ///< query heads; a multiple of the kv heads
   float scale = 0;                     ///< on the scores, usually 1 / sqrt(head_dim)

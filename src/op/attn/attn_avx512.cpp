@@ -15,7 +15,7 @@ namespace ridge {
 
 void attention_avx512(CpuContext& context, const Attention& a) { run_attention<NoIntegers>(context, a); }
 ScratchBytes attention_avx512_scratch(const Attention& a, int64_t n_times, int n_threads) {
-  return AttentionRoom<NoIntegers>(a, n_times, n_threads).bytes();
+  return AttentionScratch<NoIntegers>(a, n_times, n_threads).bytes();
 }
 
 }  // namespace ridge

@@ -3,11 +3,11 @@
 //
 //   out[r, h] = back(sum over positions p <= position of r of softmax_p(<q[r, h], K[p]> * scale) V[p] + centre)
 //
-// over the newest positions only where the tiles have an attention window: tiles before it are not read. A sink logit is
-// the score of one more key of a head, without a value.
+// over the newest positions only where the tiles have an attention window: tiles before it are not read. A sink logit
+// is the score of one more key of a head, without a value.
 //
 // A query sees a row coded or exact by its own position. There are four kernels: decode (each query on its own over
-// packed tiles), prefill (many queries of a sequence, tiles turned to halves as they come), rows (any format in
+// packed tiles), prefill (many queries of a sequence, tiles turned to f16 as they come), rows (any format in
 // floats) and latent (rows that are K and V in one). device_attention.h says which serves what.
 #pragma once
 
@@ -45,17 +45,17 @@ struct TileAttnPlan {
 
 /// Decode attention over tiles in the order of tensor cores. Two kernels: the first cuts the tiles of every (query, kv
 /// head) into parts, by positions read on the device, so that one recorded launch serves every depth and any mix of
-/// lengths; the second puts a head's parts together in the order of positions: results do not depend on timing. Tokens of
-/// one sequence share a pass over the cache while their heads of a kv head fit into the eight rows of a product, or, over
-/// long caches of halves, into two products' rows.
+/// lengths; the second puts a head's parts together in the order of positions: results do not depend on timing. Tokens
+/// of one sequence share a pass over the cache while their heads of a kv head fit into the eight rows of a product, or,
+/// over long caches of f16, into two products' rows.
 ///
 /// Scores are integer products (int8, 4-bit and 3-bit caches) of 15-bit queries, or half products of 22-bit queries;
 /// weights of V likewise, each tile under its own largest weight. Against exact arithmetic on what the tiles hold: a
 /// score is off by at most |K|_1 max|q| 2^-14, an output by 2^-13 of the largest |V| in sight, plus float rounding.
 ///
 /// `scratch` has tile_attn_scratch_bytes() of as many rows or more, and of this number of blocks and head_dim. With
-/// overlap positions and tiles are read before the grid before has ended, except the tile that holds the newest position
-/// and those coded in this step: writers of the other tiles must have ended before a launch without overlap.
+/// overlap positions and tiles are read before the grid before has ended, except the tile that holds the newest
+/// position and those coded in this step: writers of the other tiles must have ended before a launch without overlap.
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan);
 int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks);
 /// Multiprocessors of the current device.
@@ -85,9 +85,9 @@ PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes);
 struct PrefillSpan {
   int first = 0, n = 0, n_past = 0;
 };
-/// Appends the blocks of a span, the longest first. Where they are too few for the device, their tiles are cut into up to
-/// 16 parts, by the span's own length and position alone. Parts have rows of scratch from `part_rows` on, a query each;
-/// returned is where the next rows are.
+/// Appends the blocks of a span, the longest first. Where they are too few for the device, their tiles are cut into up
+/// to 16 parts, by the span's own length and position alone. Parts have rows of scratch from `part_rows` on, a query
+/// each; returned is where the next rows are.
 int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int group, int n_kv_heads, int part_rows,
                        std::vector<AttnBlock>& blocks);
 /// Of so many rows: they grow with the queries of a step, not with the length of a cache.
@@ -102,7 +102,7 @@ struct PrefillList {
 };
 
 /// Attention of many queries a sequence on tensor cores, tiles in their order: a block walks over its tiles with a
-/// running softmax. Tiles are turned to halves in shared memory as they come: nothing else of the cache's length is
+/// running softmax. Tiles are turned to f16 in shared memory as they come: nothing else of the cache's length is
 /// kept. A second kernel puts parts together in their order: results do not depend on timing.
 ///
 /// Against exact arithmetic on what the tiles hold, u = 2^-11: a score is off by at most 2 u times scale sum |q k|; an
@@ -114,10 +114,11 @@ void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const Pref
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
 int rows_attn_queries();
 
-/// Attention in floats over latent rows of any format, up to kMostLatentDim (latent_dim.h) wide: one kv head (a.k; a.v is not read), whose rows are K and V of all
-/// n_heads. a.out [rows of the step, n_heads, n_out] gets the first n_out values of each head's output. Positions are cut
-/// into parts by the number of rows and heads alone, so that a recorded launch serves every depth; parts are put
-/// together in their order: results do not depend on timing. `scratch` has latent_attn_scratch_bytes() of as many rows.
+/// Attention in floats over latent rows of any format, up to kMostLatentDim (latent_dim.h) wide: one kv head (a.k; a.v
+/// is not read), whose rows are K and V of all n_heads. a.out [rows of the step, n_heads, n_out] gets the first n_out
+/// values of each head's output. Positions are cut into parts by the number of rows and heads alone, so that a recorded
+/// launch serves every depth; parts are put together in their order: results do not depend on timing. `scratch` has
+/// latent_attn_scratch_bytes() of as many rows.
 void latent_attn(gpu::StreamHandle stream, const DeviceAttention& a, int n_out, std::byte* scratch);
 int64_t latent_attn_scratch_bytes(int n_rows, int n_heads, int head_dim);
 

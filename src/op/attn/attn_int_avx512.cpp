@@ -115,7 +115,7 @@ class Avx512Integers {
 
 void attention_int_avx512(CpuContext& context, const Attention& a) { run_attention<Avx512Integers>(context, a); }
 ScratchBytes attention_int_avx512_scratch(const Attention& a, int64_t n_times, int n_threads) {
-  return AttentionRoom<Avx512Integers>(a, n_times, n_threads).bytes();
+  return AttentionScratch<Avx512Integers>(a, n_times, n_threads).bytes();
 }
 
 }  // namespace ridge

@@ -119,7 +119,7 @@ struct NoIntegers {
 };
 
 /// Memory of a thread for one block and kv head; `pairs` are its (query, head)s.
-struct ThreadRoom {
+struct ThreadScratch {
   float* rows;     // [kTile, stride]
   float* scores;   // [pairs, kScoreStride]
   float* out;      // [pairs, stride]: weighted values of a split
@@ -130,7 +130,7 @@ struct ThreadRoom {
   static int64_t floats(int pairs, int stride) {
     return int64_t(kTile) * stride + int64_t(pairs) * (kScoreStride + stride + 2 + stride + 2);
   }
-  ThreadRoom(float* memory, int pairs, int stride)
+  ThreadScratch(float* memory, int pairs, int stride)
       : rows(memory),
         scores(rows + int64_t(kTile) * stride),
         out(scores + int64_t(pairs) * kScoreStride),
@@ -242,7 +242,7 @@ inline void for_each_float_tile(const SideOfBlock& side, int base, int split_beg
 /// one on.
 template <class Integers>
 inline int attend_split(const Attention& a, const Block& block, int kv_head, int split, const float* q, int stride,
-                        const ThreadRoom& room, Integers& integers) {
+                        const ThreadScratch& scratch, Integers& integers) {
   const int group = a.group(), begin = split * kSplit, end = std::min(begin + kSplit, block.n_keys());
   if (end <= block.first_key(0)) return block.count * group;
   const SideOfBlock k(a.k, block, kv_head), v(a.v, block, kv_head);
@@ -256,40 +256,41 @@ inline int attend_split(const Attention& a, const Block& block, int kv_head, int
     const int next = base + kTilesAhead * kKeyTile;
     Ahead ahead = next < end_tile ? k.ahead(next) : v.ahead(begin + next - end_tile);
     const auto integer = [&](Source source) {
-      return integers.scores(k, source, base, ahead, room.scores + base - begin);
+      return integers.scores(k, source, base, ahead, scratch.scores + base - begin);
     };
-    for_each_float_tile(k, base, begin, room.rows, stride, integer,
+    for_each_float_tile(k, base, begin, scratch.rows, stride, integer,
                         [&](const auto& live_of, int offset, const float* rows, int) {
-                          float_scores(a, block, q, rows, stride, offset, live_of, ahead, room.scores);
+                          float_scores(a, block, q, rows, stride, offset, live_of, ahead, scratch.scores);
                         });
     ahead.ask(1, 1);
   }
 
   for (int pair = first; pair < pairs; ++pair) {
-    float* const score = room.scores + int64_t(pair) * kScoreStride;
+    float* const score = scratch.scores + int64_t(pair) * kScoreStride;
     const int n = std::min(end, block.n_keys(pair / group)) - begin;
     const int padded = (n + Simd::kLanes - 1) / Simd::kLanes * Simd::kLanes;
     std::fill(score, score + std::clamp(block.first_key(pair / group) - begin, 0, n), kMasked);
     for (int i = n; i < padded; ++i) score[i] = kMasked;
-    room.top[pair] = largest(score, padded);
-    room.total[pair] = exponentials(score, padded, room.top[pair]);
+    scratch.top[pair] = largest(score, padded);
+    scratch.total[pair] = exponentials(score, padded, scratch.top[pair]);
   }
 
-  std::fill(room.out + int64_t(first) * stride, room.out + int64_t(pairs) * stride, 0.0f);
+  std::fill(scratch.out + int64_t(first) * stride, scratch.out + int64_t(pairs) * stride, 0.0f);
   integers.begin();
   for (int base = begin; base < end; base += kKeyTile) {
     const int next = base + kTilesAhead * kKeyTile;
     Ahead ahead = next < end_tile ? v.ahead(next) : k.ahead(next);
     const auto integer = [&](Source source) {
-      return integers.values(v, source, base, ahead, room.scores + base - begin);
+      return integers.values(v, source, base, ahead, scratch.scores + base - begin);
     };
-    for_each_float_tile(v, base, begin, room.rows, stride, integer,
+    for_each_float_tile(v, base, begin, scratch.rows, stride, integer,
                         [&](const auto& live_of, int offset, const float* rows, int count) {
-                          float_values(a, block, rows, count, stride, offset, live_of, ahead, room.scores, room.out);
+                          float_values(a, block, rows, count, stride, offset, live_of, ahead, scratch.scores,
+                                       scratch.out);
                         });
     ahead.ask(1, 1);
   }
-  integers.add_to(first, pairs, room.out, stride);
+  integers.add_to(first, pairs, scratch.out, stride);
   return first;
 }
 
@@ -325,22 +326,22 @@ inline void start(const Attention& a, int kv_head, int pair, float* running, int
 
 /// Sizes of what a call works in.
 template <class Integers>
-struct AttentionRoom {
-  int n_threads, stride, most_pairs;  // pairs of a query and a head in a block
-  int64_t n_pairs = 0;                // of the call
-  int64_t n_items = 0;                // blocks times kv heads
-  int n_splits = 0;                   // of the longest block
-  int64_t query_bytes;                // of a pair
-  int64_t room_floats, thread_bytes;  // of a thread: its ThreadRoom, and all
-  int64_t state_floats, item_floats;  // partial results of a pair, and of an item
+struct AttentionScratch {
+  int n_threads, stride, most_pairs;     // pairs of a query and a head in a block
+  int64_t n_pairs = 0;                   // of the call
+  int64_t n_items = 0;                   // blocks times kv heads
+  int n_splits = 0;                      // of the longest block
+  int64_t query_bytes;                   // of a pair
+  int64_t scratch_floats, thread_bytes;  // of a thread: its ThreadScratch, and all
+  int64_t state_floats, item_floats;     // partial results of a pair, and of an item
 
-  AttentionRoom(const Attention& a, int64_t n_times, int threads)
+  AttentionScratch(const Attention& a, int64_t n_times, int threads)
       : n_threads(threads),
         stride(padded_dim(a.k.head_dim)),
         most_pairs(kBlockRows * a.group()),
         query_bytes(4 * stride + Integers::query_bytes(a)),
-        room_floats((ThreadRoom::floats(most_pairs, stride) + 15) / 16 * 16),
-        thread_bytes(4 * room_floats + (Integers::thread_bytes(most_pairs) + 63) / 64 * 64),
+        scratch_floats((ThreadScratch::floats(most_pairs, stride) + 15) / 16 * 16),
+        thread_bytes(4 * scratch_floats + (Integers::thread_bytes(most_pairs) + 63) / 64 * 64),
         state_floats((stride + 2 + 15) / 16 * 16),
         item_floats(most_pairs * state_floats) {
     for (const KvSpan& span : a.spans) {
@@ -360,7 +361,7 @@ struct AttentionRoom {
 
 template <class Integers>
 void run_attention(CpuContext& context, const Attention& a) {
-  const AttentionRoom<Integers> sizes(a, 1, context.pool.size());
+  const AttentionScratch<Integers> sizes(a, 1, context.pool.size());
   context.make_scratch(sizes.bytes());
   const int group = a.group(), dim = a.k.head_dim, stride = sizes.stride;
   const int n_kv_heads = a.k.n_kv_heads, most_pairs = sizes.most_pairs;
@@ -401,27 +402,28 @@ void run_attention(CpuContext& context, const Attention& a) {
     const int kv_head = int(item % n_kv_heads);
     const int64_t pair = first_pair(kv_head, block.query);
     std::byte* const own = memory + thread * sizes.thread_bytes;
-    const ThreadRoom room(reinterpret_cast<float*>(own), most_pairs, stride);
-    Integers integers(a, integer_queries, n_pairs, pair, own + 4 * sizes.room_floats);
-    body(block, kv_head, queries + pair * stride, room, integers);
+    const ThreadScratch scratch(reinterpret_cast<float*>(own), most_pairs, stride);
+    Integers integers(a, integer_queries, n_pairs, pair, own + 4 * sizes.scratch_floats);
+    body(block, kv_head, queries + pair * stride, scratch, integers);
   };
   const auto splits_of = [](const Block& block) { return (block.n_keys() + kSplit - 1) / kSplit; };
 
   // Enough blocks for all threads: each goes through its splits.
   if (!sizes.spreads()) {
     context.pool.for_each(sizes.n_items, [&](int64_t item, int thread) {
-      with_block(item, thread,
-                 [&](const Block& block, int kv_head, const float* q, const ThreadRoom& room, Integers& integers) {
-                   const int pairs = block.count * group;
-                   const auto running = [&](int pair) { return room.running + int64_t(pair) * (stride + 2); };
-                   for (int pair = 0; pair < pairs; ++pair) start(a, kv_head, pair, running(pair), stride);
-                   for (int split = 0; split < splits_of(block); ++split)
-                     for (int pair = attend_split(a, block, kv_head, split, q, stride, room, integers); pair < pairs;
-                          ++pair)
-                       put_together(running(pair), room.top[pair], room.total[pair], room.out + int64_t(pair) * stride,
-                                    stride);
-                   for (int pair = 0; pair < pairs; ++pair) finish(a, block, kv_head, pair, running(pair), stride);
-                 });
+      with_block(
+          item, thread,
+          [&](const Block& block, int kv_head, const float* q, const ThreadScratch& scratch, Integers& integers) {
+            const int pairs = block.count * group;
+            const auto running = [&](int pair) { return scratch.running + int64_t(pair) * (stride + 2); };
+            for (int pair = 0; pair < pairs; ++pair) start(a, kv_head, pair, running(pair), stride);
+            for (int split = 0; split < splits_of(block); ++split)
+              for (int pair = attend_split(a, block, kv_head, split, q, stride, scratch, integers); pair < pairs;
+                   ++pair)
+                put_together(running(pair), scratch.top[pair], scratch.total[pair],
+                             scratch.out + int64_t(pair) * stride, stride);
+            for (int pair = 0; pair < pairs; ++pair) finish(a, block, kv_head, pair, running(pair), stride);
+          });
     });
     return;
   }
@@ -436,18 +438,19 @@ void run_attention(CpuContext& context, const Attention& a) {
       const int64_t item = task / kMostSplitsAtOnce;
       const int slot = int(task % kMostSplitsAtOnce);
       if (from + slot >= splits_of(blocks[size_t(item) / size_t(n_kv_heads)])) return;
-      with_block(item, thread,
-                 [&](const Block& block, int kv_head, const float* q, const ThreadRoom& room, Integers& integers) {
-                   const int first = attend_split(a, block, kv_head, from + slot, q, stride, room, integers);
-                   for (int pair = 0; pair < block.count * group; ++pair) {
-                     float* const state = state_of(item, 1 + slot, pair);
-                     state[stride + 1] = kNothingSeen;
-                     if (pair < first) continue;
-                     std::copy_n(room.out + int64_t(pair) * stride, stride, state);
-                     state[stride] = room.top[pair];
-                     state[stride + 1] = room.total[pair];
-                   }
-                 });
+      with_block(
+          item, thread,
+          [&](const Block& block, int kv_head, const float* q, const ThreadScratch& scratch, Integers& integers) {
+            const int first = attend_split(a, block, kv_head, from + slot, q, stride, scratch, integers);
+            for (int pair = 0; pair < block.count * group; ++pair) {
+              float* const state = state_of(item, 1 + slot, pair);
+              state[stride + 1] = kNothingSeen;
+              if (pair < first) continue;
+              std::copy_n(scratch.out + int64_t(pair) * stride, stride, state);
+              state[stride] = scratch.top[pair];
+              state[stride + 1] = scratch.total[pair];
+            }
+          });
     });
     for (int64_t item = 0; item < sizes.n_items; ++item) {
       const Block& block = blocks[size_t(item) / size_t(n_kv_heads)];

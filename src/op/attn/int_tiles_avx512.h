@@ -88,12 +88,12 @@ inline void load_scales(const TileRows64& rows, float fixed, int count, IntScrat
     for (float& scale : s.scales[0]) scale = F::kUnit * fixed;
   } else {
     // All the small stores first: a wide load waits for the ones it covers.
-    alignas(64) uint16_t halves[kIntMaxBlocks][kKeyTile];
+    alignas(64) uint16_t f16_scales[kIntMaxBlocks][kKeyTile];
     for (int i = 0; i < count; ++i)
-      for (int b = 0; b < kBlocks; ++b) __builtin_memcpy(&halves[b][i], F::scale_at(rows.row(i), kDim, b), 2);
+      for (int b = 0; b < kBlocks; ++b) __builtin_memcpy(&f16_scales[b][i], F::scale_at(rows.row(i), kDim, b), 2);
     for (int b = 0; b < kBlocks; ++b)
       for (int i = 0; i < count; i += 16) {
-        __m256i bits = _mm256_load_si256(reinterpret_cast<const __m256i*>(halves[b] + i));
+        __m256i bits = _mm256_load_si256(reinterpret_cast<const __m256i*>(f16_scales[b] + i));
         if (kMagnitude && F::kScaleHasSign) bits = _mm256_and_si256(bits, _mm256_set1_epi16(0x7FFF));
         _mm512_store_ps(s.scales[b] + i, _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(F::kUnit)));
       }

@@ -1,7 +1,7 @@
-// Attention over latent rows: one kv head whose rows are K and V of many query heads. A block takes a row of the step, 16
-// of its heads and a part of its positions; 16 cached rows at a time are decoded into shared memory, where they serve
-// scores and sums of all these heads. Running softmax (maximum m, sum l, weighted values); a second kernel puts the parts
-// together in their order.
+// Attention over latent rows: one kv head whose rows are K and V of many query heads. A block takes a row of the step,
+// 16 of its heads and a part of its positions; 16 cached rows at a time are decoded into shared memory, where they
+// serve scores and sums of all these heads. Running softmax (maximum m, sum l, weighted values); a second kernel puts
+// the parts together in their order.
 #include <algorithm>
 #include <type_traits>
 
@@ -72,8 +72,8 @@ __device__ __forceinline__ void load_eight(const std::byte* at, float (&values)[
       if constexpr (std::is_same_v<F, KvF32>) {
         values[4 * i + j] = __uint_as_float(words[j]);
       } else if constexpr (std::is_same_v<F, KvF16>) {
-        values[2 * j] = gpu::half_to_float(uint16_t(words[j]));
-        values[2 * j + 1] = gpu::half_to_float(uint16_t(words[j] >> 16));
+        values[2 * j] = gpu::f16_to_float(uint16_t(words[j]));
+        values[2 * j + 1] = gpu::f16_to_float(uint16_t(words[j] >> 16));
       } else {
         values[2 * j] = __uint_as_float(words[j] << 16);
         values[2 * j + 1] = __uint_as_float(words[j] & 0xFFFF0000u);

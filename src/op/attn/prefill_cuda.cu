@@ -20,7 +20,7 @@ constexpr float kLog2E = 1.44269504f;
 
 /// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
 /// products, and shared memory could not feed the tensor cores with one. Eight warps share what turning a tile to
-/// halves costs, where the device's shared memory holds their queries and four stages; else four warps and two stages.
+/// f16 costs, where the device's shared memory holds their queries and four stages; else four warps and two stages.
 template <int kDim_, int kWarps_>
 struct Cut {
   static constexpr int kDim = kDim_, kWarps = kWarps_, kThreads = 32 * kWarps;
@@ -30,7 +30,7 @@ struct Cut {
   static constexpr int kWarpQueries = 16 * kFragments, kQueries = kWarpQueries * kWarps;
   static constexpr int kBlocks = 8 / kWarps;  // on a multiprocessor: registers have room for no more
 
-  static constexpr int kTileBytes = kTilePositions * 2 * kDim;  // of halves
+  static constexpr int kTileBytes = kTilePositions * 2 * kDim;  // of f16
   static constexpr int kSides = 2 * kTiles;                     // tiles of a step: of K, then of V
   static constexpr int kStageBytes = kSides * kTileBytes;
   static constexpr int kStages = kWarps / 2;
@@ -212,10 +212,10 @@ __device__ __forceinline__ void take_step(float (&scores)[C::kFragments][C::kKey
   }
 }
 
-/// Outputs of the warp's queries, by way of `room` [kWarpQueries, kDim], which is the warp's own.
+/// Outputs of the warp's queries, by way of `shared_floats` [kWarpQueries, kDim], which is the warp's own.
 template <class C>
 __device__ void store(const WarpState<C>& state, const DeviceAttention& a, const StepRow* span, int kv_head,
-                      const Queries& queries, float* room, int lane) {
+                      const Queries& queries, float* shared_floats, int lane) {
   constexpr int kPer = C::kDim / 32;
   const int r = lane / 4, c = lane % 4;
 #pragma unroll
@@ -223,7 +223,7 @@ __device__ void store(const WarpState<C>& state, const DeviceAttention& a, const
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float inverse = 1.0f / quad_sum(state.total[t][h]);
-      float* const row = room + (16 * t + r + 8 * h) * C::kDim;
+      float* const row = shared_floats + (16 * t + r + 8 * h) * C::kDim;
 #pragma unroll
       for (int e = 0; e < C::kDim / 8; ++e)
         *reinterpret_cast<float2*>(row + 8 * e + 2 * c) =
@@ -235,7 +235,7 @@ __device__ void store(const WarpState<C>& state, const DeviceAttention& a, const
   for (int i = 0; i < n; ++i) {
     float x[kPer];
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] = room[i * C::kDim + lane + 32 * j];
+    for (int j = 0; j < kPer; ++j) x[j] = shared_floats[i * C::kDim + lane + 32 * j];
     prefill::store_row(a, span, kv_head, queries, i, table, lane, x);
   }
 }
@@ -260,21 +260,21 @@ __device__ void store_part(const WarpState<C>& state, const PartRows& parts, int
     }
 }
 
-/// Blocks: (block of the list, kv head). kAsHalves: both sides hold halves of kind f16 and nothing else. kSpecial: an
+/// Blocks: (block of the list, kv head). kAsF16: both sides hold kind f16 and nothing else. kSpecial: an
 /// attention window or sink logits; others need the registers.
-template <class C, bool kAsHalves, bool kSpecial>
+template <class C, bool kAsF16, bool kSpecial>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     prefill_kernel(const DeviceAttention a, const AttnBlock* blocks, const PartRows parts) {
   constexpr int kAhead = C::kStages / 2;                    // steps whose tiles are under way
-  constexpr int kRaw = kAsHalves ? C::kStages : kAhead;     // stages of tiles as they come
-  constexpr int kHalves = kAsHalves ? C::kStages : kAhead;  // and of halves
+  constexpr int kRaw = kAsF16 ? C::kStages : kAhead;        // stages of tiles as they come
+  constexpr int kF16Stages = kAsF16 ? C::kStages : kAhead;  // and of f16
   __shared__ gpu::Arrival arrivals[kRaw][C::kSides];
   __shared__ Units units;
   __shared__ Sight sights[C::kQueries];
   __shared__ int unit_bits[C::kStages][C::kTiles];
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
-  std::byte* const halves = shared + C::kQueryBytes;
-  std::byte* const raw = kAsHalves ? halves : halves + kHalves * C::kStageBytes;
+  std::byte* const f16_tiles = shared + C::kQueryBytes;
+  std::byte* const raw = kAsF16 ? f16_tiles : f16_tiles + kF16Stages * C::kStageBytes;
   const AttnBlock block = blocks[blockIdx.x];
   const StepRow* const span = a.rows.rows + block.first;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   };
   const auto unit_of = [&](int step, int i) { return Unit{unit_bits[step % C::kStages][i]}; };
 
-  const auto to_halves = [&](int step) {
+  const auto to_f16 = [&](int step) {
     if (units.ended(unit_of(step, 0))) return;
     constexpr int kQuads = C::kDim / 32, kPieces = C::kSides * kQuads;
 #pragma unroll 1
@@ -329,10 +329,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       Unit u = unit_of(step, at % C::kTiles);
       if (units.ended(u)) u = unit_of(step, 0);
       const std::byte* const from = raw + step % kRaw * C::kStageBytes + at * C::kTileBytes;
-      std::byte* const to = halves + step % kHalves * C::kStageBytes + at * C::kTileBytes;
+      std::byte* const to = f16_tiles + step % kF16Stages * C::kStageBytes + at * C::kTileBytes;
       wait_for(step, at);
-      if (at < C::kTiles) prefill::quad_to_halves<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, to);
-      else prefill::quad_to_halves<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), from, quad, lane, to);
+      if (at < C::kTiles) prefill::quad_to_f16<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, to);
+      else prefill::quad_to_f16<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), from, quad, lane, to);
     }
   };
 
@@ -363,27 +363,27 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 #pragma unroll
     for (int i = 0; i < C::kTiles; ++i) of[i] = unit_of(step, i);
     if (of[0].tile() * kTilePositions >= warp_keys) return;
-    const std::byte* const tiles = halves + step % kHalves * C::kStageBytes;
-    if constexpr (kAsHalves)
+    const std::byte* const tiles = f16_tiles + step % kF16Stages * C::kStageBytes;
+    if constexpr (kAsF16)
 #pragma unroll
       for (int i = 0; i < C::kTiles; ++i) wait_for(step, i);
     float scores[C::kFragments][C::kKeys / 8][4];
     scores_of<C>(own_queries, tiles, lane, scores);
     if (!units.all_seen(of[0], of[C::kTiles - 1]))
       mask<C, kSpecial>(units, of, sights + warp * C::kWarpQueries, lane, scores);
-    if constexpr (kAsHalves)
+    if constexpr (kAsF16)
 #pragma unroll
       for (int i = C::kTiles; i < C::kSides; ++i) wait_for(step, i);
     take_step<C>(scores, tiles + C::kTiles * C::kTileBytes, lane, state);
   };
 
-  // With room for two steps of halves, one half of the warps feeds the tensor cores while the other turns the next step's
-  // tiles to halves, of the first step in front of all.
-  constexpr bool kBeside = !kAsHalves && kHalves > 1;
+  // With room for two steps of f16, one half of the warps feeds the tensor cores while the other turns the next step's
+  // tiles to f16, of the first step in front of all.
+  constexpr bool kBeside = !kAsF16 && kF16Stages > 1;
 #pragma unroll 1
   for (int step = kBeside ? -1 : 0;; ++step) {
-    // Everyone has done with the step before; tiles that come as halves stay for kAhead steps.
-    const bool is_new = !kAsHalves || step % kAhead == 0;
+    // Everyone has done with the step before; tiles that come as f16 stay for kAhead steps.
+    const bool is_new = !kAsF16 || step % kAhead == 0;
     if (is_new) __syncthreads();
     if (step >= 0 && units.ended(unit_of(step, 0))) break;
     if constexpr (kBeside) {
@@ -391,16 +391,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       const bool turns_first = warp < C::kWarps / 2;
 #pragma unroll 1
       for (int turn = 0; turn < 2; ++turn)
-        if ((turn == 0) == turns_first) to_halves(step + 1);
+        if ((turn == 0) == turns_first) to_f16(step + 1);
         else if (step >= 0) multiply(step);
     } else {
-      if constexpr (!kAsHalves) {
-        to_halves(step);
+      if constexpr (!kAsF16) {
+        to_f16(step);
         __syncthreads();
       }
       if (is_new)
 #pragma unroll
-        for (int i = 0; i < (kAsHalves ? kAhead : 1); ++i) start(step + kAhead + i);
+        for (int i = 0; i < (kAsF16 ? kAhead : 1); ++i) start(step + kAhead + i);
       multiply(step);
     }
   }

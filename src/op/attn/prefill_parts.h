@@ -1,4 +1,5 @@
-// Parts of prompt attention's work, and rows of outputs on their way out of cache space. Device code but for the launch.
+// Parts of prompt attention's work, and rows of outputs on their way out of cache space. Device code but for the
+// launch.
 #pragma once
 
 #include "gpu/launch.h"
@@ -7,8 +8,8 @@
 
 namespace ridge::prefill {
 
-/// The queries of a warp or a block: query i is head i % group of token i / group. Those past the last one repeat it and
-/// are not stored.
+/// The queries of a warp or a block: query i is head i % group of token i / group. Those past the last one repeat it
+/// and are not stored.
 struct Queries {
   int first, n, group;  // the first; all of the (span, kv head)
 

@@ -1,7 +1,7 @@
-// Tiles of any kind as tiles of halves: what prefill attention feeds to tensor cores. Device code.
+// Tiles of any kind as tiles of f16: what prefill attention feeds to tensor cores. Device code.
 //
-// The elements of a lane are the same in every kind (tile_order.h), so a lane turns its own codes: four groups at a time,
-// 16 bytes of halves each.
+// The elements of a lane are the same in every kind (tile_order.h), so a lane turns its own codes: four groups at a
+// time, 16 bytes of f16 each.
 #pragma once
 
 #include "format/kv_rotor.h"
@@ -9,7 +9,7 @@
 
 namespace ridge::prefill {
 
-/// Halves of value 1024 + the byte, of four bytes below 256: pairs (0, 1) and (2, 3).
+/// F16 of value 1024 + the byte, of four bytes below 256: pairs (0, 1) and (2, 3).
 struct BytePairs {
   uint32_t pair[2];
 };
@@ -19,7 +19,7 @@ __device__ __forceinline__ BytePairs above_1024(uint32_t bytes) {
 constexpr uint32_t half_pair(uint16_t half) { return uint32_t(half) << 16 | half; }
 inline constexpr uint32_t k1152 = half_pair(0x6480), k1032 = half_pair(0x6408);
 
-/// The low or the high bytes of the halves of rotor levels, by code: bytes 0-3 and 4-7 of a look-up.
+/// The low or the high bytes of the f16 of rotor levels, by code: bytes 0-3 and 4-7 of a look-up.
 template <int kBits>
 struct LevelBytes {
   uint32_t low[2] = {}, high[2] = {};
@@ -36,15 +36,15 @@ constexpr LevelBytes<kBits> level_bytes() {
   }
   return bytes;
 }
-/// Four halves of low and high bytes.
+/// Four f16 of low and high bytes.
 __device__ __forceinline__ void join_bytes(uint32_t low, uint32_t high, uint32_t* pairs) {
   pairs[0] = gpu::select_bytes(low, high, 0x5140);
   pairs[1] = gpu::select_bytes(low, high, 0x7362);
 }
 
-/// The codes of a group before their scale: four pairs of halves.
+/// The codes of a group before their scale: four pairs of f16.
 template <TileKind kKind>
-__device__ __forceinline__ void group_halves(const uint32_t* words, uint32_t (&pairs)[4]) {
+__device__ __forceinline__ void group_f16(const uint32_t* words, uint32_t (&pairs)[4]) {
   if constexpr (kKind == TileKind::f16) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) pairs[i] = words[i];
@@ -88,7 +88,7 @@ __device__ __forceinline__ void group_halves(const uint32_t* words, uint32_t (&p
   }
 }
 
-/// Groups 4 quad .. 4 quad + 3 of a lane as words of group_halves().
+/// Groups 4 quad .. 4 quad + 3 of a lane as words of group_f16().
 template <TileKind kKind, int kDim>
 struct QuadWords {
   static constexpr int kBits = TileShape(kKind, kDim).bits;
@@ -117,9 +117,9 @@ struct QuadWords {
   }
 };
 
-/// Turns groups 4 quad .. 4 quad + 3 of a lane to halves: a tile of kind f16 in `out`. `tile` and `out` are shared.
+/// Turns groups 4 quad .. 4 quad + 3 of a lane to f16: a tile of kind f16 in `out`. `tile` and `out` are shared.
 template <TileKind kKind, int kDim, bool kIsK>
-__device__ __forceinline__ void quad_to_halves(const std::byte* tile, int quad, int lane, std::byte* out) {
+__device__ __forceinline__ void quad_to_f16(const std::byte* tile, int quad, int lane, std::byte* out) {
   const QuadWords<kKind, kDim> codes(tile, quad, lane);
   constexpr TileShape shape(kKind, kDim);
   uint32_t scales[4] = {};  // K: of the four groups' positions, twice; V: of the pairs of positions
@@ -135,7 +135,7 @@ __device__ __forceinline__ void quad_to_halves(const std::byte* tile, int quad, 
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
     uint32_t pairs[4];
-    group_halves<kKind>(codes.words[t], pairs);
+    group_f16<kKind>(codes.words[t], pairs);
     if constexpr (!tiles::is_half(kKind))
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = gpu::fma_f16x2(pairs[i], scales[kIsK ? t : i], 0x80008000u);
@@ -145,17 +145,16 @@ __device__ __forceinline__ void quad_to_halves(const std::byte* tile, int quad, 
 }
 
 template <int kDim, bool kIsK>
-__device__ __forceinline__ void quad_to_halves(TileKind kind, const std::byte* tile, int quad, int lane,
-                                               std::byte* out) {
+__device__ __forceinline__ void quad_to_f16(TileKind kind, const std::byte* tile, int quad, int lane, std::byte* out) {
   switch (kind) {
     case TileKind::rows: return;  // no order for tensor cores
-    case TileKind::f16: return quad_to_halves<TileKind::f16, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::bf16: return quad_to_halves<TileKind::bf16, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::int8_blocks: return quad_to_halves<TileKind::int8_blocks, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::int8_row: return quad_to_halves<TileKind::int8_row, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::q4: return quad_to_halves<TileKind::q4, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::rotor4: return quad_to_halves<TileKind::rotor4, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::rotor3: return quad_to_halves<TileKind::rotor3, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::f16: return quad_to_f16<TileKind::f16, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::bf16: return quad_to_f16<TileKind::bf16, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::int8_blocks: return quad_to_f16<TileKind::int8_blocks, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::int8_row: return quad_to_f16<TileKind::int8_row, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::q4: return quad_to_f16<TileKind::q4, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::rotor4: return quad_to_f16<TileKind::rotor4, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::rotor3: return quad_to_f16<TileKind::rotor3, kDim, kIsK>(tile, quad, lane, out);
   }
 }
 

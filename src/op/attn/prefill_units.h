@@ -1,5 +1,5 @@
-// What a block of prompt attention walks over: the sinks and the tiles that its queries see, each as coded or as exact on
-// either side, and what of it a query sees. Device code.
+// What a block of prompt attention walks over: the sinks and the tiles that its queries see, each as coded or as exact
+// on either side, and what of it a query sees. Device code.
 #pragma once
 
 #include "op/attn/attn_cuda.h"

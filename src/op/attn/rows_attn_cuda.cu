@@ -1,6 +1,6 @@
-// Attention in floats over tiles of rows: for formats and head sizes that have no order for tensor cores. A block takes 32
-// queries of a span; the 32 rows of a tile are decoded by the host's code, a thread a row, into shared memory. Running
-// softmax (maximum m, sum l, weighted values).
+// Attention in floats over tiles of rows: for formats and head sizes that have no order for tensor cores. A block takes
+// 32 queries of a span; the 32 rows of a tile are decoded by the host's code, a thread a row, into shared memory.
+// Running softmax (maximum m, sum l, weighted values).
 #include "op/attn/attn_cuda.h"
 #include "op/cache/exact_rows.h"
 
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
     queries[i] = i % pitch < dim ? a.q[row_of(i / pitch) + i % pitch] : 0.0f;
   for (int i = int(threadIdx.x); i < 2 * kKeys * pitch; i += kThreads) keys[i] = 0;  // channels behind the last
 
-  // Query i of this warp sees positions below n_visible(i), from its window on; those past the last one repeat it and are
-  // not stored.
+  // Query i of this warp sees positions below n_visible(i), from its window on; those past the last one repeat it and
+  // are not stored.
   const auto n_visible = [&](int i) { return of.position + query(warp * kPerWarp + i) / group + 1; };
   const int block_last = of.position + query(kQueries - 1) / group + 1;
 

@@ -111,12 +111,12 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
 }
 
 /// How shared memory is used: queries, then a ring of stages for each warp, in whose place the warps' results follow.
-struct Room {
+struct Rings {
   int warps = 0, stages = 2, stage_bytes = 0, head_dim = 0;
 
   static constexpr int kBytes = 200 << 10;
   /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes.
-  Room(const SplitKernel& kernel, TileKind k, TileKind v, int dim, const TileAttnPlan& plan, int most_bytes)
+  Rings(const SplitKernel& kernel, TileKind k, TileKind v, int dim, const TileAttnPlan& plan, int most_bytes)
       : stage_bytes(kernel.tiles_at_a_time * pair_bytes(k, v, dim)), head_dim(dim) {
     const int bytes = std::min(kBytes, most_bytes);
     warps = kernel.most_warps;
@@ -136,7 +136,7 @@ int query_bytes(int head_dim) {
   return head_dim == 64 ? Queries<64>::kBytes : head_dim == 128 ? Queries<128>::kBytes : Queries<256>::kBytes;
 }
 /// For rings: 1 KiB is left for variables that are not dynamic.
-int most_room_bytes(int head_dim, int packs) { return gpu::most_shared_bytes() - 1024 - packs * query_bytes(head_dim); }
+int most_ring_bytes(int head_dim, int packs) { return gpu::most_shared_bytes() - 1024 - packs * query_bytes(head_dim); }
 
 const SplitKernel& kernel_for(TileKind k, TileKind v, int head_dim, bool window) {
   const auto kernels = head_dim == 64    ? split_kernels_64()
@@ -173,7 +173,7 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;
   const SplitKernel& kernel = kernel_for(a.k.kind, a.v.kind, head_dim, a.k.attention_window > 0);
-  const Room room(kernel, a.k.kind, a.v.kind, head_dim, plan, most_room_bytes(head_dim, kernel.packs));
+  const Rings rings(kernel, a.k.kind, a.v.kind, head_dim, plan, most_ring_bytes(head_dim, kernel.packs));
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
@@ -188,13 +188,13 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   }
   // A part keeps all warps busy, unless the plan says otherwise; where warps take single tiles of short parts, four: at
   // 512 positions more blocks gain more than sums of more parts cost.
-  const int busy = kernel.tiles_at_a_time > 1 ? 4 : room.warps;
+  const int busy = kernel.tiles_at_a_time > 1 ? 4 : rings.warps;
   const int least = plan.least_tiles > 0 ? plan.least_tiles : busy;
   cut.least_shift = std::bit_width(unsigned(least)) - 1;
-  cut.stages = room.stages;
+  cut.stages = rings.stages;
   cut.parts = reinterpret_cast<float*>(scratch);
-  kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget))), unsigned(32 * room.warps),
-                 size_t(kernel.packs * query_bytes(head_dim) + room.bytes()), stream, plan.overlap},
+  kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget))), unsigned(32 * rings.warps),
+                 size_t(kernel.packs * query_bytes(head_dim) + rings.bytes()), stream, plan.overlap},
                 a, cut);
   const auto join = head_dim == 64    ? attn_join_kernel<64>
                     : head_dim == 128 ? attn_join_kernel<128>

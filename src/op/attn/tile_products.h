@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_words(const std::byte* tile, int lane, uint
   }
 }
 
-/// Four groups of a lane as B operands: integers in two words a group, halves in four (two steps of depth 16).
+/// Four groups of a lane as B operands: integers in two words a group, f16 in four (two steps of depth 16).
 template <TileKind kKind>
 struct Quad {
   static constexpr int kWords = is_half(kKind) ? 4 : 2;
@@ -65,8 +65,8 @@ constexpr uint32_t bytes4(int a, int b, int c, int d) {
   return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
 }
 
-/// Integers of rotor levels as bytes of look-ups, made once: of constants the compiler keeps one half in the instruction
-/// and moves the other to a register again and again.
+/// Integers of rotor levels as bytes of look-ups, made once: of constants the compiler keeps one half in the
+/// instruction and moves the other to a register again and again.
 struct RotorBytes {
   uint32_t low3, high3, low4, high4;
 
@@ -150,13 +150,13 @@ __device__ __forceinline__ void load_scales(const std::byte* tile, int block, in
   constexpr TileShape shape(kKind, kDim);
   const auto words = *reinterpret_cast<const Words<4>*>(tile + shape.code_bytes + 16 * (4 * block + c));
 #pragma unroll
-  for (int i = 0; i < 8; ++i) scales[i] = gpu::half_to_float(uint16_t(words.at[i / 2] >> (16 * (i % 2))));
+  for (int i = 0; i < 8; ++i) scales[i] = gpu::f16_to_float(uint16_t(words.at[i / 2] >> (16 * (i % 2))));
 }
 
 // --- Queries ---
 
-/// A operands of a pack in shared memory, [step][lane][4 words]: integers (depth 32 a step), halves and bfloats (16). Packs
-/// follow each other.
+/// A operands of a pack in shared memory, [step][lane][4 words]: integers (depth 32 a step), f16 and bfloats (16).
+/// Packs follow each other.
 template <int kDim>
 struct Queries {
   static constexpr int kIntBytes = kDim / 32 * 512, kHalfBytes = kDim / 16 * 512;
@@ -218,10 +218,10 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
   if (forms.f16)
 #pragma unroll
     for (int j = 0; j < kPer; ++j) {
-      const uint16_t h = gpu::float_to_half(x[j]);
+      const uint16_t h = gpu::float_to_f16(x[j]);
       std::byte* const at = to.halves(false) + half_at(j);
       *reinterpret_cast<uint16_t*>(at) = h;
-      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_half(x[j] - gpu::half_to_float(h));
+      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_f16(x[j] - gpu::f16_to_float(h));
     }
   if (forms.bf16)
 #pragma unroll
@@ -235,8 +235,8 @@ __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const 
 
 // --- One tile ---
 
-/// Scores of the lane's eight positions in each of kTiles tiles, one after another in memory, in powers of two: tiles of
-/// integers under one scale a position.
+/// Scores of the lane's eight positions in each of kTiles tiles, one after another in memory, in powers of two: tiles
+/// of integers under one scale a position.
 template <TileKind kKind, int kDim, int kTiles, int kPacks>
 __device__ __forceinline__ void scores_together(const std::byte* tiles, const Queries<kDim>& queries,
                                                 const RotorBytes& levels, int lane,
@@ -400,8 +400,8 @@ __device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
   return quad_sum(float(128 * hi + lo));
 }
 
-/// out[pack][e][i] += factor[pack] * sum over the positions of kTiles tiles, one after another in memory, of weight x V,
-/// channels 8 e + 2 c + i of head r. At most four tiles: integer sums stay below 2^22.
+/// out[pack][e][i] += factor[pack] * sum over the positions of kTiles tiles, one after another in memory, of weight x
+/// V, channels 8 e + 2 c + i of head r. At most four tiles: integer sums stay below 2^22.
 template <TileKind kKind, int kDim, int kTiles, int kPacks>
 __device__ __forceinline__ void tile_values(const std::byte* tiles, const RotorBytes& levels,
                                             const float (&weights)[kPacks][kTiles][8], const float (&factor)[kPacks],
@@ -420,7 +420,7 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const RotorB
         uint32_t hi, lo;
         if constexpr (kKind == TileKind::f16) {
           hi = gpu::pack_f16(x, y);
-          lo = gpu::pack_f16(x - gpu::half_to_float(uint16_t(hi)), y - gpu::half_to_float(uint16_t(hi >> 16)));
+          lo = gpu::pack_f16(x - gpu::f16_to_float(uint16_t(hi)), y - gpu::f16_to_float(uint16_t(hi >> 16)));
         } else {
           hi = gpu::pack_bf16(x, y);
           lo = gpu::pack_bf16(x - gpu::bf16_to_float(uint16_t(hi)), y - gpu::bf16_to_float(uint16_t(hi >> 16)));

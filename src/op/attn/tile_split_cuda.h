@@ -1,11 +1,11 @@
 // The first of decode attention's two kernels: a part of a list's tiles to a partial result. Device code.
 //
-// A list is what the query heads of a kv head read, up to eight of a token: one kv head's tiles. A block takes one part of
-// one list; its warps take tiles in turn, each through a ring of its own in shared memory, and put their results together
-// at the end. Tokens of one sequence share a pass over the tiles: their heads fill the rows of one pack of eight after the
-// other (kPacks).
-// The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile. Layers with a window
-// have kernels of their own (kWindow): others keep their registers.
+// A list is what the query heads of a kv head read, up to eight of a token: one kv head's tiles. A block takes one part
+// of one list; its warps take tiles in turn, each through a ring of its own in shared memory, and put their results
+// together at the end. Tokens of one sequence share a pass over the tiles: their heads fill the rows of one pack of
+// eight after the other (kPacks).
+// The kinds of K and V are known to the compiler (kK, kV) or kAnyKind, which decides at every tile. Layers with a
+// window have kernels of their own (kWindow): others keep their registers.
 #pragma once
 
 #include <cmath>
@@ -19,8 +19,8 @@ namespace ridge::tiles {
 
 inline constexpr int kAnyKind = -1;
 inline constexpr int kMostPacks = 2;  // of a pass
-/// Coded tiles times query heads of a kv head from which on a pass has several packs: in front of that a pass more costs
-/// less than parts that take longer.
+/// Coded tiles times query heads of a kv head from which on a pass has several packs: in front of that a pass more
+/// costs less than parts that take longer.
 inline constexpr int kLongRows = 2048;
 inline constexpr int kMostParts = 128;  // of a list: what a warp of the second kernel holds in registers
 
@@ -42,8 +42,8 @@ struct Cut {
 /// Floats of a pack's partial result: top [8], total [8], out [8, head_dim].
 constexpr int part_floats(int head_dim) { return kHeads * (head_dim + 2); }
 
-/// Tiles as a query reads them when the cache holds n positions: units first_tile .. n_tiles - 1 are tiles of positions,
-/// unit n_tiles the sinks. It sees positions from `seen` on: 0 without a window.
+/// Tiles as a query reads them when the cache holds n positions: units first_tile .. n_tiles - 1 are tiles of
+/// positions, unit n_tiles the sinks. It sees positions from `seen` on: 0 without a window.
 struct Units {
   int n, n_tiles, k_coded, v_coded, n_sinks, n_units, seen, first_tile;
 
@@ -87,9 +87,9 @@ __device__ __forceinline__ int parts_of(const Cut& cut, int n_units, int all_uni
   return max(1, min(share, n_units >> cut.least_shift));
 }
 
-/// Units of the pass that begins with row from + lane, and how many tokens it has; 0 where none begins. Tokens of a pass
-/// are neighbours of one sequence for which the same tiles are coded and the same sinks exist, so each sees what it would
-/// see alone. Whole warps.
+/// Units of the pass that begins with row from + lane, and how many tokens it has; 0 where none begins. Tokens of a
+/// pass are neighbours of one sequence for which the same tiles are coded and the same sinks exist, so each sees what
+/// it would see alone. Whole warps.
 struct Pass {
   StepRow row;
   int n_units = 0, n_tokens = 1;
@@ -267,7 +267,8 @@ struct WarpResults {
   static constexpr int bytes(int warps) { return 4 * (48 * kHeads + warps * kHeads * kPitch); }
 };
 
-/// Puts a pack's results of the first `warps` warps together: a part in global memory. The whole block; at most 16 warps.
+/// Puts a pack's results of the first `warps` warps together: a part in global memory. The whole block; at most 16
+/// warps.
 template <int kDim, int kPacks>
 __device__ __forceinline__ void store_part(const State<kDim, kPacks>& state, int pack, const WarpResults<kDim>& results,
                                            int warps, int n_heads, float* part) {
@@ -335,8 +336,8 @@ constexpr int most_warps() {
   return 12;
 }
 
-/// Packs of eight query heads that meet a tile as it is read. Halves are bound by memory, and a second pack costs little; of
-/// smaller formats it costs what a second pass does, or more: it leaves a warp too few registers.
+/// Packs of eight query heads that meet a tile as it is read. F16 is bound by memory, and a second pack costs little;
+/// of smaller formats it costs what a second pass does, or more: it leaves a warp too few registers.
 template <int kDim, int kK, int kV>
 constexpr int most_packs() {
   return kDim <= 128 && kK != kAnyKind && kV != kAnyKind && is_half(TileKind(kK)) && is_half(TileKind(kV)) ? kMostPacks
@@ -349,12 +350,12 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32, kPacksOfPair = most_packs<kDim, kK, kV>();
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
-  std::byte* const room = shared + kPacksOfPair * Queries<kDim>::kBytes;
+  std::byte* const behind_queries = shared + kPacksOfPair * Queries<kDim>::kBytes;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
   const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;
   const int stage_bytes = kTiles * (k_bytes + v_bytes), stages = cut.stages;
-  std::byte* const ring = room + warp * stages * stage_bytes;
+  std::byte* const ring = behind_queries + warp * stages * stage_bytes;
   const int list = int(blockIdx.x), row = int(blockIdx.y);
   const int kv_head = cut.head_groups == 1 ? list : list / cut.head_groups;
   const int first_head = kv_head * cut.group + (list - kv_head * cut.head_groups) * kHeads;
@@ -411,7 +412,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   bool waited = false;
   // A unit alone takes the room of two warps where half of them have none.
   const int own = first + warp, own_bytes = (last - first <= warps / 2 ? 2 : 1) * stages * stage_bytes;
-  std::byte* const own_k = room + warp * own_bytes;
+  std::byte* const own_k = behind_queries + warp * own_bytes;
   const std::byte* own_v = nullptr;  // null: not in shared memory
   if (kTiles > 1 && alone) {
     if (own < last) {
@@ -501,7 +502,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       const int n_here = min(kHeads, n_rows - kHeads * pack);
       if (n_here <= 0) break;
       if (pack > 0) __syncthreads();
-      store_part<kDim>(state, pack, {reinterpret_cast<float*>(room)}, busy, n_here,
+      store_part<kDim>(state, pack, {reinterpret_cast<float*>(behind_queries)}, busy, n_here,
                        cut.parts + ((int64_t(row) * cut.lists + list) * kPacksOfPair + pack) * part_floats(kDim));
     }
   };

@@ -77,8 +77,8 @@ Coded take_row(const KvTiles& t, const KvSpan& span, int i, float* row) {
   return done;
 }
 
-/// Takes the centre and the heads' scales from positions [sinks, calibration) and moves the exact rows to the centre. The
-/// sinks stay out: their keys are unlike all others.
+/// Takes the centre and the heads' scales from positions [sinks, calibration) and moves the exact rows to the centre.
+/// The sinks stay out: their keys are unlike all others.
 void calibrate(const KvTiles& t, int slot) {
   const int last = t.retention.calibration, first = std::min(t.n_sinks, last - 1), n = last - first, dim = t.head_dim;
   std::vector<float> row(size_t(dim), 0.0f);

@@ -1,10 +1,10 @@
-// New rows on their way into the cache, on the CPU: taken into cache space, rounded as exact rows, kept in the ring or the
-// sinks, and coded when they leave the window.
+// New rows on their way into the cache, on the CPU: taken into cache space, rounded as exact rows, kept in the ring or
+// the sinks, and coded when they leave the window.
 //
-// Cache space: a row is rotated by the layer's R (rotation.h) and, when centring is on, shifted by the per-channel mean c
-// of the first tokens. Both are exact and cost nothing per cached token: Q is rotated once a step, softmax ignores a
-// constant added to every key's score, attention weights sum to one so c comes back once on the output, and the output is
-// un-rotated once.
+// Cache space: a row is rotated by the layer's R (rotation.h) and, when centring is on, shifted by the per-channel mean
+// c of the first tokens. Both are exact and cost nothing per cached token: Q is rotated once a step, softmax ignores a
+// constant added to every key's score, attention weights sum to one so c comes back once on the output, and the output
+// is un-rotated once.
 //
 // Exactness by position: the first `sinks` tokens stay in f16, and at least the newest `window` tokens in the policy's
 // `recent` format. A tile of 32 positions is coded when all of it has left the window. Nothing is coded before
@@ -22,12 +22,12 @@ namespace ridge {
 /// Most rows of a span: where rows are kept exact, queries of a span that brings more could not see them any more.
 int most_rows_at_once(const KvTiles& k, const KvTiles& v);
 
-/// Cuts n_rows new tokens of a sequence that holds n_past into spans that kv_append() takes, most_rows each: the position
-/// that completes calibration stands alone when `calibrates`.
+/// Cuts n_rows new tokens of a sequence that holds n_past into spans that kv_append() takes, most_rows each: the
+/// position that completes calibration stands alone when `calibrates`.
 std::vector<KvSpan> cut_span(const KvSpan& whole, int most_rows, bool calibrates);
 
-/// Appends rows k and v [n_rows, n_kv_heads * head_dim] of the spans; they are left in cache space, rounded as the cache
-/// reads them while they are exact. A span is one of cut_span() and sequences differ.
+/// Appends rows k and v [n_rows, n_kv_heads * head_dim] of the spans; they are left in cache space, rounded as the
+/// cache reads them while they are exact. A span is one of cut_span() and sequences differ.
 void kv_append(CpuContext& context, const KvTiles& k, const KvTiles& v, std::span<const KvSpan> spans,
                View2<float> k_rows, View2<float> v_rows);
 

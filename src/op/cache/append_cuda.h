@@ -1,6 +1,6 @@
 // New tokens on their way into the cache on a device: Q and K normed and turned to their position, K and V taken into
-// cache space, rounded or coded, and written to their tiles. Positions are read on the device, so that a recorded launch
-// serves every step. Given equal rows after RoPE the cache holds the bits that append.h leaves on the host.
+// cache space, rounded or coded, and written to their tiles. Positions are read on the device, so that a recorded
+// launch serves every step. Given equal rows after RoPE the cache holds the bits that append.h leaves on the host.
 #pragma once
 
 #include <span>
@@ -34,9 +34,9 @@ struct DeviceAppend {
   bool overlap = false;    ///< not for tiles of rows
 };
 
-/// Queues the launch: of both sides in the order of tensor cores, or both in rows. With `overlap` everything but q, k, v
-/// and the tiles is read before the grid before has ended: a plain launch must lie between this one and whatever wrote
-/// the rest. Rows of a sequence that completes calibration come with no later ones: device_calibrate() follows.
+/// Queues the launch: of both sides in the order of tensor cores, or both in rows. With `overlap` everything but q, k,
+/// v and the tiles is read before the grid before has ended: a plain launch must lie between this one and whatever
+/// wrote the rest. Rows of a sequence that completes calibration come with no later ones: device_calibrate() follows.
 void device_append(gpu::StreamHandle stream, const DeviceAppend& a);
 
 /// Latent rows (model/plan.h, LatentPlan): a row of K is [norm(kv latent), rope part], a query of a head its absorbed
@@ -62,8 +62,8 @@ void device_append_latent(gpu::StreamHandle stream, const LatentAppend& a);
 
 /// Whether the current device has the shared memory to calibrate a side.
 bool can_calibrate(const KvTiles& side);
-/// Sets the centres and the scales of heads of `side`, from the exact rows of the sequences in `rows`, each of which has
-/// just come to kCalibration positions, and moves those rows to the centre.
+/// Sets the centres and the scales of heads of `side`, from the exact rows of the sequences in `rows`, each of which
+/// has just come to kCalibration positions, and moves those rows to the centre.
 void device_calibrate(gpu::StreamHandle stream, const KvTiles& side, const StepRows& rows);
 
 /// Tiles of any number of sides that leave their windows.
@@ -122,8 +122,8 @@ struct TextRows {
 /// Writes rows and tokens. Up to 32 rows.
 void device_text_rows(gpu::StreamHandle stream, const TextRows& a);
 
-/// The ring of a step has the exact rows of a prompt that is too long for its sequence's own: the same kind of rows, more
-/// tiles, a slot a span (StepSpan::ring).
+/// The ring of a step has the exact rows of a prompt that is too long for its sequence's own: the same kind of rows,
+/// more tiles, a slot a span (StepSpan::ring).
 enum class RingCopy : uint8_t {
   in,   ///< into the ring of the step: tiles of the sequence's own that queries may see, before the prompt is appended
   out,  ///< back: the newest tiles

@@ -1,5 +1,5 @@
-// Latent rows and other rows too wide for a thread: a warp a row, in shared memory. Formats whose rows are blocks one after
-// another and i8r are coded by all lanes, others by one with the host's own code.
+// Latent rows and other rows too wide for a thread: a warp a row, in shared memory. Formats whose rows are blocks one
+// after another and i8r are coded by all lanes, others by one with the host's own code.
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
@@ -11,7 +11,7 @@ constexpr int kPiece = 32;  ///< values that a lane codes at a time
 
 /// The row, and room for another.
 size_t shared_bytes(int head_dim) { return 2 * sizeof(float) * size_t((head_dim + 3) / 4 * 4); }
-__device__ float* room_behind(float* row, int head_dim) { return row + (head_dim + 3) / 4 * 4; }
+__device__ float* scratch_behind(float* row, int head_dim) { return row + (head_dim + 3) / 4 * 4; }
 
 template <class... F>
 __device__ bool is_one_of(int format) {
@@ -62,14 +62,14 @@ __device__ void decode_in_warp(int format, int dim, int64_t row_bytes, const KvC
 
 /// Codes a row into its page. Returns how many values the lane has saturated.
 __device__ int code_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, int position,
-                                int lane, const float* row, float* room) {
+                                int lane, const float* row, float* scratch) {
   std::byte* const to = t.coded_row(pages, head, position);
   const KvCoding coding = t.coding(of.slot, head);
   const int saturated = encode_in_warp(t.format, t.head_dim, t.row_bytes, coding, lane, row, to);
-  decode_in_warp(t.format, t.head_dim, t.row_bytes, coding, lane, to, room);
+  decode_in_warp(t.format, t.head_dim, t.row_bytes, coding, lane, to, scratch);
   float norm2 = 0, error2 = 0;
   for (int d = lane; d < t.head_dim; d += 32) {
-    const float error = row[d] - room[d];
+    const float error = row[d] - scratch[d];
     norm2 += row[d] * row[d];
     error2 += error * error;
   }
@@ -93,12 +93,12 @@ struct ExactFormat {
 
 /// A row in cache space to its place, of kv head 0: as tiles of rows take it (append_rows_exact.cu), by a warp.
 __device__ void store_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages, int lane, float* row,
-                                  float* room) {
+                                  float* scratch) {
   const int position = of.position, dim = t.head_dim;
   const bool at_once = t.retention.window == 0 && position >= t.retention.calibration;
   const ExactFormat exact(t, position);
   const auto round = [&] {
-    auto* const coded = reinterpret_cast<std::byte*>(room);
+    auto* const coded = reinterpret_cast<std::byte*>(scratch);
     const int saturated = encode_in_warp(exact.number, dim, exact.row_bytes, exact.coding, lane, row, coded);
     decode_in_warp(exact.number, dim, exact.row_bytes, {}, lane, coded, row);
     return saturated;
@@ -113,7 +113,7 @@ __device__ void store_row_in_warp(const KvTiles& t, const StepRow& of, const int
   if (t.ring_tiles > 0 || t.n_sinks > 0) saturated += round();
   if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once))
     encode_in_warp(exact.number, dim, exact.row_bytes, exact.coding, lane, row, exact_row(t, of, 0, position));
-  if (at_once) saturated += code_row_in_warp(t, of, pages, 0, position, lane, row, room);
+  if (at_once) saturated += code_row_in_warp(t, of, pages, 0, position, lane, row, scratch);
   add_saturated(t.saturated, saturated);
 }
 
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(32) append_latent_kernel(const LatentAppend a)
     return;
   }
   const int32_t* const pages = a.rows.pages + int64_t(of.slot) * a.rows.page_pitch;
-  store_row_in_warp(t, of, pages, lane, row, room_behind(row, width));
+  store_row_in_warp(t, of, pages, lane, row, scratch_behind(row, width));
 }
 
 /// Blocks: (row of the span, side and kv head, spans in turn). A warp.
@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(32) leaving_wide_rows_kernel(const LeavingTile
     __syncwarp();  // the row of the span before has been used
     const ExactFormat exact(t, position);
     decode_in_warp(exact.number, t.head_dim, exact.row_bytes, {}, lane, exact_row(t, of, head, position), row);
-    add_saturated(t.saturated, code_row_in_warp(t, of, pages, head, position, lane, row, room_behind(row, t.head_dim)));
+    add_saturated(t.saturated,
+                  code_row_in_warp(t, of, pages, head, position, lane, row, scratch_behind(row, t.head_dim)));
   }
 }
 

@@ -6,8 +6,8 @@
 namespace ridge {
 namespace {
 
-/// A block is a warp that holds 32 rows in shared memory, loads and stores them together and works on one row per thread.
-/// The odd pitch keeps the threads on different banks.
+/// A block is a warp that holds 32 rows in shared memory, loads and stores them together and works on one row per
+/// thread. The odd pitch keeps the threads on different banks.
 constexpr int kRows = 32;
 __device__ int pitch_of(int head_dim) { return head_dim | 1; }
 size_t shared_bytes(int head_dim) { return size_t(kRows) * size_t(head_dim | 1) * sizeof(float); }
@@ -66,7 +66,7 @@ __device__ void store_row(const KvTiles& t, const StepRow& of, const int32_t* pa
 
 /// Blocks: (32 rows of the step, head of Q, K and V).
 __global__ void __launch_bounds__(kRows) append_rows_kernel(const DeviceAppend a) {
-  float* const room = gpu::dynamic_shared<float>();
+  float* const shared_floats = gpu::dynamic_shared<float>();
   const int dim = a.k_tiles.head_dim, pitch = pitch_of(dim), n_kv_heads = a.k_tiles.n_kv_heads;
   const int block = int(blockIdx.y), role = int(block >= a.n_heads) + int(block >= a.n_heads + n_kv_heads);
   const int head = role == 0 ? block : role == 1 ? block - a.n_heads : block - a.n_heads - n_kv_heads;
@@ -75,13 +75,13 @@ __global__ void __launch_bounds__(kRows) append_rows_kernel(const DeviceAppend a
   const int first = int(blockIdx.x) * kRows, n = min(kRows, a.rows.n - first);
   for (int i = 0; i < n; ++i)
     for (int d = int(threadIdx.x); d < dim; d += kRows)
-      room[i * pitch + d] = from[a.rows.rows[first + i].row * from_pitch + int64_t(head) * dim + d];
+      shared_floats[i * pitch + d] = from[a.rows.rows[first + i].row * from_pitch + int64_t(head) * dim + d];
   __syncwarp();
 
   const int i = int(threadIdx.x);
   if (i < n && a.rows.rows[first + i].slot >= 0) {
     const StepRow of = a.rows.rows[first + i];
-    float* const row = room + i * pitch;
+    float* const row = shared_floats + i * pitch;
     const float* const norm = role == 0 ? a.q_norm : role == 1 ? a.k_norm : nullptr;
     if (norm) norm_row(dim, norm, a.norm_eps, row);
     const int64_t angles = int64_t(first + i) * a.n_pairs;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kRows) append_rows_kernel(const DeviceAppend a
   if (role != 0) return;
   for (int j = 0; j < n; ++j)
     for (int d = int(threadIdx.x); d < dim; d += kRows)
-      a.q_out[(int64_t(a.rows.rows[first + j].row) * a.n_heads + head) * dim + d] = room[j * pitch + d];
+      a.q_out[(int64_t(a.rows.rows[first + j].row) * a.n_heads + head) * dim + d] = shared_floats[j * pitch + d];
 }
 
 /// Blocks: (tile of the span, side and kv head, spans in turn); a thread a row.

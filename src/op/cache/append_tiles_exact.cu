@@ -121,7 +121,7 @@ struct AppendLaunch {
 template <int kPer>
 __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   constexpr int kDim = 32 * kPer;
-  __shared__ float room[kDim];
+  __shared__ float shared_floats[kDim];
   gpu::let_next_grid_start();
   const int lane = int(threadIdx.x), block = int(blockIdx.x);
   const StepRow step = a.step[blockIdx.y];
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
 #pragma unroll
   for (int j = 0; j < kPer; ++j) x[j] = from[32 * j];
   if (has_norm) norm_head<kPer>(weight, norm_eps, x);
-  if (turns) angles.turn(lane, room, x);
+  if (turns) angles.turn(lane, shared_floats, x);
   rotate_row(rotation, table, true, lane, x);
   if (role == kQuery) {
     float* const to = a.q_out + (int64_t(step.row) * a.n_heads + head) * kDim + lane;

@@ -1,5 +1,5 @@
-// Pages and slots in the memory of a device. Tiles are in the order of tensor cores where kernels have one for the layer
-// (device_tiles()), else they hold rows as on the host. Everything is queued on one stream.
+// Pages and slots in the memory of a device. Tiles are in the order of tensor cores where kernels have one for the
+// layer (device_tiles()), else they hold rows as on the host. Everything is queued on one stream.
 #pragma once
 
 #include "gpu/device.h"

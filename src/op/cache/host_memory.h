@@ -8,8 +8,8 @@
 
 namespace ridge {
 
-/// What weighted rounding needs of one layer: forms [n_kv_heads, head_dim, head_dim] of K and V, not rotated; empty where
-/// no side of the layer rounds so.
+/// What weighted rounding needs of one layer: forms [n_kv_heads, head_dim, head_dim] of K and V, not rotated; empty
+/// where no side of the layer rounds so.
 struct KvMetricView {
   std::span<const float> k, v;
   std::span<const float> side(KvSide side) const { return side == KvSide::k ? k : v; }

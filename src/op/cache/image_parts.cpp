@@ -6,7 +6,8 @@
 namespace ridge {
 namespace {
 
-/// Calls move(whole, part, bytes) for every piece of a part's bytes: where it begins in the whole image and in the part's.
+/// Calls move(whole, part, bytes) for every piece of a part's bytes: where it begins in the whole image and in the
+/// part's.
 template <class Move>
 void for_each_piece(const KvLayout& whole, int64_t whole_bytes, const SidePart& part, const Move& move) {
   int64_t whole_at = 0, part_at = 0;

@@ -15,8 +15,8 @@ KvRetention make_retention(const KvSideConfig& config) {
           .calibration = policy.centre || config.format->head_scale ? kCalibration : 0};
 }
 
-/// Every position that may still be exact: a window, the tile that fills up and the spare rows; and all positions before
-/// calibration.
+/// Every position that may still be exact: a window, the tile that fills up and the spare rows; and all positions
+/// before calibration.
 int ring_tiles(const KvRetention& retention) {
   const int recent = retention.window > 0 ? retention.window + kTilePositions + kSpareRows : 0;
   return std::max(recent, retention.calibration) / kTilePositions;

@@ -65,8 +65,8 @@ struct KvLayout {
   }
 };
 
-/// Bytes that attention of the n_new newest tokens reads of a side with n positions: each row that one of them sees once,
-/// as a sink, coded or exact.
+/// Bytes that attention of the n_new newest tokens reads of a side with n positions: each row that one of them sees
+/// once, as a sink, coded or exact.
 int64_t kv_read_bytes(const KvTiles& tiles, int n, int n_new = 1);
 
 /// The two sides of a layer.
@@ -80,8 +80,8 @@ struct KvLayouts {
 /// Pages that hold the coded rows of n positions.
 int pages_for(const KvRetention& retention, int n);
 
-/// Layers share pages with those whose queries see as far: all positions, or the newest ones only (sliding layers, which
-/// give pages back). A page of a class holds its positions of all layers of the class.
+/// Layers share pages with those whose queries see as far: all positions, or the newest ones only (sliding layers,
+/// which give pages back). A page of a class holds its positions of all layers of the class.
 enum class PageClass : uint8_t { full, sliding };
 inline constexpr int kPageClasses = 2;
 inline PageClass page_class_of(const KvTiles& tiles) {
@@ -91,8 +91,8 @@ inline PageClass page_class_of(const KvTiles& tiles) {
 /// is coded next.
 int first_needed(const KvTiles& tiles, int n);
 
-/// Whether a device holds the layer's tiles in the order of tensor cores, or why it holds rows: the fast kernels are for
-/// head_dims of 64, 128 and 256 and code rows either as they come or when their tile leaves a window.
+/// Whether a device holds the layer's tiles in the order of tensor cores, or why it holds rows: the fast kernels are
+/// for head_dims of 64, 128 and 256 and code rows either as they come or when their tile leaves a window.
 Support device_tiles(const KvLayerConfig& layer);
 
 /// The first setting of the two that differs, as "name a, not b"; empty when none does.

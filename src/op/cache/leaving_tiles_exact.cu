@@ -8,8 +8,8 @@
 namespace ridge {
 namespace {
 
-/// Half h of a tile: positions p with p % 8 / 2 = 2 h or 2 h + 1, which share words of the tile with no others. Row of a
-/// position, and back: rows 4..7 of eight are those of p >= 16.
+/// Half h of a tile: positions p with p % 8 / 2 = 2 h or 2 h + 1, which share words of the tile with no others. Row of
+/// a position, and back: rows 4..7 of eight are those of p >= 16.
 __device__ int row_position(int half, int row) { return row % 8 / 2 * 8 + 4 * half + row / 8 * 2 + row % 2; }
 __device__ int position_row(int p) { return p % 4 / 2 * 8 + p / 8 * 2 + p % 2; }
 
@@ -22,10 +22,10 @@ __device__ __forceinline__ void read_exact_lane(const KvTiles& t, const StepRow&
   const std::byte* const code = from.tile + code_at(shape, tile_place(t.side, from.position, lane));
   if (from.kind == TileKind::f16) {
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] = gpu::half_to_float(tile_rows::load16(code + 128 * 16 * j));
+    for (int j = 0; j < kPer; ++j) x[j] = gpu::f16_to_float(tile_rows::load16(code + 128 * 16 * j));
     return;
   }
-  const float scale = gpu::half_to_float(tile_rows::load16(from.tile + shape.scale_at(0, from.position)));
+  const float scale = gpu::f16_to_float(tile_rows::load16(from.tile + shape.scale_at(0, from.position)));
 #pragma unroll
   for (int j = 0; j < kPer; ++j) x[j] = float(int8_t(code[128 * 8 * j])) * scale;
 }
@@ -52,52 +52,52 @@ __device__ __forceinline__ void store_words(const uint8_t (&codes)[kRotorRows][3
 
 /// Codes half a tile of a rotor format from the rows x. Returns the square of what coding took from the lane's values.
 template <int kBits, int kPer>
-__device__ __forceinline__ float code_rotor(RotorRoom<kPer>& room, const KvTiles& side, const Metric& metric, int half,
-                                            const float (&x)[kPer], std::byte* tile, int& saturated) {
+__device__ __forceinline__ float code_rotor(RotorScratch<kPer>& scratch, const KvTiles& side, const Metric& metric,
+                                            int half, const float (&x)[kPer], std::byte* tile, int& saturated) {
   constexpr TileShape kShape(kBits == 3 ? TileKind::rotor3 : TileKind::rotor4, 32 * kPer);
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   float level[kPer];
-  const uint16_t scale = encode_rotor<kBits, kPer>(room, metric, side.scale, x, level, saturated);
+  const uint16_t scale = encode_rotor<kBits, kPer>(scratch, metric, side.scale, x, level, saturated);
   if (lane == 0) tile_rows::store16(tile + kShape.scale_at(0, row_position(half, warp)), scale);
   float error2 = 0;
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {
-    room.codes[warp][lane + 32 * j] = uint8_t(Rotor<kBits>::code(level[j]));
-    const float error = x[j] - level[j] * gpu::half_to_float(scale);
+    scratch.codes[warp][lane + 32 * j] = uint8_t(Rotor<kBits>::code(level[j]));
+    const float error = x[j] - level[j] * gpu::f16_to_float(scale);
     error2 += error * error;
   }
   __syncthreads();
-  store_words<kBits, kPer>(room.codes, side.side, half, tile);
+  store_words<kBits, kPer>(scratch.codes, side.side, half, tile);
   return error2;
 }
 
 /// Brings the metric of a head near and inverts its diagonal: there after copy_wait() and a barrier.
 template <int kPer>
-__device__ __forceinline__ void fetch_metric(RotorRoom<kPer>& room, const float* metric) {
-  for (int i = int(threadIdx.x); i < RotorRoom<kPer>::kMetricBytes / 16; i += kRotorThreads)
-    gpu::copy_async16(room.near_metric() + 4 * i, metric + 4 * i);
+__device__ __forceinline__ void fetch_metric(RotorScratch<kPer>& scratch, const float* metric) {
+  for (int i = int(threadIdx.x); i < RotorScratch<kPer>::kMetricBytes / 16; i += kRotorThreads)
+    gpu::copy_async16(scratch.near_metric() + 4 * i, metric + 4 * i);
   gpu::copy_commit();
-  if (int(threadIdx.x) < 32 * kPer) room.inverse[threadIdx.x] = 1.0f / metric[int(threadIdx.x) * (32 * kPer + 1)];
+  if (int(threadIdx.x) < 32 * kPer) scratch.inverse[threadIdx.x] = 1.0f / metric[int(threadIdx.x) * (32 * kPer + 1)];
 }
 
 /// Blocks: (half a tile and tile of the span, side and kv head, spans in turn).
 template <int kPer>
 __global__ void __launch_bounds__(kRotorThreads, kPer <= 4 ? 2 : 1) leaving_kernel(const LeavingTiles a) {
   constexpr int kDim = 32 * kPer;
-  auto& room = *gpu::dynamic_shared<RotorRoom<kPer>>();
+  auto& scratch = *gpu::dynamic_shared<RotorScratch<kPer>>();
   gpu::wait_for_previous_grid();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, half = int(blockIdx.x) % 2;
   const int head = int(blockIdx.y) % a.n_kv_heads, i_side = int(blockIdx.y) / a.n_kv_heads, n_spans = *a.n_spans;
   const KvTiles& side = a.sides ? a.sides[i_side] : a.pair[i_side];
   if (side.retention.window == 0) return;
   const float* const far_metric = side.metric ? side.metric + int64_t(head) * kDim * kDim : nullptr;
-  const Metric metric{far_metric != nullptr, RotorRoom<kPer>::kMetricBytes > 0 ? room.near_metric() : far_metric};
+  const Metric metric{far_metric != nullptr, RotorScratch<kPer>::kMetricBytes > 0 ? scratch.near_metric() : far_metric};
   bool is_near = false;
   for (int i = int(blockIdx.z); i < n_spans; i += int(gridDim.z)) {
     const StepSpan span = a.spans[i];
     const int t = side.retention.coded_end(span.n_past) / kTilePositions + int(blockIdx.x) / 2;
     if (span.slot < 0 || t >= side.retention.coded_end(span.n) / kTilePositions) continue;
-    if (metric.weighs && !is_near) fetch_metric<kPer>(room, far_metric);
+    if (metric.weighs && !is_near) fetch_metric<kPer>(scratch, far_metric);
     is_near = true;
     const int page = a.pages[int64_t(span.slot) * a.page_pitch + t / kPageTiles], p = row_position(half, warp);
     std::byte* const tile = side.coded_tile(page, head, t);
@@ -107,11 +107,11 @@ __global__ void __launch_bounds__(kRotorThreads, kPer <= 4 ? 2 : 1) leaving_kern
     for (int j = 0; j < kPer; ++j) norm2 += x[j] * x[j];
     int saturated = 0;
     gpu::copy_wait<0>();
-    __syncthreads();  // the room of the span before is free
+    __syncthreads();  // the scratch memory of the span before is free
     if (side.kind == TileKind::rotor3) {
-      error2 = code_rotor<3, kPer>(room, side, metric, half, x, tile, saturated);
+      error2 = code_rotor<3, kPer>(scratch, side, metric, half, x, tile, saturated);
     } else if (side.kind == TileKind::rotor4) {
-      error2 = code_rotor<4, kPer>(room, side, metric, half, x, tile, saturated);
+      error2 = code_rotor<4, kPer>(scratch, side, metric, half, x, tile, saturated);
     } else {
       saturated += saturate<kPer>(side.kind, x);
 #pragma unroll 1
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kRotorThreads, kPer <= 4 ? 2 : 1) leaving_kern
 
 void encode_leaving_tiles(gpu::StreamHandle stream, const LeavingTiles& a) {
   const auto launch = [&]<int kPer>() {
-    const size_t shared = sizeof(RotorRoom<kPer>) + size_t(a.weighs ? RotorRoom<kPer>::kMetricBytes : 0);
+    const size_t shared = sizeof(RotorScratch<kPer>) + size_t(a.weighs ? RotorScratch<kPer>::kMetricBytes : 0);
     gpu::allow_shared_bytes("encode of leaving tiles", leaving_kernel<kPer>, shared);
     gpu::launch("encode of leaving tiles", leaving_kernel<kPer>,
                 {dim3(unsigned(2 * a.most_tiles), unsigned(a.n_sides * a.n_kv_heads), unsigned(a.most_spans)),

@@ -15,7 +15,8 @@ void write_row(const TileRowsForm& form, const KvTiles& t, std::byte* tile, int 
   else write_tile_row(form.format, row, t.side, p, t.head_dim, tile);
 }
 
-/// Calls visit(form, tile, position) for every row of an image, in its order; tile is null where the page is given back.
+/// Calls visit(form, tile, position) for every row of an image, in its order; tile is null where the page is given
+/// back.
 template <class Visit>
 void for_each_row(const KvLayout& layout, const SideBytes& side, int n, int ring_first, int coded_first,
                   const Visit& visit) {

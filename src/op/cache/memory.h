@@ -39,9 +39,9 @@ struct SequencePlace {
 };
 
 /// One side of one layer of a sequence as bytes that are the same for every device: centre [n_kv_heads, head_dim] and
-/// head scales [n_kv_heads] as f32 where the side has them, and its state; then for every kv head its f16 sinks, the rows in the ring
-/// from ring_first on and the coded rows from coded_first on, each in order of position and in the layout that the format
-/// defines. A sink is held as a sink only.
+/// head scales [n_kv_heads] as f32 where the side has them, and its state; then for every kv head its f16 sinks, the
+/// rows in the ring from ring_first on and the coded rows from coded_first on, each in order of position and in the
+/// layout that the format defines. A sink is held as a sink only.
 struct SideImage {
   int ring_first = 0;
   std::vector<std::byte> bytes;

@@ -6,8 +6,8 @@
 
 namespace ridge {
 
-/// Width of the Walsh-Hadamard transform that begins at an element: the largest power of two that fits into the rest of the
-/// row. 64 is one part, 96 is 64 + 32, 192 is 128 + 64, 576 is 512 + 64.
+/// Width of the Walsh-Hadamard transform that begins at an element: the largest power of two that fits into the rest of
+/// the row. 64 is one part, 96 is 64 + 32, 192 is 128 + 64, 576 is 512 + 64.
 RIDGE_HD constexpr int hadamard_part(int head_dim, int first) {
   int part = 1;
   while (2 * part <= head_dim - first) part *= 2;

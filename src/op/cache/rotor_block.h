@@ -23,7 +23,7 @@ inline constexpr int kRotorThreads = 32 * kRotorRows;
 
 /// Shared memory of a block. Behind it lies the metric of a kv head of up to 128 channels; a larger one has no room.
 template <int kPer>
-struct alignas(16) RotorRoom {
+struct alignas(16) RotorScratch {
   static constexpr int kDim = 32 * kPer;
   static constexpr int kMetricBytes = kPer <= 4 ? 4 * kDim * kDim : 0;
   float vectors[2 * kRotorRows][kDim];  ///< of each row u and its error; then the metric's products with them
@@ -93,19 +93,19 @@ __device__ __forceinline__ float quotient(float a, float b, float inverse) {
 /// Sums over the channels in their order: term(j, of_lane) gives the three terms of channel lane + 32 j. Sum s < kSums
 /// is lane s's.
 template <int kPer, int kSums, class Term>
-__device__ __forceinline__ double ordered_sums(double (&room)[3][34], int lane, const Term& term) {
+__device__ __forceinline__ double ordered_sums(double (&scratch)[3][34], int lane, const Term& term) {
   double sum = 0;
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {
     double of_lane[3];
     term(j, of_lane);
 #pragma unroll
-    for (int s = 0; s < kSums; ++s) room[s][lane] = of_lane[s];
+    for (int s = 0; s < kSums; ++s) scratch[s][lane] = of_lane[s];
     __syncwarp();
     if (lane < kSums) {
 #pragma unroll 4
       for (int i = 0; i < 32; i += 2) {
-        const double2 two = *reinterpret_cast<const double2*>(&room[lane][i]);
+        const double2 two = *reinterpret_cast<const double2*>(&scratch[lane][i]);
         sum += two.x;
         sum += two.y;
       }
@@ -179,11 +179,11 @@ __device__ __forceinline__ void descend(const float* metric, const float* invers
 /// RotorRow::encode of the row x, lane has channels lane + 32 j. Leaves the levels and returns the scale; adds what
 /// saturated on this lane. All threads of the block, with the same metric.
 template <int kBits, int kPer>
-__device__ __forceinline__ uint16_t encode_rotor(RotorRoom<kPer>& room, const Metric& metric, KvScale rule,
+__device__ __forceinline__ uint16_t encode_rotor(RotorScratch<kPer>& scratch, const Metric& metric, KvScale rule,
                                                  const float (&x)[kPer], float (&level)[kPer], int& saturated) {
   constexpr int kDim = 32 * kPer;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  auto& terms = room.terms[warp];
+  auto& terms = scratch.terms[warp];
   float u[kPer];
 #pragma unroll
   for (int j = 0; j < kPer; ++j) u[j] = saturate_f16(x[j], saturated);
@@ -200,16 +200,16 @@ __device__ __forceinline__ uint16_t encode_rotor(RotorRoom<kPer>& room, const Me
 #pragma unroll
     for (int j = 0; j < kPer; ++j) {
       u[j] *= to_unit;
-      room.vectors[2 * warp][lane + 32 * j] = u[j];
-      room.vectors[2 * warp + 1][lane + 32 * j] = u[j] - level[j];
+      scratch.vectors[2 * warp][lane + 32 * j] = u[j];
+      scratch.vectors[2 * warp + 1][lane + 32 * j] = u[j] - level[j];
     }
     __syncthreads();
-    times_metric<kPer>(room.vectors, metric.at);
+    times_metric<kPer>(scratch.vectors, metric.at);
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) residual[j] = room.vectors[2 * warp + 1][lane + 32 * j];
-    descend<kBits, kPer>(metric.at, room.inverse, lane, level, residual);
+    for (int j = 0; j < kPer; ++j) residual[j] = scratch.vectors[2 * warp + 1][lane + 32 * j];
+    descend<kBits, kPer>(metric.at, scratch.inverse, lane, level, residual);
     sum = ordered_sums<kPer, 3>(terms, lane, [&](int j, double(&of_lane)[3]) {
-      const float pull = room.vectors[2 * warp][lane + 32 * j];
+      const float pull = scratch.vectors[2 * warp][lane + 32 * j];
       of_lane[0] = double(pull) * u[j];
       of_lane[1] = double(level[j]) * pull;
       of_lane[2] = level[j] * (double(pull) - residual[j]);

@@ -13,7 +13,7 @@ struct Scaled {
 };
 __device__ inline Scaled int8_scale(float top) {
   const float scale = top / 127.0f;
-  return {scale > 1e-38f ? 1.0f / scale : 0.0f, gpu::float_to_half(scale)};
+  return {scale > 1e-38f ? 1.0f / scale : 0.0f, gpu::float_to_f16(scale)};
 }
 __device__ inline int int8_code(float x, float inverse) {
   return int(fminf(fmaxf(roundf(x * inverse), -127.0f), 127.0f));
@@ -38,13 +38,13 @@ __device__ __forceinline__ int saturate(TileKind kind, float (&x)[kPer]) {
   return saturated;
 }
 
-/// What a row kept as `kind`, halves or int8_row, reads as. Returns how many of the lane's values saturated.
+/// What a row kept as `kind`, f16, bf16 or int8_row, reads as. Returns how many of the lane's values saturated.
 template <int kPer>
 __device__ int round_as(TileKind kind, float (&x)[kPer]) {
   const int saturated = saturate<kPer>(kind, x);
   if (kind == TileKind::f16) {
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] = gpu::half_to_float(gpu::float_to_half(x[j]));
+    for (int j = 0; j < kPer; ++j) x[j] = gpu::f16_to_float(gpu::float_to_f16(x[j]));
     return saturated;
   }
   float top = 0;
@@ -52,7 +52,7 @@ __device__ int round_as(TileKind kind, float (&x)[kPer]) {
   for (int j = 0; j < kPer; ++j) top = fmaxf(top, fabsf(x[j]));
   const Scaled s = int8_scale(gpu::warp_max(top));
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) x[j] = float(int8_code(x[j], s.inverse)) * gpu::half_to_float(s.scale);
+  for (int j = 0; j < kPer; ++j) x[j] = float(int8_code(x[j], s.inverse)) * gpu::f16_to_float(s.scale);
   return saturated;
 }
 

@@ -19,8 +19,9 @@
 //   rotor-3      code in nibble i of the group's word 0, 1 or 2; of every fourth group, bit b of the code is the top bit
 //                of nibble i of word b
 //
-// Scales are halves. Scale (block s of 32 channels, or 0 for one a row) of position p has number
-// (4 s + p%8/2) 8 + 2 (p/8) + p%2, which is (4 s + c) 8 + i in V's terms: the eight scales that a lane meets lie together.
+// Scales are f16. Scale (block s of 32 channels, or 0 for one a row) of position p has number
+// (4 s + p%8/2) 8 + 2 (p/8) + p%2, which is (4 s + c) 8 + i in V's terms: the eight scales that a lane meets lie
+// together.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ RIDGE_HD inline void store16(std::byte* at, uint32_t value) {
 }
 
 template <TileKind kKindOf>
-struct Halves {
+struct Floats16 {
   static constexpr bool kHeld = true;
   static constexpr TileKind kKind = kKindOf;
   RIDGE_HD static uint32_t code(const std::byte* row, int d) { return load16(row + 2 * d); }
@@ -83,9 +83,9 @@ RIDGE_HD inline uint32_t load32(const std::byte* at) {
 }  // namespace tile_rows
 
 template <>
-struct TileRows<KvF16> : tile_rows::Halves<TileKind::f16> {};
+struct TileRows<KvF16> : tile_rows::Floats16<TileKind::f16> {};
 template <>
-struct TileRows<KvBf16> : tile_rows::Halves<TileKind::bf16> {};
+struct TileRows<KvBf16> : tile_rows::Floats16<TileKind::bf16> {};
 template <>
 struct TileRows<KvI8r> : tile_rows::PackedRow<TileKind::int8_row, 8> {};
 template <>

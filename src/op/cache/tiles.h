@@ -1,8 +1,8 @@
 // Where the rows of a KV cache are: one view of one side (K or V) of one layer, for every format and device.
 //
-// A pool (engine/pool.h) holds many sequences. Coded rows are in pages of kPagePositions positions; a sequence has a list
-// of page numbers, in order of position. What else a sequence needs is in its slot: the rows of its sinks, a ring of its
-// newest rows in an exact format, the centre and the scales of its kv heads.
+// A pool (engine/pool.h) holds many sequences. Coded rows are in pages of kPagePositions positions; a sequence has a
+// list of page numbers, in order of position. What else a sequence needs is in its slot: the rows of its sinks, a ring
+// of its newest rows in an exact format, the centre and the scales of its kv heads.
 //
 //   pages   [n_pages, n_kv_heads, kPageTiles] tiles        tile t of a sequence: page t / kPageTiles of its list
 //   ring    [n_slots, n_kv_heads, ring_tiles] tiles        tile t in place t % ring_tiles
@@ -21,8 +21,8 @@ namespace ridge {
 /// Tiles of a page: what a copy of one kv head's rows takes in one piece.
 inline constexpr int kPageTiles = 4;
 inline constexpr int kPagePositions = kPageTiles * kTilePositions;
-/// Rows that a ring holds beyond a window and the tile that fills up: a sequence can go back by so many tokens, or bring
-/// so many to a step, and still has every row exact that its queries see exact.
+/// Rows that a ring holds beyond a window and the tile that fills up: a sequence can go back by so many tokens, or
+/// bring so many to a step, and still has every row exact that its queries see exact.
 inline constexpr int kSpareRows = 32;
 
 /// What was coded into a page, over its positions and all kv heads.

@@ -10,9 +10,9 @@ __device__ inline float top_of_warp(float value) {
   return __uint_as_float(__reduce_max_sync(gpu::kAllLanes, __float_as_uint(value)));
 }
 
-/// Writes a row in cache space to place `p` of a tile; its values are within the range of halves (bf16: of bf16). All
-/// lanes; lane has channels lane + 32 j, which have the same place in groups four apart. With `many` other warps may write
-/// nibbles of the same bytes. Returns the square of what coding took from the lane's values.
+/// Writes a row in cache space to place `p` of a tile; its values are within the range of f16 (bf16: of bf16). All
+/// lanes; lane has channels lane + 32 j, which have the same place in groups four apart. With `many` other warps may
+/// write nibbles of the same bytes. Returns the square of what coding took from the lane's values.
 template <int kPer>
 __device__ __forceinline__ float write_row(TileKind kind, KvSide side, bool many, int p, int lane,
                                            const float (&x)[kPer], std::byte* tile) {
@@ -29,9 +29,9 @@ __device__ __forceinline__ float write_row(TileKind kind, KvSide side, bool many
   if (bits == 16) {
 #pragma unroll
     for (int j = 0; j < kPer; ++j) {
-      const uint16_t half = kind == TileKind::f16 ? gpu::float_to_half(x[j]) : gpu::float_to_bf16(x[j]);
+      const uint16_t half = kind == TileKind::f16 ? gpu::float_to_f16(x[j]) : gpu::float_to_bf16(x[j]);
       tile_rows::store16(to + j * step, half);
-      lost(x[j], kind == TileKind::f16 ? gpu::half_to_float(half) : gpu::bf16_to_float(half));
+      lost(x[j], kind == TileKind::f16 ? gpu::f16_to_float(half) : gpu::bf16_to_float(half));
     }
     return error2;
   }
@@ -59,8 +59,8 @@ __device__ __forceinline__ float write_row(TileKind kind, KvSide side, bool many
 #pragma unroll
     for (int j = 0; j < kPer; j += 2 * half) top[j] = lane & half ? top[j + half] : top[j];
   const float scale = q4 ? top[0] / -8.0f : top[0] / 127.0f, inverse = fabsf(scale) > 1e-38f ? 1.0f / scale : 0.0f;
-  const uint16_t half_scale = gpu::float_to_half(scale);
-  const float kept_scale = gpu::half_to_float(half_scale);
+  const uint16_t half_scale = gpu::float_to_f16(scale);
+  const float kept_scale = gpu::f16_to_float(half_scale);
   if (lane < (kind == TileKind::int8_row ? 1 : kPer))
     tile_rows::store16(tile + kPer * step + 2 * ((4 * lane + ((p & 7) >> 1)) * 8 + (p >> 3) * 2 + (p & 1)), half_scale);
   if (!q4) {

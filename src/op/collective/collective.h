@@ -1,5 +1,6 @@
-// What devices that hold a model together do with one another's results, as tables: sums (all_reduce) and columns put side
-// by side (gather_columns). What the rows say of themselves needs neither a device nor CUDA; collective_cuda.h runs them.
+// What devices that hold a model together do with one another's results, as tables: sums (all_reduce) and columns put
+// side by side (gather_columns). What the rows say of themselves needs neither a device nor CUDA; collective_cuda.h
+// runs them.
 #pragma once
 
 #include <span>
@@ -11,8 +12,8 @@
 namespace ridge {
 
 /// Floats (1 MiB) that a rank sends in all, up to which a sum is one-shot: every rank then sends all its values to each
-/// other rank. By itself one-shot is faster up to 4 MiB between two H200s (`ridge bench collective`); in a model sums of 2 MiB
-/// made steps slower than NCCL's do (docs/decisions/0012).
+/// other rank. By itself one-shot is faster up to 4 MiB between two H200s (`ridge bench collective`); in a model sums
+/// of 2 MiB made steps slower than NCCL's do (docs/decisions/0012).
 inline constexpr int64_t kOneShotFloats = 1 << 18;
 
 /// The links between the devices.

@@ -1,5 +1,5 @@
-// Several devices of one process that hold a model together: a thread each, sums and columns of all of them by the rows of
-// collective.h.
+// Several devices of one process that hold a model together: a thread each, sums and columns of all of them by the rows
+// of collective.h.
 #pragma once
 
 #include <memory>
@@ -39,12 +39,12 @@ class DeviceRank final : public DeviceLink {
   std::string_view all_reduce_kernel(int64_t n) const override;
   std::string_view gather_columns_kernel() const override;
 
-  /// Throws Error(failure) naming the rank that did not come, if a wait of any rank ran out of time; all ranks' waits have
-  /// ended then, and results of what was queued mean nothing. Also when NCCL reports a failure, and after
+  /// Throws Error(failure) naming the rank that did not come, if a wait of any rank ran out of time; all ranks' waits
+  /// have ended then, and results of what was queued mean nothing. Also when NCCL reports a failure, and after
   /// DeviceGroup::end().
   void check() const;
-  /// Waits for the stream, then check(). Where NCCL is in use, whose waits do not end, it waits no longer than timeout_s
-  /// and ends all ranks then.
+  /// Waits for the stream, then check(). Where NCCL is in use, whose waits do not end, it waits no longer than
+  /// timeout_s and ends all ranks then.
   void synchronize(const gpu::Stream& stream) const;
 
  private:
@@ -61,16 +61,16 @@ class DeviceRank final : public DeviceLink {
 /// One process, one thread a device.
 class DeviceGroup {
  public:
-  /// Rank r is devices[r], 2 to kMostDeviceRanks different ones. Opens their memory to each other, makes staging memory, and
-  /// starts NCCL where it may be needed. Throws Error: no_device for a device that is not there, usage when a forced kernel
-  /// cannot serve or no kernel can, with the reasons.
+  /// Rank r is devices[r], 2 to kMostDeviceRanks different ones. Opens their memory to each other, makes staging
+  /// memory, and starts NCCL where it may be needed. Throws Error: no_device for a device that is not there, usage when
+  /// a forced kernel cannot serve or no kernel can, with the reasons.
   DeviceGroup(std::span<const int> devices, const DeviceGroupOptions& options);
   ~DeviceGroup();
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
-  /// Two or more of its ranks, in this order, as a group of their own, which this one keeps: other sums and columns by the
-  /// same kernels, of at most so many floats a sum. Their waits end together with all others, and messages have the
+  /// Two or more of its ranks, in this order, as a group of their own, which this one keeps: other sums and columns by
+  /// the same kernels, of at most so many floats a sum. Their waits end together with all others, and messages have the
   /// numbers of this group.
   DeviceGroup& part(std::span<const int> ranks, int64_t most_floats);
 
@@ -79,8 +79,8 @@ class DeviceGroup {
   /// "rank 1 (cuda:3)".
   std::string name(int r) const;
 
-  /// Ends all waits on all devices soon: for a rank that fails and will not come. From any thread. The ranks can only be
-  /// destroyed then; their check() throws.
+  /// Ends all waits on all devices soon: for a rank that fails and will not come. From any thread. The ranks can only
+  /// be destroyed then; their check() throws.
   void end();
 
  private:

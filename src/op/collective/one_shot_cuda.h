@@ -1,12 +1,13 @@
-// Sums and gathers in one step by packets (gpu/packet.h): every rank sends its values to each other one and takes theirs.
-// Bound by the latency of the link; large ones by its rate, a quarter of
+// Sums and gathers in one step by packets (gpu/packet.h): every rank sends its values to each other one and takes
+// theirs. Bound by the latency of the link; large ones by its rate, a quarter of
 // which goes to stamps.
 //
-// A packet is three floats and a stamp. A thread sends one packet to each other rank and waits for the packets of the same
-// three floats; blocks know nothing of each other. Block b always serves the same places of the staging memory, and the
-// stamp is the number of calls that block b took part in, counted in device memory: a recorded graph replays correctly.
-// Staging is double: a rank that sends packets of call k + 2 has had a packet of call k + 1 from every other rank, which
-// was sent after the whole grid of that rank's call k had ended. So nothing is overwritten that somebody has yet to read.
+// A packet is three floats and a stamp. A thread sends one packet to each other rank and waits for the packets of the
+// same three floats; blocks know nothing of each other. Block b always serves the same places of the staging memory,
+// and the stamp is the number of calls that block b took part in, counted in device memory: a recorded graph replays
+// correctly. Staging is double: a rank that sends packets of call k + 2 has had a packet of call k + 1 from every other
+// rank, which was sent after the whole grid of that rank's call k had ended. So nothing is overwritten that somebody
+// has yet to read.
 //
 // All blocks of a grid must run at once. A grid has no more than kOneShotBlocks for each multiprocessor.
 #pragma once
@@ -49,7 +50,8 @@ struct OneShotRank {
   uint64_t timeout_ns = 0;                   ///< of a wait
 };
 
-/// values [n] = ((v0 + v1) + v2) + ..., in the order of ranks. After a wait that failed values are not touched any more.
+/// values [n] = ((v0 + v1) + v2) + ..., in the order of ranks. After a wait that failed values are not touched any
+/// more.
 void one_shot_sum(gpu::StreamHandle stream, const OneShotRank& rank, float* values, int64_t n, bool overlap);
 
 /// Columns [borders[r], borders[r + 1]) are rank r's.

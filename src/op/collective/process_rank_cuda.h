@@ -1,5 +1,5 @@
-// A device of this process whose model is held together with devices of other processes, on this machine or on others: sums
-// and columns go through NCCL.
+// A device of this process whose model is held together with devices of other processes, on this machine or on others:
+// sums and columns go through NCCL.
 #pragma once
 
 #include <functional>
@@ -44,8 +44,8 @@ class ProcessRank final : public DeviceLink {
 
   /// Calls queue(), which queues a step; its end is watched for.
   void step(const std::function<void()>& queue);
-  /// Throws Error(failure) naming the rank that has ended or did not come in time, as far as that is known; all waits have
-  /// ended then, and results of what was queued mean nothing. Also after end().
+  /// Throws Error(failure) naming the rank that has ended or did not come in time, as far as that is known; all waits
+  /// have ended then, and results of what was queued mean nothing. Also after end().
   void check();
   /// Ends all waits of this device: for a rank that fails. From any thread.
   void end();

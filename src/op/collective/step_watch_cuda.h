@@ -1,5 +1,5 @@
-// Whoever waits for a GPU of another process waits without a limit: a kernel of NCCL does, a call of NCCL on the host, and
-// a launch behind too many others. A thread looks whether what other ranks take part in comes to its end.
+// Whoever waits for a GPU of another process waits without a limit: a kernel of NCCL does, a call of NCCL on the host,
+// and a launch behind too many others. A thread looks whether what other ranks take part in comes to its end.
 #pragma once
 
 #include <atomic>
@@ -29,8 +29,8 @@ struct StepWatchOptions {
   std::function<void()> end;
 };
 
-/// Calls of one thread; check() is any thread's. When something fails and check() has not said so soon, because the thread
-/// that should call it waits elsewhere, the process ends with that message and exit code 1.
+/// Calls of one thread; check() is any thread's. When something fails and check() has not said so soon, because the
+/// thread that should call it waits elsewhere, the process ends with that message and exit code 1.
 class StepWatch {
  public:
   explicit StepWatch(StepWatchOptions options);

@@ -13,9 +13,9 @@ constexpr int kColumns = 16 * kWarps;  ///< of a state, that a block has: 16 a w
 
 // --- Matrices of tensor cores ---
 //
-// Indices go in groups of 16, two tiles of 8 columns: column n of the even tile is index 2n, of the odd one 2n + 1. Lane
-// 4 r + c then has four indices in a row, 4 c to 4 c + 3, of sums and of both factors: sums are a left factor as they are.
-// A right factor, and a left one in memory, has rows of quads: four values, as (hi of two, lo of two) twice.
+// Indices go in groups of 16, two tiles of 8 columns: column n of the even tile is index 2n, of the odd one 2n + 1.
+// Lane 4 r + c then has four indices in a row, 4 c to 4 c + 3, of sums and of both factors: sums are a left factor as
+// they are. A right factor, and a left one in memory, has rows of quads: four values, as (hi of two, lo of two) twice.
 
 __device__ __forceinline__ void split(float a, float b, uint32_t& hi, uint32_t& lo) {
   hi = gpu::pack_bf16(a, b);
@@ -60,8 +60,8 @@ __device__ __forceinline__ int place(int row, int n_quads, int quad) {
   return row * n_quads + (quad ^ ((row & 12) >> 1) ^ ((row & 2) << 1));
 }
 
-/// The rows of a right factor as a warp reads them: row 2 r of the first 16 and quad c of their first group, and where the
-/// quad of the other groups is that are odd. All else of place() is known when code is compiled.
+/// The rows of a right factor as a warp reads them: row 2 r of the first 16 and quad c of their first group, and where
+/// the quad of the other groups is that are odd. All else of place() is known when code is compiled.
 template <int kQuads>
 struct RightRows {
   const uint4 *even, *odd;
@@ -285,9 +285,9 @@ __device__ __forceinline__ void multiply_below(Sums (&sums)[kSteps], Sums (&left
   }
 }
 
-/// Visits this lane's sums [16 columns, tokens] with their addresses in rows of tokens, or nullptr outside: `at` is that
-/// of the first, `n` rows and `n_columns` columns from there on are inside. Addresses that are made one from another need
-/// few registers.
+/// Visits this lane's sums [16 columns, tokens] with their addresses in rows of tokens, or nullptr outside: `at` is
+/// that of the first, `n` rows and `n_columns` columns from there on are inside. Addresses that are made one from
+/// another need few registers.
 template <int kGroups, class T, class Visit>
 __device__ __forceinline__ void each_value(Sums (&of)[kGroups], T* at, int64_t pitch, int n, int n_columns,
                                            const Visit& visit) {
@@ -371,7 +371,8 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
     }
 
     const float keep = stage.chunk.keeps[kTokens - 1];
-    // As place() has tokens 4 c and 4 c + 1 in even groups and 4 c + 2 and 4 c + 3 in odd ones, and the other way round.
+    // As place() has tokens 4 c and 4 c + 1 in even groups and 4 c + 2 and 4 c + 3 in odd ones, and the other way
+    // round.
     const uint2* turned[2];
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd)

@@ -1,4 +1,5 @@
-// The gated delta rule: attention with a state of fixed size in place of a cache (Gated DeltaNet of Qwen3-Next and Qwen3.5).
+// The gated delta rule: attention with a state of fixed size in place of a cache (Gated DeltaNet of Qwen3-Next and
+// Qwen3.5).
 #pragma once
 
 #include <span>
@@ -27,8 +28,8 @@ struct Delta {
 /// A token's results are the same bits however a prompt is cut: tokens go through the state one by one.
 void gated_delta(CpuContext& context, const Delta& delta);
 
-/// One token through the matrix of one value head, state [key_dim, value_dim]: `keep` is what the state is multiplied by,
-/// q and k have their lengths already. q, k [key_dim]; v, out [value_dim].
+/// One token through the matrix of one value head, state [key_dim, value_dim]: `keep` is what the state is multiplied
+/// by, q and k have their lengths already. q, k [key_dim]; v, out [value_dim].
 using DeltaStep = void(int64_t key_dim, int64_t value_dim, float keep, float beta, const float* q, const float* k,
                        const float* v, float* state, float* out);
 /// The kernels of a token, one an ISA.

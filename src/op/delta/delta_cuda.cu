@@ -1,6 +1,6 @@
-// Tokens go through the matrix of a value head one by one. A block has a head: a few lanes share a column of the matrix,
-// whose values stay in their registers from the first token of a sequence to its last. The same block makes what the rule
-// reads, the convolution of the head's columns, and norms and gates what the rule gives.
+// Tokens go through the matrix of a value head one by one. A block has a head: a few lanes share a column of the
+// matrix, whose values stay in their registers from the first token of a sequence to its last. The same block makes
+// what the rule reads, the convolution of the head's columns, and norms and gates what the rule gives.
 #include <algorithm>
 
 #include "gpu/tensor.h"
@@ -103,9 +103,9 @@ __device__ float by_length(const float* x, int n, float factor) {
   return float(factor / sqrt(gpu::warp_sum(sum) + 1e-6));
 }
 
-/// Blocks: (value heads, spans), of at least kParts threads a column, and half a thread a channel of the head: its queries,
-/// keys and values. Most of the time is latency: what is read from memory in one place is asked for together, the next
-/// token's inputs while this one is computed, and the code is short, because a launch finds none of it near.
+/// Blocks: (value heads, spans), of at least kParts threads a column, and half a thread a channel of the head: its
+/// queries, keys and values. Most of the time is latency: what is read from memory in one place is asked for together,
+/// the next token's inputs while this one is computed, and the code is short, because a launch finds none of it near.
 template <int kGroups, int kMostThreads>
 __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d) {
   constexpr int kKeys = kGroups * kGroupKeys;

@@ -16,7 +16,7 @@ inline constexpr int kMostDeltaTaps = 6;
 /// Tokens of a chunk. Sequences with as many new tokens or more go through their states chunk by chunk (chunks_cuda.h),
 /// others token by token.
 inline constexpr int kDeltaChunk = 32;
-inline constexpr int64_t kDeltaChunkFloats = 2144;  ///< room of a chunk and a value head
+inline constexpr int64_t kDeltaChunkFloats = 2144;  ///< scratch of a chunk and a value head
 
 /// Rows [first, first + n) of a step's matrices are the new tokens of the sequence in `slot`. Without rows nothing is
 /// done. 16 bytes, read in one piece.
@@ -52,8 +52,8 @@ struct DeviceDelta {
   float* out = nullptr;     ///< [rows of the step, values]: the rule's output
   float* chunks = nullptr;  ///< [chunks of the step, n_value_heads, kDeltaChunkFloats], aligned to 16 bytes
 };
-/// One launch for the spans that go token by token, five for those with chunks. Token by token, results are the same bits
-/// however a prompt is cut and whatever else is in the step; by chunks they are near those.
+/// One launch for the spans that go token by token, five for those with chunks. Token by token, results are the same
+/// bits however a prompt is cut and whatever else is in the step; by chunks they are near those.
 void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& d);
 
 }  // namespace ridge

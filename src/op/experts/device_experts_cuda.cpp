@@ -1,14 +1,14 @@
 #include <algorithm>
 
 #include "op/experts/experts_cuda.h"
-#include "op/gemv/half_gemv_cuda.h"
+#include "op/gemv/f16_gemv_cuda.h"
 #include "op/gemv/rows_cuda.h"
 #include "op/linear.h"
 
 namespace ridge {
 
-void DeviceExpertProduct::plan(std::span<const std::vector<const Linear*>> matrices,
-                               std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
+void DeviceExpertMatmul::plan(std::span<const std::vector<const Linear*>> matrices,
+                              std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
   RIDGE_CHECK(matrices.size() == biases.size() && matrices.size() <= 2 && !matrices[0].empty(),
               "{} roles of experts, {} with biases", matrices.size(), biases.size());
   n_in_ = matrices[0][0]->n_in;
@@ -41,9 +41,8 @@ void DeviceExpertProduct::plan(std::span<const std::vector<const Linear*>> matri
   }
 }
 
-DeviceExpertProduct::DeviceExpertProduct(const gpu::Stream& stream,
-                                         std::span<const std::vector<const Linear*>> matrices,
-                                         std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
+DeviceExpertMatmul::DeviceExpertMatmul(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
+                                       std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
   plan(matrices, biases, glu);
   for (size_t r = 0; r < roles_.size(); ++r) {
     Role& role = roles_[r];
@@ -82,26 +81,26 @@ DeviceExpertProduct::DeviceExpertProduct(const gpu::Stream& stream,
   }
 }
 
-void DeviceExpertProduct::add_to(gpu::Allocations& all) const {
+void DeviceExpertMatmul::add_to(gpu::Allocations& all) const {
   for (const Role& role : roles_) all.add(role.bias_bytes);
   for (const Group& g : groups_) all.add(g.bytes(n_experts_));
 }
 
-int64_t DeviceExpertProduct::group_scratch_bytes(const ExpertGroups& groups) const {
+int64_t DeviceExpertMatmul::group_scratch_bytes(const ExpertGroups& groups) const {
   return expert_gemm_scratch_bytes(groups_[0].bricks, groups);
 }
 
-int64_t DeviceExpertProduct::bytes() const {
+int64_t DeviceExpertMatmul::bytes() const {
   int64_t sum = 0;
   for (const Role& role : roles_) sum += role.bias_bytes;
   for (const Group& g : groups_) sum += g.bytes(n_experts_);
   return sum;
 }
 
-std::array<int64_t, 2> DeviceExpertProduct::bytes_of(std::span<const std::vector<const Linear*>> matrices,
-                                                     std::span<const std::vector<const std::vector<float>*>> biases,
-                                                     bool glu) {
-  DeviceExpertProduct product;
+std::array<int64_t, 2> DeviceExpertMatmul::bytes_of(std::span<const std::vector<const Linear*>> matrices,
+                                                    std::span<const std::vector<const std::vector<float>*>> biases,
+                                                    bool glu) {
+  DeviceExpertMatmul product;
   product.plan(matrices, biases, glu);
   int64_t packing = 0;
   for (const Group& g : product.groups_)
@@ -109,14 +108,14 @@ std::array<int64_t, 2> DeviceExpertProduct::bytes_of(std::span<const std::vector
   return {product.bytes(), packing};
 }
 
-std::vector<std::string_view> DeviceExpertProduct::kernels() const {
+std::vector<std::string_view> DeviceExpertMatmul::kernels() const {
   std::vector<std::string_view> names;
   for (const Group& g : groups_) names.push_back(g.in_bricks ? "bricks" : "rows");
   if (can_group()) names.push_back("groups");
   return names;
 }
 
-void DeviceExpertProduct::run(gpu::StreamHandle stream, const ExpertCall& call) const {
+void DeviceExpertMatmul::run(gpu::StreamHandle stream, const ExpertCall& call) const {
   for (const Group& g : groups_) {
     const float* biases[2] = {};
     for (size_t i = 0; i < g.count; ++i) biases[i] = roles_[g.first + i].bias.as<float>();
@@ -126,14 +125,14 @@ void DeviceExpertProduct::run(gpu::StreamHandle stream, const ExpertCall& call) 
   }
 }
 
-void DeviceExpertProduct::run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const {
+void DeviceExpertMatmul::run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const {
   RIDGE_CHECK(can_group(), "experts of many tokens in {} groups", groups_.size());
   for (size_t i = 0; i < roles_.size(); ++i) call.biases[i] = roles_[i].bias.as<float>();
   scratch.ensure<std::byte>(expert_gemm_scratch_bytes(groups_[0].bricks, call.groups));
   device_expert_gemm(stream, groups_[0].bricks, call, scratch);
 }
 
-void DeviceExpertProduct::run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const {
+void DeviceExpertMatmul::run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const {
   RIDGE_CHECK(can_sum(), "a sum over experts in {} groups", groups_.size());
   device_expert_sum_gemv(stream, groups_[0].bricks, call, roles_[0].bias.as<float>());
 }

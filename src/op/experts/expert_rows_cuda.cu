@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kWarps = 8, kRows = 4;  // of a block, of a warp
 
-/// The x of a pack's slots lies in shared memory, slot by slot [kGroup][blocks of a row]: a lane multiplies blocks of its
-/// own, and neighbours read neighbouring values. `at_once`: slots that there is room for.
+/// The x of a pack's slots lies in shared memory, slot by slot [kGroup][blocks of a row]: a lane multiplies blocks of
+/// its own, and neighbours read neighbouring values. `at_once`: slots that there is room for.
 template <class F>
 __global__ void __launch_bounds__(32 * kWarps)
     rows_kernel(const ExpertRows w, const ExpertPack* packs, const float* x, int share, int at_once, float* y) {

@@ -15,8 +15,8 @@ constexpr int kThreads = 256;
 constexpr int kRouteThreads = 256;
 constexpr int kPackThreads = 1024;
 
-/// Values of all experts but those of the best groups become -infinity, as the host's keep_best_groups() has it. A warp;
-/// sums [n_groups] is room for how good the groups are.
+/// Values of all experts but those of the best groups become -infinity, as the host's keep_best_groups() has it. A
+/// warp; sums [n_groups] is scratch memory for how good the groups are.
 __device__ void keep_best_groups(int n_experts, const ExpertRule& rule, int lane, float* values, float* sums) {
   const int size = n_experts / rule.n_groups;
   for (int g = lane; g < rule.n_groups; g += 32) {
@@ -39,9 +39,9 @@ __device__ void keep_best_groups(int n_experts, const ExpertRule& rule, int lane
   __syncwarp();
 }
 
-/// What a choice needs of shared memory, in floats: values, weights and room for groups, each in whole fours, as loads of
-/// four may read them.
-__host__ __device__ int choice_room(const ExpertChoice& c, const ExpertRule& rule) {
+/// What a choice needs of shared memory, in floats: values, weights and room for groups, each in whole fours, as loads
+/// of four may read them.
+__host__ __device__ int choice_floats(const ExpertChoice& c, const ExpertRule& rule) {
   return 8 * ((c.n_experts + 3) / 4) + (rule.n_groups + 3) / 4 * 4;
 }
 
@@ -55,14 +55,14 @@ __device__ float block_max(float value) {
   return value;
 }
 
-/// The choice of a token, by a block: an expert is taken when fewer than n_used are better. `single`: every slot becomes a
-/// pack. room: choice_room() floats, aligned to 16 bytes.
-__device__ void choose(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* room) {
+/// The choice of a token, by a block: an expert is taken when fewer than n_used are better. `single`: every slot
+/// becomes a pack. shared_floats: choice_floats() of them, aligned to 16 bytes.
+__device__ void choose(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* shared_floats) {
   __shared__ float weights_of[kMostUsedExperts];
   __shared__ int picked[kMostUsedExperts];
   const ExpertRule& rule = r.rule;
   const int thread = int(threadIdx.x), n_fours = (c.n_experts + 3) / 4;
-  float *const values = room, *const weights = room + 4 * n_fours;
+  float *const values = shared_floats, *const weights = shared_floats + 4 * n_fours;
   const float* const scores = c.scores + token * c.n_scores();
   float top = 0;
   if (!rule.sigmoid) {
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(kRouteThreads)
   choose(c, r, blockIdx.x, single, gpu::dynamic_shared<float>());
 }
 
-/// Norm, scores and choice of few tokens: a warp a score, and the last block of a token chooses. Blocks: (scores, tokens).
-/// What is read from memory is asked for in batches: most of the time is latency.
+/// Norm, scores and choice of few tokens: a warp a score, and the last block of a token chooses. Blocks: (scores,
+/// tokens). What is read from memory is asked for in batches: most of the time is latency.
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
   constexpr int kAtOnce = 8;
   __shared__ bool is_last;
@@ -263,7 +263,7 @@ void pack(gpu::StreamHandle stream, const ExpertChoice& choice) {
 void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
   const float* h = router.x;
   if (choice.n_tokens <= kFewRoutedTokens) {
-    const auto shared = sizeof(float) * size_t(std::max(router.n_in, int64_t(choice_room(choice, router.rule))));
+    const auto shared = sizeof(float) * size_t(std::max(router.n_in, int64_t(choice_floats(choice, router.rule))));
     gpu::allow_shared_bytes("shared memory of a router", route_kernel, shared);
     const dim3 blocks(unsigned(gpu::ceil_div(choice.n_scores(), kRouteThreads / 32)), unsigned(choice.n_tokens));
     gpu::launch("router", route_kernel, {blocks, kRouteThreads, shared, stream, router.overlap}, choice, router,
@@ -281,7 +281,7 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 }
 
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
-  const size_t shared = sizeof(float) * size_t(choice_room(choice, router.rule));
+  const size_t shared = sizeof(float) * size_t(choice_floats(choice, router.rule));
   gpu::launch("choice of experts", choose_kernel, {unsigned(choice.n_tokens), kRouteThreads, shared, stream}, choice,
               router, choice.n_tokens == 1);
   pack(stream, choice);

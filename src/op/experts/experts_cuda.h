@@ -73,25 +73,26 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 /// The choice alone.
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
 
-/// The groups of a choice. counts [n_scores] is room. Two launches.
+/// The groups of a choice. counts [n_scores] is scratch memory. Two launches.
 void device_group_experts(gpu::StreamHandle stream, const ExpertChoice& choice, int32_t* counts,
                           const ExpertGroups& groups);
 
 /// Matrices of one role of all experts, or two roles with the same input (gate and up). Formats in bricks go through
-/// tensor cores with activations in two planes (gemv's "bricks"), all others through rows that are decoded as they come.
-class DeviceExpertProduct {
+/// tensor cores with activations in two planes (gemv's "bricks"), all others through rows that are decoded as they
+/// come.
+class DeviceExpertMatmul {
  public:
-  DeviceExpertProduct() = default;
-  /// matrices[r], biases[r]: of role r, one an expert; biases empty or null where there are none. `glu`: the roles are gate
-  /// and up, whose product ends in the activation where is_gated(). Throws Error: usage for experts of different formats or
-  /// shapes and for ternary ones with int8 activations; no_memory.
-  DeviceExpertProduct(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
-                      std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
+  DeviceExpertMatmul() = default;
+  /// matrices[r], biases[r]: of role r, one an expert; biases empty or null where there are none. `glu`: the roles are
+  /// gate and up, whose product ends in the activation where is_gated(). Throws Error: usage for experts of different
+  /// formats or shapes and for ternary ones with int8 activations; no_memory.
+  DeviceExpertMatmul(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
+                     std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
 
   /// As the constructor makes it, without device memory: it cannot run.
-  static DeviceExpertProduct planned(std::span<const std::vector<const Linear*>> matrices,
-                                     std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false) {
-    DeviceExpertProduct product;
+  static DeviceExpertMatmul planned(std::span<const std::vector<const Linear*>> matrices,
+                                    std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false) {
+    DeviceExpertMatmul product;
     product.plan(matrices, biases, glu);
     return product;
   }

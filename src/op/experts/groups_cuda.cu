@@ -1,4 +1,5 @@
-// The slots of many tokens by expert: a block an expert counts its slots, then finds its place behind the experts before.
+// The slots of many tokens by expert: a block an expert counts its slots, then finds its place behind the experts
+// before.
 #include "gpu/launch.h"
 #include "op/experts/experts_cuda.h"
 

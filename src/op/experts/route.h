@@ -15,8 +15,8 @@ struct Route {
   float weight = 0;
 };
 
-/// The experts of every token, in order of their number. Weights are softmax(scores) or sigmoid(score), without the bias.
-/// scores [n_tokens, n_experts], bias [n_experts] or null, routes [n_tokens, rule.n_used].
+/// The experts of every token, in order of their number. Weights are softmax(scores) or sigmoid(score), without the
+/// bias. scores [n_tokens, n_experts], bias [n_experts] or null, routes [n_tokens, rule.n_used].
 void choose_experts(CpuContext& context, View2<const float> scores, const ExpertRule& rule, const float* bias,
                     std::span<Route> routes);
 

@@ -82,8 +82,8 @@ int64_t word_bytes(const Plan& p) {
   return int64_t(p.n_column_areas) * S::kAreaColumnTiles * p.x_blocks * 512;
 }
 
-/// A step, counted up without divisions: areas of the same rows follow one another, of groups those of the same columns,
-/// which are the ones that read the same x.
+/// A step, counted up without divisions: areas of the same rows follow one another, of groups those of the same
+/// columns, which are the ones that read the same x.
 template <bool kGrouped>
 struct Step {
   int brick, minor, major;
@@ -306,8 +306,8 @@ __device__ void store_sums(const Outputs& out, int n_tiles, int first_tile, int6
   }
 }
 
-/// What a block does. store(step, first_tile, first_column, sum) takes a warp's sums of an area that is complete, and may
-/// use them up.
+/// What a block does. store(step, first_tile, first_column, sum) takes a warp's sums of an area that is complete, and
+/// may use them up.
 template <class F, class S, bool kGrouped, class Store>
 __device__ void run_areas(const Plan& of, const Store& store) {
   using Step = areas::Step<kGrouped>;

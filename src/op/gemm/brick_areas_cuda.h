@@ -1,9 +1,9 @@
-// Device code of products of many rows with weights in bricks: x in the order of B fragments, and bricks as areas_cuda.h
-// takes them. For *.cu files only.
+// Device code of products of many rows with weights in bricks: x in the order of B fragments, and bricks as
+// areas_cuda.h takes them. For *.cu files only.
 #pragma once
 
 #include "op/gemm/wide_areas_cuda.h"
-#include "op/gemv/brick_product_cuda.h"
+#include "op/gemv/brick_matmul_cuda.h"
 #include "op/norm_rope/norm_guard_cuda.h"
 
 namespace ridge::bricks {
@@ -11,7 +11,8 @@ namespace {
 
 /// x as the product reads it: words [column tile of 8][32 columns of k][lane] of 16 bytes, sums of x over 32 / kSums
 /// columns of k [column tile][32 columns of k][kSums][8] (zero in the low plane's columns), and 1 / scale of
-/// each token. Where area_columns is not 0 words are the image of wide_areas_cuda.h, of one plane, and there are no sums.
+/// each token. Where area_columns is not 0 words are the image of wide_areas_cuda.h, of one plane, and there are no
+/// sums.
 struct PlanesOfX {
   uint4* words;
   float* sums;
@@ -170,14 +171,14 @@ struct Bricks {
   }
 };
 
-/// Bricks as wide areas take them: a weight is the half next to scale * code - min, min being a half too where the format
-/// has minima. Scales of 16 and more become infinite.
+/// Bricks as wide areas take them: a weight is the f16 next to scale * code - min, min being an f16 too where the
+/// format has minima. Scales of 16 and more become infinite.
 template <class Format>
 struct WideBricks {
   static constexpr int kBytes = Format::kBytes, kColumns = Format::kColumns;
   static constexpr int kGroups = Format::kScaleSteps == 0 ? 0 : 4 / Format::kScaleSteps;
   static constexpr bool kHasWords = Format::kScaleSteps == 0;  // fragments as they are
-  /// Codes in units of kUnit come to at most this much first, which is exact: scales then have the room of halves.
+  /// Codes in units of kUnit come to at most this much first, which is exact: scales then have the room of f16.
   static constexpr float kFirst = std::min(0x1p12f, 1 / Format::kUnit);
   struct ScaledCodes {
     typename Format::Codes codes;

@@ -17,9 +17,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) to_half_kernel(const float* x, int64_t n, uint16_t* out) {
+__global__ void __launch_bounds__(kThreads) to_f16_kernel(const float* x, int64_t n, uint16_t* out) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < n) out[i] = gpu::float_to_half(x[i]);
+  if (i < n) out[i] = gpu::float_to_f16(x[i]);
 }
 
 /// A warp a block: each lane four weights.
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(const uint16_t* bl
   const int lane = int(threadIdx.x % 32);
   if (i >= n) return;
   const uint16_t* block = blocks + i * kHalves;
-  const float scale = gpu::half_to_float(block[0]);
+  const float scale = gpu::f16_to_float(block[0]);
   const uint32_t codes = block[1 + lane];
   const auto value = [&](int t) { return float(int(codes >> (4 * t) & 0xF) - 8) * scale; };
   out[i * 32 + lane] = make_uint2(gpu::pack_f16(value(0), value(1)), gpu::pack_f16(value(2), value(3)));
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(const uint16_t* bl
 
 }  // namespace
 
-void device_to_half(gpu::StreamHandle stream, const float* x, int64_t n, uint16_t* out) {
-  gpu::launch("to_half", to_half_kernel, {unsigned(gpu::ceil_div(n, kThreads)), kThreads, 0, stream}, x, n, out);
+void device_to_f16(gpu::StreamHandle stream, const float* x, int64_t n, uint16_t* out) {
+  gpu::launch("to_half", to_f16_kernel, {unsigned(gpu::ceil_div(n, kThreads)), kThreads, 0, stream}, x, n, out);
 }
 
 void device_dequantize_int4(gpu::StreamHandle stream, const void* blocks, int64_t n_blocks, uint16_t* out) {

@@ -1,4 +1,4 @@
-// Products with half-precision weights by NVIDIA's cuBLASLt: the yardstick of resident f16 weights in bench gemv, and
+// Products with f16 weights by NVIDIA's cuBLASLt: the yardstick of resident f16 weights in bench gemv, and
 // the second half of the literal two ops. The library is opened when it is first asked for; nothing else here needs it.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ridge {
 
-/// y [n_tokens, n_out] floats = x [n_tokens, n_in] halves times w [n_out, n_in] halves, float sums; pointers aligned to
+/// y [n_tokens, n_out] floats = x [n_tokens, n_in] f16 times w [n_out, n_in] f16, float sums; pointers aligned to
 /// 256.
 class LibraryGemm {
  public:
@@ -30,9 +30,9 @@ class LibraryGemm {
   std::unique_ptr<Impl> impl_;
 };
 
-/// n floats to halves, to nearest.
-void device_to_half(gpu::StreamHandle stream, const float* x, int64_t n, uint16_t* out);
-/// Blocks of int4_g128 as they lie in rows to halves, 128 each.
+/// n floats to f16, to nearest.
+void device_to_f16(gpu::StreamHandle stream, const float* x, int64_t n, uint16_t* out);
+/// Blocks of int4_g128 as they lie in rows to f16, 128 each.
 void device_dequantize_int4(gpu::StreamHandle stream, const void* blocks, int64_t n_blocks, uint16_t* out);
 
 }  // namespace ridge

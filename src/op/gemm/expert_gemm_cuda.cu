@@ -94,8 +94,8 @@ Launch plan_launch(const BrickMatrix& w, const ExpertGroups& groups) {
 }
 
 template <class F, class Area>
-void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
-                    const gpu::Buffer& scratch) {
+void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
+                   const gpu::Buffer& scratch) {
   Launch launch = plan_launch<F, Area>(w, call.groups);
   check_scratch(scratch, launch.scratch_bytes);
   auto* const base = scratch.as<uint8_t>();
@@ -157,10 +157,10 @@ void device_expert_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Ex
                         const gpu::Buffer& scratch) {
   expect(call.x && call.y && w.data.bytes() > 0 && call.groups.most_areas > 0,
          "experts of many tokens: no x or weights");
-  expect(has_expert_gemm(w.format), "experts of many tokens: a format without halves");
+  expect(has_expert_gemm(w.format), "experts of many tokens: a format without f16");
   with_kernel(w, call.groups, [&](auto f, auto s) {
     using F = decltype(f);
-    if constexpr (!F::kBfloat) launch_product<F, decltype(s)>(stream, w, call, scratch);
+    if constexpr (!F::kBfloat) launch_matmul<F, decltype(s)>(stream, w, call, scratch);
   });
 }
 

@@ -1,4 +1,4 @@
-// Products of many tokens with chosen experts in bricks, on half-precision tensor cores.
+// Products of many tokens with chosen experts in bricks, on f16 tensor cores.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +29,14 @@ struct ExpertGroupCall {
   float* y = nullptr;  ///< [slots, n_out]
 };
 
-/// Whether bricks of a format have such products: x is rounded to halves, in one plane (device_tensor_gemm()).
+/// Whether bricks of a format have such products: x is rounded to f16, in one plane (device_tensor_gemm()).
 bool has_expert_gemm(BrickFormat format);
 
 /// Bytes of scratch, as brick_scratch_bytes() has it.
 int64_t expert_gemm_scratch_bytes(const BrickMatrix& w, const ExpertGroups& groups);
 
-/// y = x W^T of the experts' slots. `w` says what one expert is, one part, plain or paired; its data holds all experts one
-/// after another. Two launches.
+/// y = x W^T of the experts' slots. `w` says what one expert is, one part, plain or paired; its data holds all experts
+/// one after another. Two launches.
 void device_expert_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
                         const gpu::Buffer& scratch);
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "op/gemm/wide_areas_cuda.h"
-#include "op/gemv/brick_product_cuda.h"
+#include "op/gemv/brick_matmul_cuda.h"
 #include "op/gemv/int_tokens.h"
 #include "ridge/error.h"
 
@@ -35,7 +35,7 @@ __device__ uint32_t block_top(uint32_t top) {
   return top;
 }
 
-/// A block a token. int4_g128: a unit is the four columns from 4c on of each 16 of a block of 32, as pairs of halves
+/// A block a token. int4_g128: a unit is the four columns from 4c on of each 16 of a block of 32, as pairs of f16
 /// 0, 2 and 1, 3, which is how nibbles of a word meet (int_weights_cuda.h). ternary: of each 16 of a block of 64, as
 /// bytes. Roundings of ternary are those of quantize_ternary() in int_tokens.h.
 template <IntKind kKind>
@@ -178,7 +178,7 @@ struct Int4Steps {
     }
   }
 
-  /// The high or low nibbles of bytes 0 and 2, which are code + 8, as halves code * scale.
+  /// The high or low nibbles of bytes 0 and 2, which are code + 8, as f16 code * scale.
   __device__ static uint32_t values(uint32_t word, bool low, uint32_t scale) {
     // Under the exponent of 1024 a low nibble counts ones and a high nibble sixteens.
     const uint32_t codes =
@@ -293,7 +293,7 @@ void check_operands(const IntWeights& w, const IntGemmCall& call) {
 }
 
 template <IntKind kKind, class S>
-void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
+void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   using Steps = StepsOf<kKind>;
   GemmPlan p = {};
   const int64_t n_areas = gpu::ceil_div(w.n_row_tiles(), S::kAreaTiles) * gpu::ceil_div(call.n_tokens, S::kAreaColumns);
@@ -384,10 +384,10 @@ IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
 }
 
 template <IntKind kKind>
-void launch_product(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
+void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   const int blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
   with_shape<kKind>(call.area == IntArea::any ? choose_area(w, call.n_tokens, blocks) : call.area,
-                    [&](auto shape) { launch_product<kKind, decltype(shape)>(stream, w, call, scratch); });
+                    [&](auto shape) { launch_matmul<kKind, decltype(shape)>(stream, w, call, scratch); });
 }
 
 }  // namespace
@@ -401,8 +401,8 @@ IntGemmScratch int_gemm_scratch_bytes(const IntWeights& w, int64_t n_tokens) {
 void device_int_gemm(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   check_operands(w, call);
   if (w.n_out == 0 || call.n_tokens == 0) return;
-  if (w.kind == IntKind::ternary) launch_product<IntKind::ternary>(stream, w, call, scratch);
-  else launch_product<IntKind::int4_g128>(stream, w, call, scratch);
+  if (w.kind == IntKind::ternary) launch_matmul<IntKind::ternary>(stream, w, call, scratch);
+  else launch_matmul<IntKind::int4_g128>(stream, w, call, scratch);
 }
 
 }  // namespace ridge

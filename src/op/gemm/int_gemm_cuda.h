@@ -1,7 +1,7 @@
 // Products of many tokens with integer weights (int_weights_cuda.h) on tensor cores: prompts, and decode of more
 // sequences than one pass of device_int_gemv takes.
 //
-// int4_g128  A weight is code * scale rounded to a half, an activation x s rounded to a half. s is a power of two for
+// int4_g128  A weight is code * scale rounded to f16, an activation x s rounded to f16. s is a power of two for
 //            each token that brings its largest value near 2^14: relative errors of at most 2^-11 each (2^-25 of s x
 //            and of a weight, where those are larger). Sums are float32. Weights of 65520 and more become infinite.
 // ternary    The product of op/gemv/ternary.h bit for bit, as device_int_gemv makes it.
@@ -13,8 +13,8 @@
 
 namespace ridge {
 
-/// What a block sums at a time: 128 rows times 64 tokens, 128 times 128, 256 times 128; by warpgroups, for int4_g128 where
-/// gpu::device_has_warpgroups(), 256 rows times 32, 64 or 128. Tests and measurements may choose.
+/// What a block sums at a time: 128 rows times 64 tokens, 128 times 128, 256 times 128; by warpgroups, for int4_g128
+/// where gpu::device_has_warpgroups(), 256 rows times 32, 64 or 128. Tests and measurements may choose.
 enum class IntArea : uint8_t { any, small, middle, large, wide32, wide64, wide128 };
 
 struct IntGemmCall {

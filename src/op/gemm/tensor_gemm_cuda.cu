@@ -118,8 +118,8 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
 }
 
 template <class F, class S>
-void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call, int planes,
-                    const gpu::Buffer& scratch) {
+void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call, int planes,
+                   const gpu::Buffer& scratch) {
   Launch launch = plan_launch<F, S>(w, call, planes);
   check_scratch(scratch, launch.scratch_bytes);
   auto* const base = scratch.as<uint8_t>();
@@ -146,7 +146,7 @@ void launch_product(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
 
 }  // namespace
 
-bool has_wide_product(const BrickMatrix& w, int64_t n_tokens) {
+bool has_wide_matmul(const BrickMatrix& w, int64_t n_tokens) {
   return w.format != BrickFormat::bf16 && n_tokens >= kFewestWideTokens && gpu::device_has_warpgroups();
 }
 
@@ -177,9 +177,9 @@ int64_t wide_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call) {
 void device_wide_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
                       const gpu::Buffer& scratch) {
   check_call(w, call);
-  expect(has_wide_product(w, call.n_tokens), "wide_gemm: the device or the format has no such product");
+  expect(has_wide_matmul(w, call.n_tokens), "wide_gemm: the device or the format has no such product");
   with_wide_shape(w, call, [&](auto f, auto s) {
-    launch_product<typename decltype(f)::type, decltype(s)>(stream, w, call, 1, scratch);
+    launch_matmul<typename decltype(f)::type, decltype(s)>(stream, w, call, 1, scratch);
   });
 }
 
@@ -200,7 +200,7 @@ void device_tensor_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Br
   check_call(w, call);
   with_format(w.format, [&](auto f) {
     with_shape(w, call, planes,
-               [&](auto s) { launch_product<decltype(f), decltype(s)>(stream, w, call, planes, scratch); });
+               [&](auto s) { launch_matmul<decltype(f), decltype(s)>(stream, w, call, planes, scratch); });
   });
 }
 
@@ -208,10 +208,10 @@ int64_t brick_scratch_bytes(const BrickMatrix& w, const BrickCall& call) {
   return call.n_tokens > kMostFewTokens ? tensor_gemm_scratch_bytes(w, call, 2) : 0;
 }
 
-void device_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
-                      const gpu::Buffer& scratch) {
+void device_f16_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
+                     const gpu::Buffer& scratch) {
   if (call.n_tokens > kMostFewTokens) device_tensor_gemm(stream, w, call, 2, scratch);
-  else device_few_half_gemv(stream, w, call);
+  else device_few_f16_gemv(stream, w, call);
 }
 
 }  // namespace ridge

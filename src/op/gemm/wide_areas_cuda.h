@@ -1,7 +1,7 @@
-// Device code of products of many rows by warpgroups (gpu/warpgroup.h): areas as areas_cuda.h cuts them, of 256 rows. For
-// *.cu files only.
+// Device code of products of many rows by warpgroups (gpu/warpgroup.h): areas as areas_cuda.h cuts them, of 256 rows.
+// For *.cu files only.
 //
-// Weights are A of the products, as halves in registers; tokens are B, in shared memory. Two warpgroups multiply: a warp
+// Weights are A of the products, as f16 in registers; tokens are B, in shared memory. Two warpgroups multiply: a warp
 // has two tiles. While the products of one set of registers run, the other set is made of the next 32 columns of k. One
 // more warp fills two rings: tiles, a step of all tiles of the area at a time, and x, 64 or 128 columns of k at a time.
 //
@@ -9,7 +9,7 @@
 //   kBytes, kColumns         of a tile of one step
 //   Codes, load(tile, chunk, lane)   what a lane keeps of 64 columns of a tile; may point into it
 //   fragments(codes, part, a)        their first or second 32 columns as A of two products of 16 columns
-// x is an image of halves, [column area][64 columns of k][S::kAreaColumns] times 128 bytes, as shared_columns() takes
+// x is an image of f16, [column area][64 columns of k][S::kAreaColumns] times 128 bytes, as shared_columns() takes
 // them and store_units() writes them. The order of columns is that of F's products.
 #pragma once
 
@@ -36,9 +36,9 @@ template <class F, class S>
 struct WideSizes {
   static constexpr int kXColumns = std::min(128, F::kColumns), kXOfStep = F::kColumns / kXColumns;
   static constexpr int kXBytes = kXColumns * 2 * S::kAreaColumns, kTileBytes = S::kAreaTiles * F::kBytes;
-  static constexpr int kRoom = gpu::kHopperSharedBytes - 1024 - kImageAlignment - 256;
-  static constexpr int kTileStages = kXOfStep > 1 ? 2 : std::min(6, kRoom / (kXBytes + kTileBytes));
-  static constexpr int kXStages = std::min(6, (kRoom - kTileStages * kTileBytes) / kXBytes);
+  static constexpr int kFreeBytes = gpu::kHopperSharedBytes - 1024 - kImageAlignment - 256;
+  static constexpr int kTileStages = kXOfStep > 1 ? 2 : std::min(6, kFreeBytes / (kXBytes + kTileBytes));
+  static constexpr int kXStages = std::min(6, (kFreeBytes - kTileStages * kTileBytes) / kXBytes);
   static_assert(kTileStages >= 2 && kXStages >= 3 && F::kColumns % 64 == 0);
   /// More than half of a multiprocessor's, as kSharedBytes.
   static constexpr size_t kBytes =
@@ -64,8 +64,8 @@ constexpr size_t block_bytes() {
   else return kSharedBytes<F, S>;
 }
 
-/// Four lanes c = 0 .. 3 have word c of four units of eight columns of k each; unit first_unit + i is words[i] of the four.
-/// Writes them where a token has them in the image, n_units in all.
+/// Four lanes c = 0 .. 3 have word c of four units of eight columns of k each; unit first_unit + i is words[i] of the
+/// four. Writes them where a token has them in the image, n_units in all.
 inline __device__ void store_units(void* image, int64_t token, int first_unit, int n_units, int area_columns,
                                    uint32_t (&words)[4], bool exist) {
   const int c = int(threadIdx.x) % 4;

@@ -66,12 +66,12 @@ struct BrickQ8_0 : BrickDefaults, BlockScales<2048, 4> {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t word = pick(codes.words[step / 2], 2 * (step % 2) + i);
-      bytes_to_halves(word, a[2 * i], a[2 * i + 1]);
+      bytes_to_f16(word, a[2 * i], a[2 * i + 1]);
     }
   }
 };
 
-struct BrickQ4_0 : Nibbles<128>, TinyHalves<8>, BlockScales<1024, 4> {
+struct BrickQ4_0 : Nibbles<128>, TinyF16<8>, BlockScales<1024, 4> {
   using Block = Q4_0::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1152, kScaleSteps = 2, kGemvStages = 8, kSums = 1;
 
@@ -81,7 +81,7 @@ struct BrickQ4_0 : Nibbles<128>, TinyHalves<8>, BlockScales<1024, 4> {
   }
 };
 
-struct BrickQ4_1 : Nibbles<128>, TinyHalves<0>, ScalesAndMins<1024> {
+struct BrickQ4_1 : Nibbles<128>, TinyF16<0>, ScalesAndMins<1024> {
   using Block = Q4_1::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1280, kScaleSteps = 2, kGemvStages = 7, kSums = 1;
   static constexpr bool kHasMin = true;
@@ -93,7 +93,7 @@ struct BrickQ4_1 : Nibbles<128>, TinyHalves<0>, ScalesAndMins<1024> {
   }
 };
 
-struct BrickQ5_0 : FiveBits<128>, TinyHalves<16>, BlockScales<FiveBits<128>::kCodeBytes, 4> {
+struct BrickQ5_0 : FiveBits<128>, TinyF16<16>, BlockScales<FiveBits<128>::kCodeBytes, 4> {
   using Block = Q5_0::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1408, kScaleSteps = 2, kGemvStages = 6, kSums = 1;
 
@@ -102,7 +102,7 @@ struct BrickQ5_0 : FiveBits<128>, TinyHalves<16>, BlockScales<FiveBits<128>::kCo
   }
 };
 
-struct BrickQ5_1 : FiveBits<128>, TinyHalves<0>, ScalesAndMins<FiveBits<128>::kCodeBytes> {
+struct BrickQ5_1 : FiveBits<128>, TinyF16<0>, ScalesAndMins<FiveBits<128>::kCodeBytes> {
   using Block = Q5_1::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1536, kScaleSteps = 2, kGemvStages = 6, kSums = 1;
   static constexpr bool kHasMin = true;
@@ -113,7 +113,7 @@ struct BrickQ5_1 : FiveBits<128>, TinyHalves<0>, ScalesAndMins<FiveBits<128>::kC
   }
 };
 
-struct BrickInt4 : Nibbles<128>, TinyHalves<8>, BlockScales<1024, 1> {
+struct BrickInt4 : Nibbles<128>, TinyF16<8>, BlockScales<1024, 1> {
   using Block = Int4G128::Block;
   static constexpr int kGroup = 128, kColumns = 128, kBytes = 1056, kScaleSteps = 2, kGemvStages = 8, kSums = 1;
 
@@ -123,7 +123,7 @@ struct BrickInt4 : Nibbles<128>, TinyHalves<8>, BlockScales<1024, 1> {
   }
 };
 
-/// mxfp4: with its sign at bit 15 and its other bits at 11 to 9 a code is a half, 2^-14 times too small; the exponents,
+/// mxfp4: with its sign at bit 15 and its other bits at 11 to 9 a code is an f16, 2^-14 times too small; the exponents,
 /// 16 rows of four bytes, give half the scale. Of word i of a fragment the bits below the sign start at 9 - 3i.
 struct Mxfp4Places {
   __device__ static constexpr int sign(int i) { return i == 0 ? 15 : i == 1 ? 12 : i == 2 ? 14 : 13; }
@@ -180,7 +180,7 @@ struct Iq4Levels : StepWords<kBrickColumns, Iq4Places> {
     for (int i = 0; i < 2; ++i) {
       const uint32_t lower = gpu::select_bytes(0x3F2D1801u, 0x766A5D4Fu, level >> (16 * i));
       const uint32_t upper = gpu::select_bytes(0xA6998D81u, 0xF1D9C5B5u, level >> (16 * i));
-      bytes_to_halves(gpu::select_bytes(lower, upper, side >> (16 * i)), a[2 * i], a[2 * i + 1]);
+      bytes_to_f16(gpu::select_bytes(lower, upper, side >> (16 * i)), a[2 * i], a[2 * i + 1]);
     }
   }
 };
@@ -196,8 +196,8 @@ struct BrickIQ4_NL : Iq4Levels<128>, BrickDefaults, BlockScales<1024, 4> {
 };
 
 /// iq4_xs: behind the codes two words a row. d is the low half of the first; pairs of the six-bit scales are, of chunks
-/// 0 and 1, the low 24 bits of the second word, of chunk 2 bits 16 to 27 of the first, of chunk 3 its top four bits above
-/// the second's top byte.
+/// 0 and 1, the low 24 bits of the second word, of chunk 2 bits 16 to 27 of the first, of chunk 3 its top four bits
+/// above the second's top byte.
 struct BrickIQ4_XS : Iq4Levels<256>, BrickDefaults {
   using Block = IQ4_XS::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 2176, kScaleSteps = 2, kGemvStages = 4, kScales = 2048;

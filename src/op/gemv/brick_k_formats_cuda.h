@@ -48,7 +48,7 @@ struct SubBlockScales {
     for (int half = 0; half < 2; ++half) {
       const uint4 row = *reinterpret_cast<const uint4*>(brick + kCodeBytes + 16 * (lane / 4 + 8 * half));
       const float2 d = gpu::unpack_f16(row.x);  // d, dmin
-      const float min_step = d.y * (half == 1 ? TinyHalves<0>::kLower * 0x1p-6f : 0x1p-6f);
+      const float min_step = d.y * (half == 1 ? TinyF16<0>::kLower * 0x1p-6f : 0x1p-6f);
       const float scale_zero = d.x * -0x1p23f, min_zero = min_step * -0x1p23f;
       uint32_t fields = chunk_fields(row.y, row.z, row.w, chunk);
 #pragma unroll
@@ -63,7 +63,7 @@ struct SubBlockScales {
 
 /// q2_k: words 2i and 2i + 1 of step s have, from bit 8 (s % 2) + 4 i of the halves of word s / 2 of a chunk, two bits
 /// each. Behind the codes the file's 16 bytes of scales and minima a row, then d and dmin of every row.
-struct BrickQ2_K : TinyHalves<0, 4> {
+struct BrickQ2_K : TinyF16<0, 4> {
   using Block = Q2_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 1344, kScaleSteps = 1, kGemvStages = 6, kSums = 2;
   static constexpr int kScales = 1024, kD = 1280;
@@ -125,9 +125,9 @@ struct BrickQ2_K : TinyHalves<0, 4> {
 };
 
 /// q3_k: three words a lane and chunk, [chunk][word][lane]. Word s has step s of the chunk, three bits from bit 3 i of
-/// its halves for word i of the fragment. Of step 3, word i < 3 is bits 12 to 14 of word i and word 3 the top bits of all
-/// three. Behind the codes the scales' fields, three words a row, then d of each row.
-struct BrickQ3_K : TinyHalves<4, 8> {
+/// its halves for word i of the fragment. Of step 3, word i < 3 is bits 12 to 14 of word i and word 3 the top bits of
+/// all three. Behind the codes the scales' fields, three words a row, then d of each row.
+struct BrickQ3_K : TinyF16<4, 8> {
   using Block = Q3_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 1760, kScaleSteps = 1, kGemvStages = 5, kSums = 2;
   static constexpr int kScales = 1536, kD = 1728;
@@ -204,7 +204,7 @@ struct BrickQ3_K : TinyHalves<4, 8> {
   }
 };
 
-struct BrickQ4_K : Nibbles<256>, TinyHalves<0>, SubBlockScales<2048> {
+struct BrickQ4_K : Nibbles<256>, TinyF16<0>, SubBlockScales<2048> {
   using Block = Q4_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 2304, kScaleSteps = 2, kGemvStages = 4, kSums = 1;
   static constexpr bool kHasMin = true;
@@ -215,7 +215,7 @@ struct BrickQ4_K : Nibbles<256>, TinyHalves<0>, SubBlockScales<2048> {
   }
 };
 
-struct BrickQ5_K : FiveBits<256>, TinyHalves<0>, SubBlockScales<FiveBits<256>::kCodeBytes> {
+struct BrickQ5_K : FiveBits<256>, TinyF16<0>, SubBlockScales<FiveBits<256>::kCodeBytes> {
   using Block = Q5_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 2816, kScaleSteps = 2, kGemvStages = 4, kSums = 1;
   static constexpr bool kHasMin = true;
@@ -230,7 +230,7 @@ struct BrickQ5_K : FiveBits<256>, TinyHalves<0>, SubBlockScales<FiveBits<256>::k
 
 /// q6_k: the low four bits as nibbles; the upper two bits in the lane's second share, of steps 2w and 2w + 1 in word w:
 /// element 2i + h of step s is bits 16 h + 2 field(s % 2, i); then 16 scales a row and d of each row.
-struct BrickQ6_K : TinyHalves<32> {
+struct BrickQ6_K : TinyF16<32> {
   using Block = Q6_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 3360, kScaleSteps = 1, kGemvStages = 3, kSums = 2;
   static constexpr int kHigh = 2048, kScales = 3072, kD = 3328;

@@ -1,11 +1,11 @@
-// Device code: how every format lies in a brick (bricks_cuda.h) and becomes A fragments, and what several formats share.
-// brick_formats_cuda.h and brick_k_formats_cuda.h have the formats. For *.cu files only.
+// Device code: how every format lies in a brick (bricks_cuda.h) and becomes A fragments, and what several formats
+// share. brick_formats_cuda.h and brick_k_formats_cuda.h have the formats. For *.cu files only.
 //
 // Lane 4 r + c of a warp holds, for each step of 16 columns, eight codes: element e = 0 .. 7 is row r + 8 (e / 2 % 2),
 // column 2 c + e % 2 + 8 (e / 4) of the step, so words 2i, 2i+1 of the fragment are elements 4i .. 4i+3. Fragments hold
-// the codes, which halves represent exactly; scales are applied to sums, in float.
+// the codes, which f16 represents exactly; scales are applied to sums, in float.
 //
-// Codes of two to six bits become halves by a mask: in the lowest bits of a half, code q is the number 2^-24 q, below
+// Codes of two to six bits become f16 by a mask: in the lowest bits of an f16, code q is the number 2^-24 q, below
 // the normal ones, which tensor cores multiply exactly. Codes of rows r + 8 stay where they are, some bits higher. So
 // results are kUnit times too small, those of rows r + 8 kLower times larger than the others. What is subtracted from
 // every code comes in as the value that sums start with, made from sums of x.
@@ -59,7 +59,8 @@ __device__ inline uint32_t pick(const uint4& words, int i) {
 __device__ inline uint32_t* lane_word(uint8_t* brick, int word, int lane) {
   return reinterpret_cast<uint32_t*>(brick + (32 * (word / 4) + lane) * 16) + word % 4;
 }
-/// The six bits from bit kAt of `fields`, which means them less 32: times 2^kAt, exact. They stand in the mantissa of 2^23.
+/// The six bits from bit kAt of `fields`, which means them less 32: times 2^kAt, exact. They stand in the mantissa of
+/// 2^23.
 template <int kAt>
 __device__ float signed_field(uint32_t fields) {
   return __uint_as_float(gpu::and_or(fields, 63u << kAt, 0x4B000000u)) - (0x1p23f + (32 << kAt));
@@ -70,9 +71,9 @@ struct BrickDefaults {
   static constexpr float kUnit = 1, kLower = 1, kSumFactor = 0;
   static constexpr int kSums = 0, kXUnits = 4;
 };
-/// Codes as halves below the normal ones, kZero of which is subtracted.
+/// Codes as f16 below the normal ones, kZero of which is subtracted.
 template <int kZero, int kLowerOf = 16>
-struct TinyHalves : BrickDefaults {
+struct TinyF16 : BrickDefaults {
   static constexpr bool kHasStart = kZero > 0;
   static constexpr float kUnit = 0x1p-24f, kLower = kLowerOf, kSumFactor = -kZero * kUnit;
 };
@@ -121,7 +122,7 @@ struct ScalesAndMins {
       const uint8_t* from = brick + kCodeBytes + 16 * (lane / 4 + 8 * half) + 8 * chunk;
       const uint2 pairs = *reinterpret_cast<const uint2*>(from);
       const float2 first = gpu::unpack_f16(pairs.x), second = gpu::unpack_f16(pairs.y);
-      const float minus = half == 1 ? -TinyHalves<0>::kLower : -1.0f;
+      const float minus = half == 1 ? -TinyF16<0>::kLower : -1.0f;
       scales.scale[half][0] = first.x, scales.scale[half][1] = second.x;
       scales.min[half][0] = minus * first.y, scales.min[half][1] = minus * second.y;
     }
@@ -201,7 +202,7 @@ struct FiveBits {
 };
 
 /// Four bytes, each 128 more than a value, as words i and i + 1 of a fragment.
-__device__ inline void bytes_to_halves(uint32_t bytes, uint32_t& first, uint32_t& second) {
+__device__ inline void bytes_to_f16(uint32_t bytes, uint32_t& first, uint32_t& second) {
   first = gpu::sub_f16x2(__byte_perm(bytes, 0x64646464u, 0x4140), 0x64806480u);  // 1024 + 128
   second = gpu::sub_f16x2(__byte_perm(bytes, 0x64646464u, 0x4342), 0x64806480u);
 }

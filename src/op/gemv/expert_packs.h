@@ -13,7 +13,8 @@ struct alignas(32) ExpertPack {
   int32_t slots[kMost] = {};
 };
 
-/// What becomes of gate g and up u of a pair: silu(g) u, max(g, 0)^2 u, gelu(g) u (tanh form), or gpt-oss's clamped form.
+/// What becomes of gate g and up u of a pair: silu(g) u, max(g, 0)^2 u, gelu(g) u (tanh form), or gpt-oss's clamped
+/// form.
 enum class BrickGlu : uint8_t { silu, relu2, gelu_tanh, clamped_swiglu };
 
 /// What a product over chosen experts reads and writes. Pointers are device memory.

@@ -161,7 +161,8 @@ __device__ void store_eight(const Sum (&of)[4], int planes, int n_tokens, int la
 
 // --- The end of a tile ---
 
-/// Tokens of a row that half a warp ends at a time, where there are many: an end is a chain of loads from shared memory.
+/// Tokens of a row that half a warp ends at a time, where there are many: an end is a chain of loads from shared
+/// memory.
 inline constexpr int kIntEnds = 4;
 
 /// Of up to 16 tokens: 1, 2 or 4 times kIntEnds, as so many bits.

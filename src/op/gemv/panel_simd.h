@@ -1,5 +1,5 @@
-// Products of panels (op/gemv/panels.h): integer activations, integer dot products, 16 rows at a time. Included once per
-// ISA after its Simd struct.
+// Products of panels (op/gemv/panels.h): integer activations, integer dot products, 16 rows at a time. Included once
+// per ISA after its Simd struct.
 //
 // One token and a few: weights become bytes in registers, a unit at a time (few_panel). More tokens: 256 columns of two
 // vectors of rows become bytes and float scales in cache, once for all tokens, and one tile for all formats multiplies
@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kChunkGroups = kPanelChunk / kPanelGroup;
 
-/// Rounds 32 activations; equals quantize_group_ref bit for bit where they are finite (same operations in the same order).
+/// Rounds 32 activations; equals quantize_group_ref bit for bit where they are finite (same operations in the same
+/// order).
 template <int kPlanes>
 inline void quantize_group(const float* in, int64_t plane_q, int8_t* q, float& scale, int32_t* sum) {
   Simd::F top = Simd::zero();
@@ -89,8 +90,8 @@ inline int32_t sum_of(const int32_t* sum, int64_t at) {
   else return sum[2 * at] + sum[2 * at + 1];
 }
 
-/// total plus the products of a group's columns: `dot` of codes, the scale of the weights and of the activations (of_x),
-/// and the minimum times `sum`, the activations' sum. The one order of sums of all products of panels.
+/// total plus the products of a group's columns: `dot` of codes, the scale of the weights and of the activations
+/// (of_x), and the minimum times `sum`, the activations' sum. The one order of sums of all products of panels.
 template <int kPlanes, bool kMin>
 inline Simd::F add_columns(Simd::F total, const Simd::I* dot, Simd::F of_weights, float of_x, Simd::F min,
                            int32_t sum) {

@@ -1,11 +1,11 @@
 // Panels: the CPU's packed layout of weight matrices for integer dot products, made once at load time.
 //
-// A panel is 16 rows; its unit is one block of each row: a head (scales and minima of all rows), then the codes of every
-// 32 columns. A vector of codes holds 4 columns x 16 rows, byte 4 r + j for row r and column j, so that one 64-byte load
-// meets one 4-byte broadcast of activations in a 4-way dot product and 16 sums appear side by side, with no horizontal
-// adds. Panels take the bytes of the rows they come from (plus padding of the last panel). Rows of iq1, iq2 and iq3 name
-// points of grids of 4 or 8 weights, and rows of tq1_0 have five weights in a byte: their panels name levels weight by
-// weight, which takes 1.2 to 2 times the bytes.
+// A panel is 16 rows; its unit is one block of each row: a head (scales and minima of all rows), then the codes of
+// every 32 columns. A vector of codes holds 4 columns x 16 rows, byte 4 r + j for row r and column j, so that one
+// 64-byte load meets one 4-byte broadcast of activations in a 4-way dot product and 16 sums appear side by side, with
+// no horizontal adds. Panels take the bytes of the rows they come from (plus padding of the last panel). Rows of iq1,
+// iq2 and iq3 name points of grids of 4 or 8 weights, and rows of tq1_0 have five weights in a byte: their panels name
+// levels weight by weight, which takes 1.2 to 2 times the bytes.
 //
 // Column 4 k + j (k < 8) of 32, whose code has kLow low bits and kHigh high bits (PanelUnit):
 //   kLow 8  vector k                            kHigh 1  bit k of the one vector behind the low bits
@@ -44,8 +44,8 @@ inline constexpr int kPanelChunk = 256;  ///< columns of a token's activations t
 /// Where minima are: none; fp16 behind the scales; integers times the block's -dmin.
 enum class PanelMinima : uint8_t { none, f16, integers };
 
-/// What the unit of a format's panels looks like. kScaled: columns under one scale. kRowHead: bytes of a row in the head,
-/// 0 where a unit has as many bytes as its blocks.
+/// What the unit of a format's panels looks like. kScaled: columns under one scale. kRowHead: bytes of a row in the
+/// head, 0 where a unit has as many bytes as its blocks.
 template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelMinima kMinima_, int kRowHead_ = 0>
 struct PanelCodes {
   static constexpr int kLow = kLow_, kHigh = kHigh_, kScaled = kScaled_;
@@ -129,14 +129,14 @@ ScratchBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in);
 
 /// The largest integer of one plane and of two: 127, and 127 * 128 + 63.
 constexpr float panel_limit(int planes) { return planes == 1 ? 127.0f : 16319.0f; }
-/// What a group whose largest magnitude is `largest` is multiplied by: panel_limit / largest, or 0 when that is no finite
-/// float (such a group counts as zeros).
+/// What a group whose largest magnitude is `largest` is multiplied by: panel_limit / largest, or 0 when that is no
+/// finite float (such a group counts as zeros).
 inline float group_inverse(float largest, int planes) {
   return largest > (planes == 1 ? 4e-37f : 5e-35f) ? panel_limit(planes) / largest : 0.0f;
 }
 
-/// The scalar definition every ISA must equal bit for bit: 32 activations to `planes` planes of 32 integers each, plane_q
-/// apart, their scale and their sums over 16. A group with a NaN or infinity gets a NaN scale.
+/// The scalar definition every ISA must equal bit for bit: 32 activations to `planes` planes of 32 integers each,
+/// plane_q apart, their scale and their sums over 16. A group with a NaN or infinity gets a NaN scale.
 void quantize_group_ref(const float* x, int planes, int64_t plane_q, int8_t* q, float& scale, int32_t* sum);
 
 }  // namespace ridge

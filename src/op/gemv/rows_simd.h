@@ -26,11 +26,11 @@ constexpr int few_rows(int n_tokens) { return n_tokens == 1 ? 8 : Simd::kLanes /
 /// Columns in whole vectors.
 inline int64_t whole_vectors(int64_t n) { return (n + Simd::kLanes - 1) / Simd::kLanes * Simd::kLanes; }
 
-/// x with rows of whole vectors, zeros behind the last column: itself, or a copy in `room`.
-inline View2<const float> whole_rows(AlignedBuffer& room, View2<const float> x) {
+/// x with rows of whole vectors, zeros behind the last column: itself, or a copy in `buffer`.
+inline View2<const float> whole_rows(AlignedBuffer& buffer, View2<const float> x) {
   const int64_t n = whole_vectors(x.cols);
   if (n == x.cols) return x;
-  const View2<float> padded(room.as<float>(), x.rows, n);
+  const View2<float> padded(buffer.as<float>(), x.rows, n);
   for (int64_t t = 0; t < x.rows; ++t) std::fill(std::copy_n(&x(t, 0), x.cols, &padded(t, 0)), &padded(t, 0) + n, 0.0f);
   return padded;
 }

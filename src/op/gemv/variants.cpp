@@ -31,7 +31,7 @@ void alone(CpuContext& context, const Linear& w, View2<const float> x, View2<flo
   kKernel(context, x, {&one, 1});
 }
 
-/// Room for QuantizedTokens.
+/// Scratch memory of QuantizedTokens.
 template <int kPlanes>
 ScratchBytes panel_scratch(const Linear& w, int64_t n_tokens, int) {
   return quantized_bytes(kPlanes, n_tokens, w.n_in);

@@ -59,13 +59,13 @@ __attribute__((target("avx512bf16"))) int64_t rate_bf16_avx512(int64_t n) {
   return total_of(sums);
 }
 
-// Halves count exactly to 2048 only: sums are moved to integers in time, once in 1024 rounds. Written as assembly,
+// F16 counts exactly to 2048 only: sums are moved to integers in time, once in 1024 rounds. Written as assembly,
 // because clang 14 has no intrinsics of AVX512-FP16.
 __attribute__((target("avx512fp16"))) int64_t rate_f16_avx512(int64_t n) {
   constexpr int64_t kTurn = 1024;
   const __m512i one = _mm512_set1_epi16(0x3C00);
   int64_t total = 0;
-  uint16_t halves[32];
+  uint16_t f16[32];
   for (int64_t first = 0; first < n; first += kTurn) {
     __m512i sums[kRateSums];
     for (__m512i& sum : sums) sum = _mm512_setzero_si512();
@@ -75,8 +75,8 @@ __attribute__((target("avx512fp16"))) int64_t rate_f16_avx512(int64_t n) {
       for (int j = 0; j < kRateSums; ++j) __asm__ volatile("vfmadd231ph %1, %1, %0" : "+v"(sums[j]) : "v"(one));
     }
     for (const __m512i& sum : sums) {
-      _mm512_storeu_si512(halves, sum);
-      for (const uint16_t half : halves) total += int64_t(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half))));
+      _mm512_storeu_si512(f16, sum);
+      for (const uint16_t half : f16) total += int64_t(_mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half))));
     }
   }
   return total;

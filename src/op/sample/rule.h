@@ -1,8 +1,8 @@
-// The rule by which a token is drawn from logits, written once for CPU and device so that both draw the same one.
+// The rule by which a token is sampled from logits, written once for CPU and device so that both sample the same one.
 //
-// Logits are compared as floats, a NaN being +infinity and the smaller id the better of equals: what is not finite and no
-// -infinity comes out as the best, which is looked at. Probabilities are whole
-// numbers, sample_weight(): their sums are exact in any order, which is what lets many threads add them up. One draw:
+// Logits are compared as floats, a NaN being +infinity and the smaller id the better of equals: what is not finite and
+// no -infinity comes out as the best, which is looked at. Probabilities are whole
+// numbers, sample_weight(): their sums are exact in any order, which is what lets many threads add them up. One token:
 //
 //   1. penalty: logits of the last repeat_last_n tokens, each id once, are divided by it if positive, else multiplied
 //   2. greedy (exponent 0) takes the best. A best that is not finite is no token: Sampler throws, a device marks what it
@@ -39,7 +39,8 @@ struct SampleRule {
 
 inline constexpr uint32_t kTopPOff = 0xFFFFFFFFu;  // the largest float below 1 is 256 less
 inline constexpr float kExponentOf1 = -1.4426950408889634f;
-/// In a token that a device drew: the logits were not finite. The other bits are an id, so that steps under way go on.
+/// In a token that a device sampled: the logits were not finite. The other bits are an id, so that steps under way go
+/// on.
 inline constexpr int32_t kNotFiniteToken = 1 << 30;
 inline constexpr int kMaxSampleVocab = 1 << 22;  ///< up to here sums of weights fit in 64 bits
 

@@ -2,8 +2,8 @@
 //
 //   find_best    the best logit of each sequence; greedy ends here
 //   weigh        a histogram by distance from the best, from which the last block tells how far down the candidates go;
-//                or, without filters, sums of weights, from which it draws
-//   draw_listed  collects the candidates, sorts them, cuts and draws
+//                or, without filters, sums of weights, from which it samples
+//   sample_listed collects the candidates, sorts them, cuts and samples
 //
 // A pass costs about a launch: 152k logits are 0.6 MB, which the second cache holds. Every block has its slice in
 // registers before it waits for the pass before. -fmad=false: weights must be the host's (rule.h).
@@ -39,7 +39,7 @@ struct State {
 
 struct Batch {
   int vocab_size;
-  int n_ids;            // that are drawn
+  int n_ids;            // that are sampled
   const float* logits;  // [n_seq, vocab_size]
   State* states;        // [n_seq]
   Sum* partial;         // [n_seq, n_blocks]
@@ -263,8 +263,8 @@ __global__ void __launch_bounds__(kThreads, 2) find_best(Batch batch) {
     emit(batch, state, int32_t(key_id(best)) | (isfinite(key_logit(best)) ? 0 : kNotFiniteToken));
 }
 
-/// A draw without filters, by the last block: the slice first, then the token in it.
-__device__ void draw_plain(const Batch& batch, State& state, const Sum* partial, float best) {
+/// Sampling without filters, by the last block: the slice first, then the token in it.
+__device__ void sample_plain(const Batch& batch, State& state, const Sum* partial, float best) {
   Sum number = 0;
   const Place slice = find(
       int(gridDim.x), [&](int i) { return __ldcg(partial + i); },
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 2) weigh(Batch batch) {
     const Sums sums = block_sums(sum);
     Sum* partial = batch.partial + int64_t(blockIdx.y) * gridDim.x;
     if (threadIdx.x == 0) partial[blockIdx.x] = sums.total;
-    if (last_to_arrive(&state.arrived[1])) draw_plain(batch, state, partial, best);
+    if (last_to_arrive(&state.arrived[1])) sample_plain(batch, state, partial, best);
     return;
   }
   if (rule.top_k == 0 && rule.top_p == kTopPOff) return;  // min_p alone needs no histogram
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, 2) weigh(Batch batch) {
 }
 
 /// Steps 3 to 6 of the rule; by the last block.
-__device__ Sum draw(const State& state, const Candidates& candidates, float best) {
+__device__ Sum sample(const State& state, const Candidates& candidates, float best) {
   const SampleRule rule = state.rule;
   Sum cut = 0;  // the last key kept
   if (rule.top_k != 0) cut = candidates.select([](Sum) { return Sum(1); }, [&](Sum) { return Sum(rule.top_k - 1); });
@@ -354,7 +354,7 @@ __device__ Sum draw(const State& state, const Candidates& candidates, float best
       [&](Sum total) { return Sum(multiply_high(random_number(rule.seed, state.step), total)); });
 }
 
-__global__ void __launch_bounds__(kThreads, 2) draw_listed(Batch batch) {
+__global__ void __launch_bounds__(kThreads, 2) sample_listed(Batch batch) {
   const Keys mine(batch);
   gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(kThreads, 2) draw_listed(Batch batch) {
     candidates.keys = keys;
     candidates.sorted = true;
   }
-  const Sum chosen = draw(state, candidates, best);
+  const Sum chosen = sample(state, candidates, best);
   if (threadIdx.x != 0) return;
   state.n_listed = 0;
   emit(batch, state, int32_t(key_id(chosen)));
@@ -422,35 +422,35 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 /// One warp.
-__global__ void verify_kernel(State* last, int32_t* recent, int n, const int32_t* drawn, ForcedProposals forced,
+__global__ void verify_kernel(State* last, int32_t* recent, int n, const int32_t* sampled, ForcedProposals forced,
                               DeviceText* text, gpu::TokenRingView ring) {
   __shared__ int32_t tokens[kMostVerifiedRows + 1];  // their number, then they
   if (threadIdx.x == 0) {
-    int n_drawn = 0;
+    int n_sampled = 0;
     for (bool more = true; more;) {
-      int32_t token = drawn[n_drawn];
-      more = n_drawn + 1 < n;
+      int32_t token = sampled[n_sampled];
+      more = n_sampled + 1 < n;
       if (more && forced.share >= 0) {
         more = double(random_number(forced.seed, text->n_forced) >> 11) * 0x1p-53 < forced.share;
         text->n_forced += 1;
-        if (more) token = text->next[n_drawn + 1];
+        if (more) token = text->next[n_sampled + 1];
       } else if (more) {
-        more = token == text->next[n_drawn + 1];
+        more = token == text->next[n_sampled + 1];
       }
-      tokens[++n_drawn] = token;
+      tokens[++n_sampled] = token;
     }
-    tokens[0] = n_drawn;
+    tokens[0] = n_sampled;
     text->n_before = text->n_past;
-    text->n_past += n_drawn;
-    text->n_drawn = n_drawn;
-    text->next[0] = tokens[n_drawn];
+    text->n_past += n_sampled;
+    text->n_sampled = n_sampled;
+    text->next[0] = tokens[n_sampled];
     const uint32_t window = last->rule.repeat_last_n;
-    for (int i = 0; i < n_drawn; ++i) {
-      text->drawn[i] = tokens[i + 1];
+    for (int i = 0; i < n_sampled; ++i) {
+      text->sampled[i] = tokens[i + 1];
       if (last->rule.exponent != 0) ++last->step;
       if (window != 0) recent[last->n_recent++ % window] = tokens[i + 1];
     }
-    for (int i = n_drawn; i < kMostVerifiedRows; ++i) tokens[i + 1] = 0;
+    for (int i = n_sampled; i < kMostVerifiedRows; ++i) tokens[i + 1] = 0;
   }
   __syncthreads();
   if (int(threadIdx.x) < ring.n_seq) gpu::put_token(ring, int(threadIdx.x), tokens[threadIdx.x]);
@@ -491,7 +491,7 @@ void DeviceSampler::set(gpu::StreamHandle stream, int seq, const SamplerOptions&
     throw Error(ErrorKind::failure, "sampler " + std::to_string(seq) + " of " + std::to_string(n_seq_));
   State state = {};
   state.rule = sample_rule(options);
-  state.step = options.first_draw;
+  state.step = options.n_sampled;
   if (state.rule.repeat_last_n > unsigned(kMaxDevicePenaltyTokens))
     throw Error(ErrorKind::usage,
                 "repeat_last_n is " + std::to_string(options.repeat_last_n) + ", a device looks back " +
@@ -541,7 +541,7 @@ void DeviceSampler::sample(gpu::StreamHandle stream, int n, float* logits, int32
   if (all.kind >= SampleKind::plain)
     gpu::launch("sample_weigh", weigh, grid(n_blocks_, 2 * kBins * sizeof(unsigned)), batch);
   if (all.kind >= SampleKind::filtered)
-    gpu::launch("sample_draw", draw_listed, grid(n_blocks_, kMaxSorted * sizeof(Sum)), batch);
+    gpu::launch("sample_draw", sample_listed, grid(n_blocks_, kMaxSorted * sizeof(Sum)), batch);
 }
 
 void DeviceSampler::spread(gpu::StreamHandle stream, int n, const DeviceText* text) {
@@ -551,13 +551,13 @@ void DeviceSampler::spread(gpu::StreamHandle stream, int n, const DeviceText* te
               recent_.as<int32_t>(), n_seq_ - 1, text);
 }
 
-void DeviceSampler::verify(gpu::StreamHandle stream, int n, const int32_t* drawn, const ForcedProposals& forced,
+void DeviceSampler::verify(gpu::StreamHandle stream, int n, const int32_t* sampled, const ForcedProposals& forced,
                            DeviceText* text, const gpu::TokenRingView& ring) {
   if (n < 1 || n > kMostVerifiedRows || ring.n_seq != kMostVerifiedRows + 1)
     throw Error(ErrorKind::failure,
                 "verifying " + std::to_string(n) + " rows into a ring of " + std::to_string(ring.n_seq));
   gpu::launch("sample_verify", verify_kernel, {1, 32, 0, stream}, states_.as<State>() + (n_seq_ - 1),
-              recent_.as<int32_t>() + int64_t(n_seq_ - 1) * kMaxDevicePenaltyTokens, n, drawn, forced, text, ring);
+              recent_.as<int32_t>() + int64_t(n_seq_ - 1) * kMaxDevicePenaltyTokens, n, sampled, forced, text, ring);
 }
 
 }  // namespace ridge

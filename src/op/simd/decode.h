@@ -23,7 +23,7 @@
 namespace ridge {
 namespace {
 
-inline float half_to_float(uint16_t half) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half))); }
+inline float f16_to_float(uint16_t half) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half))); }
 inline __m256i bytes32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m256i low_bits(__m256i a, int mask) { return _mm256_and_si256(a, _mm256_set1_epi8(char(mask))); }
 
@@ -69,23 +69,23 @@ inline __m256i two_bits(const uint8_t* q, int part) {
   return low_bits(_mm256_srli_epi16(bytes32(q + part / 4 * 32), part % 4 * 2), 3);
 }
 
-inline void decode_block(const Q8_0::Block& b, float* out) { put_scaled(bytes32(b.q), half_to_float(b.scale), out); }
+inline void decode_block(const Q8_0::Block& b, float* out) { put_scaled(bytes32(b.q), f16_to_float(b.scale), out); }
 inline void decode_block(const Q4_0::Block& b, float* out) {
-  put_scaled(_mm256_sub_epi8(nibbles32(b.q), _mm256_set1_epi8(8)), half_to_float(b.scale), out);
+  put_scaled(_mm256_sub_epi8(nibbles32(b.q), _mm256_set1_epi8(8)), f16_to_float(b.scale), out);
 }
 inline void decode_block(const Q4_1::Block& b, float* out) {
-  put_offset(nibbles32(b.q), half_to_float(b.scale), half_to_float(b.min), out);
+  put_offset(nibbles32(b.q), f16_to_float(b.scale), f16_to_float(b.min), out);
 }
 inline void decode_block(const Q5_0::Block& b, float* out) {
   const __m256i codes = _mm256_or_si256(nibbles32(b.q), fifth_bits(b.high));
-  put_scaled(_mm256_sub_epi8(codes, _mm256_set1_epi8(16)), half_to_float(b.scale), out);
+  put_scaled(_mm256_sub_epi8(codes, _mm256_set1_epi8(16)), f16_to_float(b.scale), out);
 }
 inline void decode_block(const Q5_1::Block& b, float* out) {
   const __m256i codes = _mm256_or_si256(nibbles32(b.q), fifth_bits(b.high));
-  put_offset(codes, half_to_float(b.scale), half_to_float(b.min), out);
+  put_offset(codes, f16_to_float(b.scale), f16_to_float(b.min), out);
 }
 inline void decode_block(const Int4G128::Block& b, float* out) {
-  const float scale = half_to_float(b.scale);
+  const float scale = f16_to_float(b.scale);
   for (int i = 0; i < 64; i += 16) {  // neighbours share a byte here
     const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b.q + i)), mask = _mm_set1_epi8(0xF);
     const __m128i low = _mm_and_si128(both, mask), high = _mm_and_si128(_mm_srli_epi16(both, 4), mask);
@@ -96,7 +96,7 @@ inline void decode_block(const Int4G128::Block& b, float* out) {
 /// scale_j * code - min_j, the codes given by codes(j, bytes of the pair's nibbles).
 template <class Block, class Codes>
 inline void decode_super_block(const Block& b, float* out, Codes codes) {
-  const float d = half_to_float(b.d), dmin = half_to_float(b.dmin);
+  const float d = f16_to_float(b.d), dmin = f16_to_float(b.dmin);
   for (int j = 0; j < kSubGroups; ++j) {
     // As unpack_scale_min(), which must not be emitted here.
     const uint8_t* s = b.scales;
@@ -118,7 +118,7 @@ inline void decode_block(const Q5_K::Block& b, float* out) {
   });
 }
 inline void decode_block(const Q6_K::Block& b, float* out) {
-  const float d = half_to_float(b.d);
+  const float d = f16_to_float(b.d);
   for (int part = 0; part < 8; ++part) {  // 32 weights of half part / 4, quarter part % 4
     const int half = part / 4, quarter = part % 4;
     const __m256i low = bytes32(b.low + 64 * half + 32 * (quarter % 2)), high = bytes32(b.high + 32 * half);
@@ -130,7 +130,7 @@ inline void decode_block(const Q6_K::Block& b, float* out) {
   }
 }
 inline void decode_block(const Q3_K::Block& b, float* out) {
-  const float d = half_to_float(b.d);
+  const float d = f16_to_float(b.d);
   const __m256i high = bytes32(b.high);
   for (int part = 0; part < 8; ++part) {
     const __m256i bit = _mm256_set1_epi8(char(1 << part));
@@ -146,7 +146,7 @@ inline void decode_block(const Q3_K::Block& b, float* out) {
   }
 }
 inline void decode_block(const Q2_K::Block& b, float* out) {
-  const float d = half_to_float(b.d), dmin = half_to_float(b.dmin);
+  const float d = f16_to_float(b.d), dmin = f16_to_float(b.dmin);
   for (int part = 0; part < 8; ++part) {
     alignas(32) uint8_t bytes[32];
     _mm256_store_si256(reinterpret_cast<__m256i*>(bytes), two_bits(b.q, part));
@@ -166,10 +166,10 @@ constexpr int8_t kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 
 constexpr int8_t kFp4Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 inline void decode_block(const IQ4_NL::Block& b, float* out) {
-  put_scaled(looked_up(kIq4Levels, b.q), half_to_float(b.d), out);
+  put_scaled(looked_up(kIq4Levels, b.q), f16_to_float(b.d), out);
 }
 inline void decode_block(const IQ4_XS::Block& b, float* out) {
-  const float d = half_to_float(b.d);
+  const float d = f16_to_float(b.d);
   for (int j = 0; j < 8; ++j) {
     const int scale = (b.scales[j / 2] >> (j % 2 * 4) & 0xF) | (b.high >> (2 * j) & 3) << 4;
     put_scaled(looked_up(kIq4Levels, b.q + 16 * j), d * float(scale - 32), out + 32 * j);

@@ -1,5 +1,5 @@
 // Streams over plain memory: what the machine's memory gives when nothing is computed. The ceilings that every
-// bytes-bound op is held against; decode is read-mostly, so `read` is its roof.
+// bytes-bound op is held against; decode is read-mostly, so `read` is its ceiling.
 #pragma once
 
 #include "op/cpu.h"

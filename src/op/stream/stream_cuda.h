@@ -1,5 +1,5 @@
 // Streams over device memory and the smallest kernel there is: what a GPU gives when nothing is computed. `read` is the
-// roof of everything that decodes, the empty kernel the least a step's edge from kernel to kernel can cost.
+// memory bandwidth of everything that decodes, the empty kernel the least a step's edge from kernel to kernel can cost.
 #pragma once
 
 #include <cstdint>

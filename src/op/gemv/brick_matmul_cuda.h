@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "op/gemv/brick_formats_cuda.h"
-#include "op/gemv/half_gemv_cuda.h"
+#include "op/gemv/f16_gemv_cuda.h"
 #include "op/norm_rope/glu_cuda.h"
 
 namespace ridge::bricks {

@@ -1,5 +1,5 @@
-// Memory that steps of the CPU backend work in: the shape of every buffer, which the backend and the byte plan share, and
-// how large buffers and kernel scratch become.
+// Memory that steps of the CPU backend work in: the shape of every buffer, which the backend and the byte plan share,
+// and how large buffers and kernel scratch become.
 #pragma once
 
 #include "base/enum_array.h"
@@ -9,7 +9,7 @@
 
 namespace ridge {
 
-/// Matrices of float32 for a step of n tokens; cpu_room_floats() has the sizes. Layers share them.
+/// Matrices of float32 for a step of n tokens; cpu_workspace_floats() has the sizes. Layers share them.
 enum class CpuBuffer : uint8_t {
   x,           ///< residual stream [n, d_model]
   h,           ///< what a block reads and returns [n, d_model]
@@ -38,7 +38,7 @@ enum class CpuBuffer : uint8_t {
   count,
 };
 template <class Buffer>
-using CpuRoom = EnumArray<CpuBuffer, Buffer>;
+using CpuWorkspace = EnumArray<CpuBuffer, Buffer>;
 
 /// What sizes of a model's steps follow from. Of matrices, formats and shapes count; of several ranks they are those of
 /// `slice`, null without ranks.
@@ -49,7 +49,7 @@ struct CpuStepModel {
 };
 
 /// Floats of each buffer in a step of n tokens with n_logits rows of logits.
-CpuRoom<int64_t> cpu_room_floats(const CpuStepModel& model, int64_t n, int64_t n_logits);
+CpuWorkspace<int64_t> cpu_workspace_floats(const CpuStepModel& model, int64_t n, int64_t n_logits);
 
 /// A step: so many sequences, each with so many new tokens behind n_past.
 struct StepShape {

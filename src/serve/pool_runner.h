@@ -16,7 +16,7 @@ namespace ridge::serve {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start);
 
-struct LaneOptions {
+struct PoolOptions {
   KvChoice kv;
   int n_ctx = 0;                 ///< most tokens of a sequence
   int max_seqs = 0;              ///< sequences that run at a time
@@ -44,7 +44,7 @@ std::string_view phase_name(Phase phase);
 struct Job final : TokenRule {
   /// max_tokens becomes what fits behind the prompt in the context.
   Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who, TokenStream::Vocabulary vocabulary,
-      const LaneOptions& options);
+      const PoolOptions& options);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
@@ -53,7 +53,7 @@ struct Job final : TokenRule {
   bool decodes() const { return n_done == n_prompt(); }
   /// Whether the next step gives log probabilities of its prompt.
   bool scores() const { return request.prompt_logprobs && !decodes(); }
-  /// Tokens that belong in the cache: all but the last one drawn.
+  /// Tokens that belong in the cache: all but the last one sampled.
   int length() const {
     return decodes() && !result.tokens.empty() ? n_prompt() + int(result.tokens.size()) - 1 : n_done;
   }
@@ -72,7 +72,7 @@ struct Job final : TokenRule {
   bool parked = false, cancelled = false, ended = false, failed = false;
   int n_done = 0;  ///< tokens of the prompt that the cache holds
 
-  GenerateResult result;  ///< its last token is drawn and not in the cache
+  GenerateResult result;  ///< its last token is sampled and not in the cache
   TokenStream::OnText on_text;
   TokenStream stream;
   std::vector<TokenLogprob> logprobs;  ///< not handed on yet
@@ -92,14 +92,14 @@ enum class Admission : uint8_t {
 };
 
 /// The longest context, at most options.n_ctx, of which options.kv_bytes hold a sequence; 0 where they hold none.
-int longest_context(Engine& engine, LaneOptions options);
+int longest_context(Engine& engine, PoolOptions options);
 
-class Lane {
+class PoolRunner {
  public:
   /// Throws Error when the bytes do not hold one sequence of n_ctx tokens.
-  Lane(Engine& engine, const LaneOptions& options, Totals& totals);
+  PoolRunner(Engine& engine, const PoolOptions& options, Totals& totals);
 
-  const LaneOptions& options() const { return options_; }
+  const PoolOptions& options() const { return options_; }
   SequencePool& pool() { return *pool_; }
   const std::vector<std::unique_ptr<Job>>& jobs() const { return jobs_; }
   Clock::time_point last_step() const { return last_step_; }
@@ -110,8 +110,8 @@ class Lane {
   Admission admit(const Job& job);
   /// Takes the job. Where this throws the caller still has it, and the pool is as it was.
   void start(std::unique_ptr<Job>&& job);
-  /// Runs one step, on a device several while nothing changes and go_on() says so, and hands on what was drawn. Jobs that
-  /// end leave. `clock` started with the planning.
+  /// Runs one step, on a device several while nothing changes and go_on() says so, and hands on what was sampled. Jobs
+  /// that end leave. `clock` started with the planning.
   void step(const PartClock& clock, const std::function<bool()>& go_on);
   /// Ends jobs that were cancelled.
   void drop_cancelled();
@@ -127,9 +127,9 @@ class Lane {
   struct Hooks;
   /// Brings parked jobs back, the oldest first, while there is room.
   void unpark();
-  /// Pages for n more tokens of the job; gives up checkpoints, then parks the youngest jobs, until they are there. False
-  /// when the job itself was parked.
-  bool make_room(Job& job, int n);
+  /// Pages for n more tokens of the job; gives up checkpoints, then parks the youngest jobs, until they are there.
+  /// False when the job itself was parked.
+  bool reserve_or_evict(Job& job, int n);
   std::vector<Row> plan_step();
   DecodeRow decode_row(const Row& row) const;
   /// The step's forward pass has run: prompts are longer.
@@ -147,7 +147,7 @@ class Lane {
   void sweep();
 
   Engine& engine_;
-  const LaneOptions options_;
+  const PoolOptions options_;
   Totals& totals_;
   std::unique_ptr<SequencePool> pool_;
   PrefixCache prefixes_;

@@ -1,4 +1,4 @@
-#include "engine/cpu_room.h"
+#include "engine/cpu_workspace.h"
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ using B = CpuBuffer;
 
 /// Makes `floats` large enough for a layer that is here.
 void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWeights& w, int64_t n,
-               CpuRoom<int64_t>& floats) {
+               CpuWorkspace<int64_t>& floats) {
   const auto need = [&](CpuBuffer of, int64_t n_cols) { floats[of] = std::max(floats[of], n * n_cols); };
   const AttentionPlan& a = layer.attention;
   const int64_t d_model = model.plan.d_model;
@@ -115,9 +115,9 @@ void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, 
 
 }  // namespace
 
-CpuRoom<int64_t> cpu_room_floats(const CpuStepModel& model, int64_t n, int64_t n_logits) {
+CpuWorkspace<int64_t> cpu_workspace_floats(const CpuStepModel& model, int64_t n, int64_t n_logits) {
   const ModelPlan& plan = model.plan;
-  CpuRoom<int64_t> floats{};
+  CpuWorkspace<int64_t> floats{};
   for (const CpuBuffer of : {B::x, B::h}) floats[of] = n * plan.d_model;
   for (const CpuBuffer of : {B::q, B::attn}) floats[of] = n * plan.q_dim();
   for (const CpuBuffer of : {B::k, B::v}) floats[of] = n * plan.kv_dim();
@@ -135,16 +135,17 @@ CpuRoom<int64_t> cpu_room_floats(const CpuStepModel& model, int64_t n, int64_t n
 
 PlannedBuffers plan_step_buffers(const CpuStepModel& model, std::span<const KvLayerConfig> layers, Isa isa,
                                  int n_threads, std::span<const StepShape> steps) {
-  CpuRoom<int64_t> room{};
+  CpuWorkspace<int64_t> workspace{};
   StepScratch scratch(isa, n_threads);
   PlannedBuffers all;
   for (const StepShape& step : steps) {
-    const CpuRoom<int64_t> floats = cpu_room_floats(model, int64_t(step.n_seqs) * step.n_tokens, step.n_logits);
-    for (size_t i = 0; i < room.size(); ++i) grow(room.at(i), 4 * floats.at(i));
+    const CpuWorkspace<int64_t> floats =
+        cpu_workspace_floats(model, int64_t(step.n_seqs) * step.n_tokens, step.n_logits);
+    for (size_t i = 0; i < workspace.size(); ++i) grow(workspace.at(i), 4 * floats.at(i));
     grow(all.logits, 4 * int64_t(step.n_logits) * model.plan.vocab_size);
     add_step(model, layers, step, scratch);
   }
-  for (const int64_t bytes : room) all.activations += bytes;
+  for (const int64_t bytes : workspace) all.activations += bytes;
   all.scratch = scratch.sum();
   return all;
 }

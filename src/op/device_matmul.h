@@ -10,7 +10,7 @@
 
 #include "gpu/memory_use.h"
 #include "op/device_linear.h"
-#include "op/gemv/half_gemv_cuda.h"
+#include "op/gemv/f16_gemv_cuda.h"
 #include "op/gemv/int_gemv_cuda.h"
 
 namespace ridge {
@@ -26,13 +26,13 @@ struct PlannedScratch {
 
 /// Memory that products of one stream share. What is captured in a graph must have run once with the same scratch
 /// before, and is good for as long as places() stays what it was: larger products take new memory and free the old.
-struct ProductScratch {
+struct MatmulScratch {
   gpu::Buffer bricks;
   IntScratch ints;
   gpu::Buffer normed, up;
 
   /// At least as much as is planned.
-  void make_room(const PlannedScratch& planned) {
+  void reserve(const PlannedScratch& planned) {
     bricks.ensure<std::byte>(planned.bricks.size);
     ints.data.ensure<std::byte>(planned.ints.size);
     ints.counters.ensure<std::byte>(planned.counters.size);
@@ -44,46 +44,46 @@ struct ProductScratch {
   }
 };
 
-enum class ProductOutput : uint8_t { store, add, silu_glu, relu2_glu };
+enum class MatmulOutput : uint8_t { store, add, silu_glu, relu2_glu };
 
-struct ProductCall {
+struct MatmulCall {
   int64_t n_tokens = 0;
   const float* x = nullptr;            ///< [n_tokens, n_in]
   const float* norm_weight = nullptr;  ///< [n_in]: x is RMS-normalised first; may be null
   float norm_eps = 0;
-  ProductOutput output = ProductOutput::store;  ///< a GLU takes two matrices, gate and up, and has one output
-  float* y[4] = {};                             ///< [n_tokens, n_out] of each matrix
+  MatmulOutput output = MatmulOutput::store;  ///< a GLU takes two matrices, gate and up, and has one output
+  float* y[4] = {};                           ///< [n_tokens, n_out] of each matrix
   bool overlap = false;
   int layer = -1;  ///< for the launch log
 };
 
 /// Bytes of a product on a device.
-struct ProductBytes {
-  int64_t kept = 0;     ///< what DeviceProduct::bytes() will say
+struct MatmulBytes {
+  int64_t kept = 0;     ///< what DeviceMatmul::bytes() will say
   int64_t packing = 0;  ///< beside them while it is made
 };
 
 /// Up to four matrices of one width, with the kernels of device_linear.h. Matrices of one packing and format share a
 /// launch.
-class DeviceProduct {
+class DeviceMatmul {
  public:
-  DeviceProduct() = default;
+  DeviceMatmul() = default;
   /// Uploads and packs. `biases` has an entry a matrix, empty or null where there is none. `glu`: two matrices, gate
   /// and up. Throws Error: usage for a matrix without a kernel and as choose_device_linear() does; no_memory.
-  DeviceProduct(const gpu::Stream& stream, std::span<const Linear* const> matrices,
-                std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced);
+  DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* const> matrices,
+               std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced);
 
-  /// As the constructor makes it, without device memory: it cannot run. Throws as product_bytes() does.
-  static DeviceProduct planned(std::span<const Linear* const> matrices,
-                               std::span<const std::vector<float>* const> biases, bool glu,
-                               const ForcedKernels& forced) {
-    DeviceProduct product;
+  /// As the constructor makes it, without device memory: it cannot run. Throws as matmul_bytes() does.
+  static DeviceMatmul planned(std::span<const Linear* const> matrices,
+                              std::span<const std::vector<float>* const> biases, bool glu,
+                              const ForcedKernels& forced) {
+    DeviceMatmul product;
     product.plan(matrices, biases, glu, forced);
     return product;
   }
-  void run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const;
+  void run(gpu::StreamHandle stream, const MatmulCall& call, MatmulScratch& scratch) const;
   /// What run() makes of its scratch. Of the call the number of tokens, the norm and the output count.
-  void plan_scratch(const ProductCall& call, PlannedScratch& scratch) const;
+  void plan_scratch(const MatmulCall& call, PlannedScratch& scratch) const;
   /// What allocations hold bytes().
   void add_to(gpu::Allocations& all) const;
   /// What a product reads of the matrices and biases.
@@ -92,9 +92,9 @@ class DeviceProduct {
   std::vector<std::string_view> kernels(int64_t n_tokens) const;
 
  private:
-  friend ProductBytes product_bytes(std::span<const Linear* const> matrices,
-                                    std::span<const std::vector<float>* const> biases, bool glu,
-                                    const ForcedKernels& forced);
+  friend MatmulBytes matmul_bytes(std::span<const Linear* const> matrices,
+                                  std::span<const std::vector<float>* const> biases, bool glu,
+                                  const ForcedKernels& forced);
 
   /// Matrices that share a launch.
   struct Group {
@@ -114,10 +114,10 @@ class DeviceProduct {
   /// Everything but device memory.
   void plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases, bool glu,
             const ForcedKernels& forced);
-  void run(gpu::StreamHandle stream, const Group& group, const ProductCall& call, ProductScratch& scratch) const;
-  void run_bricks(gpu::StreamHandle stream, const Group& group, const ProductCall& call, ProductScratch& scratch) const;
-  void run_ints(gpu::StreamHandle stream, const Group& group, const ProductCall& call, ProductScratch& scratch) const;
-  void run_floats(gpu::StreamHandle stream, const Group& group, const ProductCall& call, ProductScratch& scratch) const;
+  void run(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
+  void run_bricks(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
+  void run_ints(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
+  void run_floats(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
   int64_t rows() const;
 
   int64_t n_in_ = 0;
@@ -130,8 +130,8 @@ class DeviceProduct {
   std::vector<Group> groups_;
 };
 
-/// Bytes of such a DeviceProduct, without a device. Throws what its constructor throws, no_memory apart.
-ProductBytes product_bytes(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
-                           bool glu, const ForcedKernels& forced);
+/// Bytes of such a DeviceMatmul, without a device. Throws what its constructor throws, no_memory apart.
+MatmulBytes matmul_bytes(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
+                         bool glu, const ForcedKernels& forced);
 
 }  // namespace ridge

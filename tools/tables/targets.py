@@ -1,4 +1,4 @@
-"""The targets of speed (docs/bars.md) against the stored rows.
+"""The targets of speed (docs/targets.md) against the stored rows.
 
 A target is (card, what, wanted, measured, met): `measured` is None while no row says. Targets of int4 products ask for rows of the kernel that models run.
 """
@@ -34,12 +34,12 @@ LATER_MODELS = {  # (model, option, depth, cache)
 }
 
 
-def at_most(what, bar, us):
-    return what, f"<= {bar:g} us", None if us is None else f"{us:.2f} us", us is not None and us <= bar
+def at_most(what, target, us):
+    return what, f"<= {target:g} us", None if us is None else f"{us:.2f} us", us is not None and us <= target
 
 
-def at_least(what, bar, ratio, unit="x"):
-    return what, f">= {bar:g}{unit}", None if ratio is None else f"{ratio:.2f}{unit}", ratio is not None and ratio >= bar
+def at_least(what, target, ratio, unit="x"):
+    return what, f">= {target:g}{unit}", None if ratio is None else f"{ratio:.2f}{unit}", ratio is not None and ratio >= target
 
 
 def attention():
@@ -69,8 +69,8 @@ def attention():
                            ratio(us(heads, keys, "f16"), us(heads, keys, "rotor-3")))
     big = (64, 8)
     for keys, rotor in ((32768, 3), (131072, 3.5)):
-        for kv, bar in (("p8/q8_0", 1.6), ("p8/q4_0", 2), ("rotor-3", rotor)):
-            yield at_least(f"attention 64/8 x {keys}: {kv} against the best f16 peer", bar, ratio(best_peer(big, keys), us(big, keys, kv)))
+        for kv, target in (("p8/q8_0", 1.6), ("p8/q4_0", 2), ("rotor-3", rotor)):
+            yield at_least(f"attention 64/8 x {keys}: {kv} against the best f16 peer", target, ratio(best_peer(big, keys), us(big, keys, kv)))
     for keys in (16384, 32768, 131072):
         yield at_least(f"attention 20/5 x {keys}: rotor-3 against the best f16 peer", 1.1,
                        ratio(best_peer((20, 5), keys), us((20, 5), keys, "rotor-3")))
@@ -90,11 +90,11 @@ def int4():
         one = us(shape, 1)
         if shape in INT4_MICROSECONDS:
             yield at_most(f"int4_g128 {name}, 1 token", INT4_MICROSECONDS[shape], one)
-        for n, bar in ((8, 1.10), (16, 1.25)):
+        for n, target in ((8, 1.10), (16, 1.25)):
             t = us(shape, n)
             grown = None if t is None or one is None else t / one
-            yield (f"int4_g128 {name}: {n} tokens against 1", f"<= {bar:g}x", None if grown is None else f"{grown:.2f}x",
-                   grown is not None and grown <= bar)
+            yield (f"int4_g128 {name}: {n} tokens against 1", f"<= {target:g}x", None if grown is None else f"{grown:.2f}x",
+                   grown is not None and grown <= target)
         for n in (1, 8, 16, 32):
             for peer in ("cuBLAS f16", "Marlin int4"):
                 theirs, ours = known.get((*shape, n), {}).get(peer), us(shape, n)
@@ -110,12 +110,12 @@ def models():
     for r in stored("decode-cuda"):
         if r.get("n_gen", 0) > 0 and r.get("n_prompt") == 0 and r["type_k"] == r["type_v"]:
             found[(r["model_filename"], r["n_depth"], r["type_k"])] = r["avg_ts"]
-    for (model, weights, depth, kv), bars in MODELS.items():
+    for (model, weights, depth, kv), targets in MODELS.items():
         speed_of = next((ts for (name, d, k), ts in found.items()
                          if model in name and OPTION_OF[weights] in name and d == depth and k == kv), None)
-        for bar in bars:
-            yield (f"{model} {weights}, {kv} cache, depth {depth}", f">= {bar} tok/s",
-                   None if speed_of is None else f"{speed_of:.0f} tok/s", speed_of is not None and speed_of >= bar)
+        for target in targets:
+            yield (f"{model} {weights}, {kv} cache, depth {depth}", f">= {target} tok/s",
+                   None if speed_of is None else f"{speed_of:.0f} tok/s", speed_of is not None and speed_of >= target)
 
 
 def later():
@@ -129,10 +129,10 @@ def later():
     def ratio(a, b):
         return None if a is None or b is None else a / b
 
-    for (heads, kv_heads, n_seq, keys), bar in ROTOR_MICROSECONDS.items():
-        yield at_most(f"attention {heads}/{kv_heads}, {n_seq} x {keys}: rotor-3", bar, us(heads, kv_heads, n_seq, keys, "rotor-3"))
-    for (heads, kv_heads, keys, kv), bar in AGAINST_F16.items():
-        yield at_least(f"attention {heads}/{kv_heads} x {keys}: {kv} against our f16", bar,
+    for (heads, kv_heads, n_seq, keys), target in ROTOR_MICROSECONDS.items():
+        yield at_most(f"attention {heads}/{kv_heads}, {n_seq} x {keys}: rotor-3", target, us(heads, kv_heads, n_seq, keys, "rotor-3"))
+    for (heads, kv_heads, keys, kv), target in AGAINST_F16.items():
+        yield at_least(f"attention {heads}/{kv_heads} x {keys}: {kv} against our f16", target,
                        ratio(us(heads, kv_heads, 1, keys, "f16"), us(heads, kv_heads, 1, keys, kv)))
     for r in stored("checks/append-cuda"):
         if r["kv"] == "rotor-3" and r["n_seq"] == 1 and r["n_new"] == 1:
@@ -151,15 +151,15 @@ def later():
         r = row_of(*of)
         return r["avg_ts"] if r else None
 
-    for model, bar in PROMPTS_AGAINST_F16.items():
+    for model, target in PROMPTS_AGAINST_F16.items():
         of = (model, "weights=int4_g128", 4096, 0)
-        yield at_least(f"{model} int4_g128, prompt of 4096: rotor-3 against f16", bar, ratio(rate(*of, "rotor-3"), rate(*of, "f16")))
+        yield at_least(f"{model} int4_g128, prompt of 4096: rotor-3 against f16", target, ratio(rate(*of, "rotor-3"), rate(*of, "f16")))
     of = ("qwen2.5-1.5b", "weights=int4_g128", 0, 0)
     yield at_least("qwen2.5-1.5b int4_g128, decode at depth 0: rotor-3 against f16", 0.95, ratio(rate(*of, "rotor-3"), rate(*of, "f16")))
-    for (model, option, depth, kv), bar in LATER_MODELS.items():
+    for (model, option, depth, kv), target in LATER_MODELS.items():
         ts = rate(model, option, 0, depth, kv)
         weights = next(name for name, of in (*OPTION_OF.items(), ("mxfp4", "weights=mxfp4")) if of == option)
-        yield f"{model} {weights}, {kv} cache, depth {depth}", f">= {bar} tok/s", None if ts is None else f"{ts:.0f} tok/s", ts is not None and ts >= bar
+        yield f"{model} {weights}, {kv} cache, depth {depth}", f">= {target} tok/s", None if ts is None else f"{ts:.0f} tok/s", ts is not None and ts >= target
     dense = row_of("qwen3.6-27b", "weights=int4_g128", 0, 0, "f16")
     yield at_least("qwen3.6-27b int4_g128, depth 0: share of measured memory bandwidth", 65, dense["pct_of_roof"] if dense else None, " %")
     hybrid = ("qwen3.6-35b-a3b", "weights=int4_g128", 0)
@@ -189,12 +189,12 @@ def verification():
 
 
 def table():
-    bars = [bar if len(bar) == 5 else (*bar, "H200") for bar in (*attention(), *int4(), *models(), *later())]
-    known = [b for b in bars if b[2] is not None]
+    targets = [target if len(target) == 5 else (*target, "H200") for target in (*attention(), *int4(), *models(), *later())]
+    known = [b for b in targets if b[2] is not None]
     met = sum(b[3] for b in known)
-    return [f"Met: {met} of {len(known)} measured targets. Missed: {len(known) - met}. Not measured: {len(bars) - len(known)}.", ""] + markdown(
+    return [f"Met: {met} of {len(known)} measured targets. Missed: {len(known) - met}. Not measured: {len(targets) - len(known)}.", ""] + markdown(
         ["card", "target", "wanted", "measured", "state"],
-        [[where, what, wanted, measured or "no row", "met" if met else "**missed**" if measured else ""] for what, wanted, measured, met, where in bars])
+        [[where, what, wanted, measured or "no row", "met" if met else "**missed**" if measured else ""] for what, wanted, measured, met, where in targets])
 
 
-TABLES = {"bars": table}
+TABLES = {"targets": table}

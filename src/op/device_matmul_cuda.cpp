@@ -1,4 +1,4 @@
-#include "op/device_product.h"
+#include "op/device_matmul.h"
 
 #include <algorithm>
 #include <numeric>
@@ -32,18 +32,18 @@ gpu::Buffer upload_as_floats(const gpu::Stream& stream, const Linear& m) {
 
 int64_t scratch_bytes(const BrickMatrix& w, const BrickCall& call, int planes) {
   if (planes != 1) return brick_scratch_bytes(w, call);
-  return has_wide_product(w, call.n_tokens) ? wide_gemm_scratch_bytes(w, call) : tensor_gemm_scratch_bytes(w, call, 1);
+  return has_wide_matmul(w, call.n_tokens) ? wide_gemm_scratch_bytes(w, call) : tensor_gemm_scratch_bytes(w, call, 1);
 }
 
-void apply_glu(gpu::StreamHandle stream, ProductOutput output, int64_t n, float* gate, const float* up) {
-  if (output == ProductOutput::relu2_glu) device_relu2_glu(stream, n, gate, up);
+void apply_glu(gpu::StreamHandle stream, MatmulOutput output, int64_t n, float* gate, const float* up) {
+  if (output == MatmulOutput::relu2_glu) device_relu2_glu(stream, n, gate, up);
   else device_swiglu(stream, n, gate, up);
 }
 
 }  // namespace
 
-void DeviceProduct::plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
-                         bool glu, const ForcedKernels& forced) {
+void DeviceMatmul::plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
+                        bool glu, const ForcedKernels& forced) {
   RIDGE_CHECK(matrices.size() <= 4 && (!glu || matrices.size() == 2) && biases.size() == matrices.size(),
               "{} matrices, {} biases", matrices.size(), biases.size());
   n_in_ = matrices[0]->n_in;
@@ -84,12 +84,12 @@ void DeviceProduct::plan(std::span<const Linear* const> matrices, std::span<cons
   }
 }
 
-ProductBytes product_bytes(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
-                           bool glu, const ForcedKernels& forced) {
-  DeviceProduct product;
+MatmulBytes matmul_bytes(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases,
+                         bool glu, const ForcedKernels& forced) {
+  DeviceMatmul product;
   product.plan(matrices, biases, glu, forced);
-  ProductBytes bytes{.kept = product.bytes()};
-  for (const DeviceProduct::Group& g : product.groups_) {
+  MatmulBytes bytes{.kept = product.bytes()};
+  for (const DeviceMatmul::Group& g : product.groups_) {
     int64_t together = 0;  // integer matrices of a group, a brick matrix with what it is gated by
     for (int i = g.first; i < g.first + g.count; ++i) {
       const int64_t rows = matrices[size_t(i)]->bytes();
@@ -101,8 +101,8 @@ ProductBytes product_bytes(std::span<const Linear* const> matrices, std::span<co
   return bytes;
 }
 
-DeviceProduct::DeviceProduct(const gpu::Stream& stream, std::span<const Linear* const> matrices,
-                             std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced) {
+DeviceMatmul::DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* const> matrices,
+                           std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced) {
   plan(matrices, biases, glu, forced);
   if (bias_bytes_ > 0) {
     std::vector<float> joint;
@@ -147,7 +147,7 @@ DeviceProduct::DeviceProduct(const gpu::Stream& stream, std::span<const Linear* 
   RIDGE_CHECK(held == bytes(), "{} bytes of weights are held, {} were planned", held, bytes());
 }
 
-void DeviceProduct::add_to(gpu::Allocations& all) const {
+void DeviceMatmul::add_to(gpu::Allocations& all) const {
   all.add(bias_bytes_);
   for (const Group& g : groups_) {
     all.add(g.bricks.bytes());
@@ -157,7 +157,7 @@ void DeviceProduct::add_to(gpu::Allocations& all) const {
   }
 }
 
-void DeviceProduct::plan_scratch(const ProductCall& call, PlannedScratch& scratch) const {
+void DeviceMatmul::plan_scratch(const MatmulCall& call, PlannedScratch& scratch) const {
   const int64_t n = call.n_tokens;
   const bool apart = glu_ && groups_.size() > 1;
   if (apart) scratch.up.ensure(n * n_out_[1]);
@@ -165,7 +165,7 @@ void DeviceProduct::plan_scratch(const ProductCall& call, PlannedScratch& scratc
     switch (g.few->packing) {
       case DevicePacking::floats:
         if (call.norm_weight) scratch.normed.ensure(n * n_in_);
-        if (!apart && call.output == ProductOutput::add) scratch.up.ensure(n * n_out_[size_t(g.first)]);
+        if (!apart && call.output == MatmulOutput::add) scratch.up.ensure(n * n_out_[size_t(g.first)]);
         break;
       case DevicePacking::bricks: {
         const BrickCall c{.n_tokens = std::min(n, most_brick_tokens(g.bricks)), .norm_weight = call.norm_weight};
@@ -186,21 +186,21 @@ void DeviceProduct::plan_scratch(const ProductCall& call, PlannedScratch& scratc
   }
 }
 
-int64_t DeviceProduct::rows() const { return std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)); }
+int64_t DeviceMatmul::rows() const { return std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)); }
 
-int64_t DeviceProduct::bytes() const {
+int64_t DeviceMatmul::bytes() const {
   int64_t sum = bias_bytes_;
   for (const Group& g : groups_) sum += g.bytes();
   return sum;
 }
 
-std::vector<std::string_view> DeviceProduct::kernels(int64_t n_tokens) const {
+std::vector<std::string_view> DeviceMatmul::kernels(int64_t n_tokens) const {
   std::vector<std::string_view> names;
   for (const Group& g : groups_) names.push_back(g.kernel(n_tokens).name);
   return names;
 }
 
-void DeviceProduct::run(gpu::StreamHandle stream, const ProductCall& call, ProductScratch& scratch) const {
+void DeviceMatmul::run(gpu::StreamHandle stream, const MatmulCall& call, MatmulScratch& scratch) const {
   const gpu::OpRange range([&] {
     const Work work = linear_work(bytes(), n_in_, rows(), glu_ ? n_out_[0] : rows(), call.n_tokens);
     return gpu::LoggedOp{.op = device_linear_op(call.n_tokens),
@@ -215,15 +215,14 @@ void DeviceProduct::run(gpu::StreamHandle stream, const ProductCall& call, Produ
     return;
   }
   // Gate and up of different packings or formats.
-  ProductCall parts = call;
-  parts.output = ProductOutput::store;
+  MatmulCall parts = call;
+  parts.output = MatmulOutput::store;
   parts.y[1] = scratch.up.ensure(call.n_tokens * n_out_[1]);
   for (const Group& group : groups_) run(stream, group, parts, scratch);
   apply_glu(stream, call.output, call.n_tokens * n_out_[0], parts.y[0], parts.y[1]);
 }
 
-void DeviceProduct::run(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
-                        ProductScratch& scratch) const {
+void DeviceMatmul::run(gpu::StreamHandle stream, const Group& g, const MatmulCall& call, MatmulScratch& scratch) const {
   switch (g.few->packing) {
     case DevicePacking::floats: return run_floats(stream, g, call, scratch);
     case DevicePacking::bricks: return run_bricks(stream, g, call, scratch);
@@ -231,11 +230,11 @@ void DeviceProduct::run(gpu::StreamHandle stream, const Group& g, const ProductC
   }
 }
 
-void DeviceProduct::run_bricks(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
-                               ProductScratch& scratch) const {
+void DeviceMatmul::run_bricks(gpu::StreamHandle stream, const Group& g, const MatmulCall& call,
+                              MatmulScratch& scratch) const {
   BrickCall c{.norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
-  c.residual = call.output == ProductOutput::add;
-  c.glu = call.output == ProductOutput::relu2_glu ? BrickGlu::relu2 : BrickGlu::silu;
+  c.residual = call.output == MatmulOutput::add;
+  c.glu = call.output == MatmulOutput::relu2_glu ? BrickGlu::relu2 : BrickGlu::silu;
   c.overlap = call.overlap;
   const int planes = g.kernel(call.n_tokens).planes;
   const int64_t most = most_brick_tokens(g.bricks);
@@ -247,19 +246,19 @@ void DeviceProduct::run_bricks(gpu::StreamHandle stream, const Group& g, const P
       c.bias[i] = biases_[size_t(g.first + i)];
     }
     scratch.bricks.ensure<std::byte>(scratch_bytes(g.bricks, c, planes));
-    if (planes == 1 && has_wide_product(g.bricks, c.n_tokens)) device_wide_gemm(stream, g.bricks, c, scratch.bricks);
+    if (planes == 1 && has_wide_matmul(g.bricks, c.n_tokens)) device_wide_gemm(stream, g.bricks, c, scratch.bricks);
     else if (planes == 1) device_tensor_gemm(stream, g.bricks, c, 1, scratch.bricks);
-    else device_half_gemv(stream, g.bricks, c, scratch.bricks);
+    else device_f16_gemv(stream, g.bricks, c, scratch.bricks);
   }
 }
 
-void DeviceProduct::run_ints(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
-                             ProductScratch& scratch) const {
+void DeviceMatmul::run_ints(gpu::StreamHandle stream, const Group& g, const MatmulCall& call,
+                            MatmulScratch& scratch) const {
   const int64_t n = call.n_tokens;
-  const IntOutput output = call.output == ProductOutput::store      ? IntOutput::store
-                           : call.output == ProductOutput::add      ? IntOutput::add
-                           : call.output == ProductOutput::silu_glu ? IntOutput::silu_glu
-                                                                    : IntOutput::relu2_glu;
+  const IntOutput output = call.output == MatmulOutput::store      ? IntOutput::store
+                           : call.output == MatmulOutput::add      ? IntOutput::add
+                           : call.output == MatmulOutput::silu_glu ? IntOutput::silu_glu
+                                                                   : IntOutput::relu2_glu;
   const float* const bias = biases_[size_t(g.first)];  // of the group's matrices, one after another, as its rows are
   const auto fill = [&](auto c) {
     c.bias = bias;
@@ -281,8 +280,8 @@ void DeviceProduct::run_ints(gpu::StreamHandle stream, const Group& g, const Pro
   device_int_gemv(stream, g.ints, fill(c), scratch.ints);
 }
 
-void DeviceProduct::run_floats(gpu::StreamHandle stream, const Group& g, const ProductCall& call,
-                               ProductScratch& scratch) const {
+void DeviceMatmul::run_floats(gpu::StreamHandle stream, const Group& g, const MatmulCall& call,
+                              MatmulScratch& scratch) const {
   const int64_t n = call.n_tokens, n_out = n_out_[size_t(g.first)];
   const float* x = call.x;
   if (call.norm_weight) {
@@ -290,10 +289,10 @@ void DeviceProduct::run_floats(gpu::StreamHandle stream, const Group& g, const P
     device_rms_norm(stream, n, n_in_, x, call.norm_weight, call.norm_eps, normed);
     x = normed;
   }
-  float* const y = call.output == ProductOutput::add ? scratch.up.ensure(n * n_out) : call.y[g.first];
+  float* const y = call.output == MatmulOutput::add ? scratch.up.ensure(n * n_out) : call.y[g.first];
   device_gemm(stream, n, n_out, n_in_, x, g.floats.as<float>(), y);
   if (const float* bias = biases_[size_t(g.first)]) device_add_bias(stream, n, n_out, y, bias);
-  if (call.output == ProductOutput::add) device_add(stream, n * n_out, call.y[g.first], y);
+  if (call.output == MatmulOutput::add) device_add(stream, n * n_out, call.y[g.first], y);
 }
 
 }  // namespace ridge

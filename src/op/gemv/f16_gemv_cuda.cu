@@ -1,9 +1,9 @@
-#include "op/gemv/half_gemv_cuda.h"
+#include "op/gemv/f16_gemv_cuda.h"
 
 #include <algorithm>
 #include <type_traits>
 
-#include "op/gemv/brick_product_cuda.h"
+#include "op/gemv/brick_matmul_cuda.h"
 #include "op/norm_rope/norm_guard_cuda.h"
 
 namespace ridge {
@@ -171,8 +171,8 @@ struct Output {
   float* y = nullptr;  ///< nowhere when null
   float bias = 0, old = 0;
 
-  /// `token`: of the outputs; bias_of(biases, n_out, row) where there are biases. The lower half of a pair's rows are the
-  /// up's, which have a bias and no place.
+  /// `token`: of the outputs; bias_of(biases, n_out, row) where there are biases. The lower half of a pair's rows are
+  /// the up's, which have a bias and no place.
   template <class BiasOf>
   __device__ Output(const Outputs& out, int tile, int token, int row, const BiasOf& bias_of, bool exists) {
     if (!exists) return;
@@ -487,7 +487,7 @@ void check_call(const BrickMatrix& w, const BrickCall& call) {
 
 }  // namespace bricks
 
-void device_few_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
+void device_few_f16_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
   check_call(w, call);
   expect(call.n_tokens <= kMostFewTokens, "product with bricks: too many tokens for this kernel");
   with_format(w.format, [&](auto f) {

@@ -1,4 +1,4 @@
-#include "engine/cuda_guessing.h"
+#include "engine/cuda_speculation.h"
 
 #include <algorithm>
 
@@ -9,18 +9,18 @@ namespace ridge {
 
 static_assert(kMostVerifiedRows == kMostDeviceProposals + 1 && kMostVerifiedRows <= kShortTokens);
 
-GuessRoom::GuessRoom(int vocab_size, int n_ids)
+SpeculationWorkspace::SpeculationWorkspace(int vocab_size, int n_ids)
     : sampler(kMostVerifiedRows + 1, vocab_size, n_ids),
       head_sampler(1, vocab_size, n_ids),
-      ring(kMostVerifiedRows + 1, DrawingRoom::kSlots),
+      ring(kMostVerifiedRows + 1, SamplingWorkspace::kSlots),
       text(sizeof(DeviceText)),
-      drawn(4 * kMostVerifiedRows) {}
+      sampled(4 * kMostVerifiedRows) {}
 
-CudaGuessing::CudaGuessing(CudaRunner& model, CudaRunner& head, GuessRoom& room, const GuessedText& text,
-                           const DeviceDraft& draft)
+CudaSpeculation::CudaSpeculation(CudaRunner& model, CudaRunner& head, SpeculationWorkspace& workspace,
+                                 const SpeculatedText& text, const DeviceDraft& draft)
     : model_(model),
       head_(head),
-      room_(room),
+      workspace_(workspace),
       text_(text),
       draft_(draft),
       outputs_(static_cast<CudaOutputs&>(text.outputs)),
@@ -32,42 +32,44 @@ CudaGuessing::CudaGuessing(CudaRunner& model, CudaRunner& head, GuessRoom& room,
   const gpu::Stream& stream = model_.stream();
   stream.synchronize();
   head_.stream().synchronize();
-  room_.taken = true;
-  room_.hidden.ensure(int64_t(GuessRoom::kSlots) * kMostVerifiedRows * model_.plan().d_model);
-  for (int i = 0; i <= kMostVerifiedRows; ++i) room_.sampler.set(stream, i, text.sampler, text.recent);
-  room_.ring.reset(stream);
+  workspace_.taken = true;
+  workspace_.hidden.ensure(int64_t(SpeculationWorkspace::kSlots) * kMostVerifiedRows * model_.plan().d_model);
+  for (int i = 0; i <= kMostVerifiedRows; ++i) workspace_.sampler.set(stream, i, text.sampler, text.recent);
+  workspace_.ring.reset(stream);
   DeviceText begin{.n_past = n_before_, .n_before = n_before_, .n_forced = text.n_forced};
   begin.next[0] = text.last;
   gpu::upload(stream, device_text(), &begin, sizeof begin);
   stream.synchronize();
-  room_.model_done.record(stream);
+  workspace_.model_done.record(stream);
 }
 
-float* CudaGuessing::hidden_of(int64_t step) const {
-  return room_.hidden.as<float>() + step % GuessRoom::kSlots * kMostVerifiedRows * model_.plan().d_model;
+float* CudaSpeculation::hidden_of(int64_t step) const {
+  return workspace_.hidden.as<float>() +
+         step % SpeculationWorkspace::kSlots * kMostVerifiedRows * model_.plan().d_model;
 }
 
-int CudaGuessing::reach() const {
+int CudaSpeculation::reach() const {
   int n = text_.pool.length(text_.seq);
   for (const Step& step : queued_) n += 1 + step.n_proposed;
   return n;
 }
 
-void CudaGuessing::launch(int64_t step) {
+void CudaSpeculation::launch(int64_t step) {
   gpu::use_device(model_.device());
   const int n = text_.depth();
-  RIDGE_CHECK(n >= 0 && n <= kMostDeviceProposals && ssize(queued_) + 2 <= GuessRoom::kSlots,
+  RIDGE_CHECK(n >= 0 && n <= kMostDeviceProposals && ssize(queued_) + 2 <= SpeculationWorkspace::kSlots,
               "{} proposals behind {} steps", n, queued_.size());
-  room_.model_done.hold(head_.stream());
-  if (step > 0) read_drawn(step, n > 0);
+  workspace_.model_done.hold(head_.stream());
+  if (step > 0) read_sampled(step, n > 0);
   if (n > 0) propose(n);
-  room_.head_done.record(head_.stream());
-  room_.head_done.hold(model_.stream());
+  workspace_.head_done.record(head_.stream());
+  workspace_.head_done.hold(model_.stream());
   verify(step, n);
-  room_.model_done.record(model_.stream());
+  workspace_.model_done.record(model_.stream());
 }
 
-void CudaGuessing::run_head(int n, int reach, LogitRows logits, const std::function<void(const StepInputs&)>& write) {
+void CudaSpeculation::run_head(int n, int reach, LogitRows logits,
+                               const std::function<void(const StepInputs&)>& write) {
   SequencePool& pool = draft_.pool;
   pool.reserve(draft_.seq, std::max(n, reach - pool.length(draft_.seq))).or_throw();
   const SeqTokens tokens{draft_.seq, n};
@@ -75,29 +77,29 @@ void CudaGuessing::run_head(int n, int reach, LogitRows logits, const std::funct
                 head_outputs_, {reach, write});
 }
 
-void CudaGuessing::copy_hidden(int n, const float* from, float* to) {
+void CudaSpeculation::copy_hidden(int n, const float* from, float* to) {
   gpu::copy(head_.stream(), to, from, 4 * int64_t(n) * model_.plan().d_model);
 }
 
-void CudaGuessing::read_drawn(int64_t step, bool proposes) {
+void CudaSpeculation::read_sampled(int64_t step, bool proposes) {
   const int n = 1 + (queued_.empty() ? last_ : queued_.back()).n_proposed;
   run_head(n, reach() - draft_.first, proposes ? LogitRows::last : LogitRows::none, [&](const StepInputs& to) {
     copy_hidden(n, hidden_of(step - 1), to.hidden);
     const DeviceText* text = device_text();
     device_text_rows(head_.stream(), {.base = &text->n_before,
                                       .offset = -draft_.first,
-                                      .n_valid = &text->n_drawn,
+                                      .n_valid = &text->n_sampled,
                                       .n = n,
                                       .n_padded = to.n_rows,
                                       .slot = draft_.pool.slot(draft_.seq),
-                                      .from = text->drawn,
+                                      .from = text->sampled,
                                       .rows = to.rows,
                                       .tokens = to.tokens,
                                       .last_row = to.logit_rows});
   });
 }
 
-void CudaGuessing::propose(int n) {
+void CudaSpeculation::propose(int n) {
   DeviceText* const text = device_text();
   for (int i = 1; i <= n; ++i) {
     if (i > 1)
@@ -112,11 +114,11 @@ void CudaGuessing::propose(int n) {
                                           .rows = to.rows,
                                           .tokens = to.tokens});
       });
-    room_.head_sampler.sample(head_.stream(), 1, head_outputs_.on_device(), text->next + i);
+    workspace_.head_sampler.sample(head_.stream(), 1, head_outputs_.on_device(), text->next + i);
   }
 }
 
-void CudaGuessing::verify(int64_t step, int n_proposed) {
+void CudaSpeculation::verify(int64_t step, int n_proposed) {
   const gpu::Stream& stream = model_.stream();
   DeviceText* const text = device_text();
   const int n = 1 + n_proposed, before = reach();
@@ -133,15 +135,15 @@ void CudaGuessing::verify(int64_t step, int n_proposed) {
                                                                     .tokens = to.tokens});
                                         }});
   gpu::copy(stream, hidden_of(step), model_.hidden(), 4 * int64_t(n) * model_.plan().d_model);
-  auto* const drawn = room_.drawn.as<int32_t>();
-  room_.sampler.spread(stream, n, text);
-  room_.sampler.sample(stream, n, outputs_.on_device(), drawn);
-  room_.sampler.verify(stream, n, drawn, forced_, text, room_.ring.view());
+  auto* const sampled = workspace_.sampled.as<int32_t>();
+  workspace_.sampler.spread(stream, n, text);
+  workspace_.sampler.sample(stream, n, outputs_.on_device(), sampled);
+  workspace_.sampler.verify(stream, n, sampled, forced_, text, workspace_.ring.view());
   queued_.push_back({.n_proposed = n_proposed});
 }
 
-bool CudaGuessing::read(int64_t step, std::span<int32_t> tokens) {
-  if (!room_.ring.read(step, tokens)) return false;
+bool CudaSpeculation::read(int64_t step, std::span<int32_t> tokens) {
+  if (!workspace_.ring.read(step, tokens)) return false;
   if (step < n_read_) return true;
   SequencePool& head_pool = draft_.pool;
   // The head has read what the step before gave, and its own proposals, which it forgets.
@@ -158,12 +160,12 @@ bool CudaGuessing::read(int64_t step, std::span<int32_t> tokens) {
   return true;
 }
 
-void CudaGuessing::finish() {
+void CudaSpeculation::finish() {
   model_.stream().synchronize();
   head_.stream().synchronize();
 }
 
-std::vector<float> CudaGuessing::leave(int n_kept) {
+std::vector<float> CudaSpeculation::leave(int n_kept) {
   gpu::use_device(model_.device());
   RIDGE_CHECK(n_read_ > 0 && n_kept >= 1 && n_kept <= last_.n_held, "{} of {} tokens stay", n_kept, last_.n_held);
   SequencePool &pool = text_.pool, &head_pool = draft_.pool;

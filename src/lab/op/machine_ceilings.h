@@ -1,11 +1,11 @@
-// The roof that models are held against: what the memory they run from gives, measured in the same run.
+// The ceilings that models are held against: what the memory they run from gives, measured in the same run.
 #pragma once
 
 #include "lab/op/ceilings.h"
 
 namespace ridge::lab {
 
-struct RoofOptions {
+struct MachineCeilingOptions {
   std::string device = "cpu";  ///< "cpu", "cuda[:N]" or "cuda:N,M,..."
   int n_stages = 1;            ///< of several devices, which a step goes through one after another
   int n_threads = 0;           ///< of the CPU
@@ -14,7 +14,7 @@ struct RoofOptions {
   std::function<bool()> stop;
 };
 
-struct Roof {
+struct MachineCeilings {
   double read_gb_s = 0;           ///< of all devices of a stage together
   int64_t llc_bytes = 0;          ///< last-level cache in front of that memory
   std::vector<RateResult> rates;  ///< when they were asked for; of one device
@@ -22,6 +22,6 @@ struct Roof {
 
 /// Takes some three seconds, or fewer where RIDGE_ROOF_SECONDS says so, as tests do; three reads are the least.
 /// Throws as measure_ceilings() and measure_device_ceilings() do.
-Roof measure_roof(const RoofOptions& options);
+MachineCeilings measure_machine_ceilings(const MachineCeilingOptions& options);
 
 }  // namespace ridge::lab

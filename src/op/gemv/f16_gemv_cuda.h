@@ -1,4 +1,4 @@
-// Products of float activations with weights in bricks (bricks_cuda.h) on half-precision tensor cores: decode and
+// Products of float activations with weights in bricks (bricks_cuda.h) on f16 tensor cores: decode and
 // small batches. op/gemm/tensor_gemm_cuda.h is the one for many rows.
 #pragma once
 
@@ -24,20 +24,21 @@ struct BrickCall {
   bool overlap = false;  ///< programmatic dependent launch: weights are read while the grid before this one ends
 };
 
-/// The most tokens that device_few_half_gemv() takes.
+/// The most tokens that device_few_f16_gemv() takes.
 inline constexpr int kMostFewTokens = 4;
 
-/// What device_half_gemv() (op/gemm/tensor_gemm_cuda.h) computes, of 1 to 4 tokens: streams the weights once past an x
+/// What device_f16_gemv() (op/gemm/tensor_gemm_cuda.h) computes, of 1 to 4 tokens: streams the weights once past an x
 /// that lies in shared memory. Needs no scratch.
-void device_few_half_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call);
+void device_few_f16_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call);
 
-/// The same of the packs' tokens, each past the bricks of its expert: `w` says what one expert is, its data holds all of
-/// them one after another. Of each part, or of gate and up: bias [n_experts, n_out] or null. Of each part: y [slots, n_out].
+/// The same of the packs' tokens, each past the bricks of its expert: `w` says what one expert is, its data holds all
+/// of them one after another. Of each part, or of gate and up: bias [n_experts, n_out] or null. Of each part: y [slots,
+/// n_out].
 void device_expert_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertCall& call,
                         const float* const* biases, float* const* y);
 
-/// The sum over a token's experts, as one product: the rows of its experts lie one behind another, and so do its x, each
-/// times its weight. `w` as above, of one part; bias [n_experts, n_out] or null.
+/// The sum over a token's experts, as one product: the rows of its experts lie one behind another, and so do its x,
+/// each times its weight. `w` as above, of one part; bias [n_experts, n_out] or null.
 void device_expert_sum_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertSumCall& call,
                             const float* bias);
 

@@ -1,4 +1,4 @@
-#include "serve/lane.h"
+#include "serve/pool_runner.h"
 
 #include <algorithm>
 #include <cmath>
@@ -55,7 +55,7 @@ FinishReason finish_reason(StopReason reason) {
 /// Pages that the budget holds beside slots and proposers, and no more than serve all slots. Sliding layers get what
 /// sequences of n_ctx tokens need beside their full layers' pages; shorter sequences need more of them, up to a half of
 /// the bytes. Fewer full pages than one sequence needs: the budget is too small.
-PageNumbers pages_that_fit(const KvMemory& one_page, std::span<const KvLayerConfig> layers, const LaneOptions& options,
+PageNumbers pages_that_fit(const KvMemory& one_page, std::span<const KvLayerConfig> layers, const PoolOptions& options,
                            int n_slots) {
   const int64_t bytes = options.kv_bytes - n_slots * one_page.slot_bytes() - options.proposer_bytes();
   const int64_t of_full = one_page.page_bytes(PageClass::full), of_sliding = one_page.page_bytes(PageClass::sliding);
@@ -75,9 +75,9 @@ PageNumbers pages_that_fit(const KvMemory& one_page, std::span<const KvLayerConf
   return {int(std::clamp<int64_t>(full, 0, std::min(all.full, 1 << 24))), int(std::max<int64_t>(sliding, 1))};
 }
 
-/// What the bytes of a lane hold.
-struct LaneRoom {
-  LaneRoom(Engine& engine, const LaneOptions& options)
+/// What the bytes of a pool hold.
+struct PoolSizes {
+  PoolSizes(Engine& engine, const PoolOptions& options)
       : layers(layer_configs(session_options(options.kv, options.n_ctx, 0), engine.plan())),
         one_page(engine.open_host_memory(layers, 1, 1)),
         one(pool_pages(layers, options.n_ctx, 1, options.batch_tokens)) {
@@ -97,11 +97,11 @@ struct LaneRoom {
 
 }  // namespace
 
-int longest_context(Engine& engine, LaneOptions options) {
+int longest_context(Engine& engine, PoolOptions options) {
   int fitting = 0, too_long = options.n_ctx / kPagePositions + 1;  // pages
   const auto fits = [&](int n) {
     options.n_ctx = n;
-    return LaneRoom(engine, options).holds_one();
+    return PoolSizes(engine, options).holds_one();
   };
   if (fits(options.n_ctx)) return options.n_ctx;
   while (too_long - fitting > 1) {
@@ -119,7 +119,7 @@ std::string_view phase_name(Phase phase) {
 }
 
 Job::Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who, TokenStream::Vocabulary vocabulary,
-         const LaneOptions& options)
+         const PoolOptions& options)
     : id(number),
       request([&] {
         const int room = options.n_ctx - int(what.prompt.size()), wanted = what.options.max_tokens;
@@ -132,7 +132,7 @@ Job::Job(uint64_t number, GenerationRequest what, std::shared_ptr<Listener> who,
       stream(with_marks(std::move(vocabulary), request), request.options, on_text, result, hand_marks_on(*this)) {
   usage.n_prompt = n_prompt();
   text = {.tokens = request.prompt, .sampler = request.options.sampler, .n_left = request.options.max_tokens};
-  text.sampler.first_draw = 0;
+  text.sampler.n_sampled = 0;
 }
 
 void Job::mask(std::span<float> logits, int tokens_left) {
@@ -142,25 +142,25 @@ void Job::mask(std::span<float> logits, int tokens_left) {
   if (request.constraint) request.constraint->mask(logits, tokens_left);
 }
 
-Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
+PoolRunner::PoolRunner(Engine& engine, const PoolOptions& options, Totals& totals)
     : engine_(engine),
       options_(options),
       totals_(totals),
       pool_([&] {
-        const LaneRoom room(engine, options);
+        const PoolSizes sizes(engine, options);
         const auto gib = [](int64_t bytes) { return double(bytes) / (1 << 30); };
-        if (!room.holds_one())
+        if (!sizes.holds_one())
           throw_error(
               ErrorKind::no_memory,
               "a {} cache of {:.2f} GiB is too small: pages of one sequence of {} tokens need {:.2f} GiB beside "
               "{:.2f} GiB of {} slots{} (a larger --kv-gib, fewer --parallel or a smaller --ctx-size)",
               kv_text(options.kv), gib(options.kv_bytes), options.n_ctx,
-              gib(room.one.full * room.one_page->page_bytes(PageClass::full) +
-                  room.one.sliding * room.one_page->page_bytes(PageClass::sliding)),
-              gib(room.n_slots * room.one_page->slot_bytes()), room.n_slots,
+              gib(sizes.one.full * sizes.one_page->page_bytes(PageClass::full) +
+                  sizes.one.sliding * sizes.one_page->page_bytes(PageClass::sliding)),
+              gib(sizes.n_slots * sizes.one_page->slot_bytes()), sizes.n_slots,
               options.proposer_bytes() > 0 ? fmt::format(" and {:.2f} GiB of proposers", gib(options.proposer_bytes()))
                                            : "");
-        return engine.open_pool(room.layers, room.n_pages, room.n_slots, options.n_ctx);
+        return engine.open_pool(sizes.layers, sizes.n_pages, sizes.n_slots, options.n_ctx);
       }()),
       prefixes_(*pool_),
       decoder_(engine.backend(), *pool_, engine.plan().n_ids) {
@@ -170,7 +170,7 @@ Lane::Lane(Engine& engine, const LaneOptions& options, Totals& totals)
               options_.max_seqs, options_.checkpoint_every);
 }
 
-Admission Lane::admit(const Job& job) {
+Admission PoolRunner::admit(const Job& job) {
   if (int(jobs_.size()) >= options_.max_seqs) return Admission::no_room;
   if (jobs_.empty()) return Admission::now;
   if (std::ranges::any_of(jobs_, [](const auto& other) { return other->parked; })) return Admission::no_room;
@@ -205,7 +205,7 @@ Admission Lane::admit(const Job& job) {
   return Admission::now;
 }
 
-void Lane::start(std::unique_ptr<Job>&& job) {
+void PoolRunner::start(std::unique_ptr<Job>&& job) {
   if (options_.proposers && job->request.speculative.value_or(true)) try {
       job->speculation =
           std::make_unique<Speculation>(options_.proposers(), options_.spec_depth, options_.spec_adaptive);
@@ -235,7 +235,7 @@ void Lane::start(std::unique_ptr<Job>&& job) {
   jobs_.push_back(std::move(job));
 }
 
-void Lane::unpark() {
+void PoolRunner::unpark() {
   for (const auto& job : jobs_) {
     if (!job->parked) continue;
     const int n_running = int(std::ranges::count_if(jobs_, [](const auto& other) { return !other->parked; }));
@@ -251,7 +251,7 @@ void Lane::unpark() {
   }
 }
 
-bool Lane::make_room(Job& job, int n) {
+bool PoolRunner::reserve_or_evict(Job& job, int n) {
   while (!pool_->reserve(job.text.seq, n)) {
     if (pool_->evict()) continue;
     const auto youngest = std::ranges::find_if(jobs_.rbegin(), jobs_.rend(),
@@ -264,7 +264,7 @@ bool Lane::make_room(Job& job, int n) {
   return true;
 }
 
-std::vector<Lane::Row> Lane::plan_step() {
+std::vector<PoolRunner::Row> PoolRunner::plan_step() {
   std::vector<Row> rows;
   for (const auto& job : jobs_)
     if (!job->parked && job->decodes()) rows.push_back({job.get(), 1});
@@ -286,36 +286,37 @@ std::vector<Lane::Row> Lane::plan_step() {
   // The oldest get their pages first; whoever is parked for them takes no part.
   std::ranges::sort(rows, {}, [](const Row& row) { return row.job->id; });
   for (const Row& row : rows)
-    if (!row.job->parked) make_room(*row.job, row.n_tokens);
+    if (!row.job->parked) reserve_or_evict(*row.job, row.n_tokens);
   std::erase_if(rows, [](const Row& row) { return row.job->parked; });
   return rows;
 }
 
-DecodeRow Lane::decode_row(const Row& row) const {
+DecodeRow PoolRunner::decode_row(const Row& row) const {
   Job& job = *row.job;
   if (job.decodes()) return next_row(job.text);
   return {.text = &job.text,
           .tokens = std::span(job.request.prompt).subspan(size_t(job.n_done), size_t(row.n_tokens)),
           .is_prompt = true,
-          .draws = job.n_done + row.n_tokens == job.n_prompt() && job.text.n_left > 0,
+          .samples = job.n_done + row.n_tokens == job.n_prompt() && job.text.n_left > 0,
           .all_logits = job.scores()};
 }
 
-struct Lane::Hooks final : StepHooks {
-  Hooks(Lane& of, std::span<const Row> step, const PartClock& started, const std::function<bool()>& device_goes_on)
-      : lane(of), rows(step), goes_on(device_goes_on) {
+struct PoolRunner::Hooks final : StepHooks {
+  Hooks(PoolRunner& of, std::span<const Row> step, const PartClock& started,
+        const std::function<bool()>& device_goes_on)
+      : runner(of), rows(step), goes_on(device_goes_on) {
     clock = started;
   }
-  void ran() override { lane.ran(rows); }
+  void ran() override { runner.ran(rows); }
   bool go_on() override { return goes_on(); }
-  void done(const StepRecord& record) override { lane.count_step(record); }
+  void done(const StepRecord& record) override { runner.count_step(record); }
 
-  Lane& lane;
+  PoolRunner& runner;
   const std::span<const Row> rows;
   const std::function<bool()>& goes_on;
 };
 
-void Lane::step(const PartClock& clock, const std::function<bool()>& go_on) {
+void PoolRunner::step(const PartClock& clock, const std::function<bool()>& go_on) {
   unpark();
   last_step_ = Clock::now();
   const std::vector<Row> rows = plan_step();
@@ -329,7 +330,7 @@ void Lane::step(const PartClock& clock, const std::function<bool()>& go_on) {
   sweep();
 }
 
-void Lane::ran(std::span<const Row> rows) {
+void PoolRunner::ran(std::span<const Row> rows) {
   if (std::ranges::any_of(rows, [](const Row& row) { return row.job->scores(); })) score(rows);
   for (const Row& row : rows) {
     Job& job = *row.job;
@@ -345,7 +346,7 @@ void Lane::ran(std::span<const Row> rows) {
   }
 }
 
-void Lane::score(std::span<const Row> rows) {
+void PoolRunner::score(std::span<const Row> rows) {
   const View2<const float> logits = decoder_.outputs().logits();
   int64_t first = 0;
   for (const Row& row : rows) {
@@ -358,7 +359,7 @@ void Lane::score(std::span<const Row> rows) {
   }
 }
 
-void Lane::count_step(const StepRecord& record) {
+void PoolRunner::count_step(const StepRecord& record) {
   totals_.count_step(record);
   if (record.n_decode == 0) return;
   const auto mix = [](double& average, double value) { average = average == 0 ? value : 0.8 * average + 0.2 * value; };
@@ -369,14 +370,14 @@ void Lane::count_step(const StepRecord& record) {
   mix(seconds_a_prompt_token_, of_prompts / record.n_prompt_tokens);
 }
 
-int32_t Lane::sample(Job& job, std::span<const float> logits) {
-  const int32_t token = draw_by_rule(job, job.text, engine_.plan().n_ids, logits, logits_);
+int32_t PoolRunner::sample(Job& job, std::span<const float> logits) {
+  const int32_t token = sample_by_rule(job, job.text, engine_.plan().n_ids, logits, logits_);
   const int n_top = job.request.n_top_logprobs;
   if (n_top >= 0) job.logprobs.push_back(token_logprob(logits, token, n_top));
   return token;
 }
 
-bool Lane::take(Job& job, int32_t token) {
+bool PoolRunner::take(Job& job, int32_t token) {
   const Clock::time_point now = Clock::now();
   const auto seconds = [&](Clock::time_point since) { return std::chrono::duration<double>(now - since).count(); };
   if (job.result.tokens.empty()) totals_.first_token.observe(seconds(job.arrived));
@@ -390,7 +391,7 @@ bool Lane::take(Job& job, int32_t token) {
   return false;
 }
 
-void Lane::end_failed(Job& job) {
+void PoolRunner::end_failed(Job& job) {
   try {
     std::rethrow_exception(job.text.failure);
   } catch (const NotFiniteError&) {
@@ -402,7 +403,7 @@ void Lane::end_failed(Job& job) {
   }
 }
 
-void Lane::end(Job& job, FinishReason reason, const RequestError& error) {
+void PoolRunner::end(Job& job, FinishReason reason, const RequestError& error) {
   if (job.ended) return;
   job.ended = job.text.ended = true;
   job.failed = reason == FinishReason::failed;
@@ -416,7 +417,7 @@ void Lane::end(Job& job, FinishReason reason, const RequestError& error) {
   job.listener->on_end(reason, job.usage, error);
 }
 
-void Lane::sweep() {
+void PoolRunner::sweep() {
   for (const auto& job : jobs_) {
     if (!job->ended) continue;
     // What a person says next follows this text.
@@ -431,13 +432,13 @@ void Lane::sweep() {
   std::erase_if(jobs_, [](const auto& job) { return job->ended; });
 }
 
-void Lane::drop_cancelled() {
+void PoolRunner::drop_cancelled() {
   for (const auto& job : jobs_)
     if (job->cancelled) end(*job, FinishReason::cancelled);
   sweep();
 }
 
-void Lane::end_all(const std::string& error) {
+void PoolRunner::end_all(const std::string& error) {
   for (const auto& job : jobs_) fail(*job, {error});
   jobs_.clear();
 }

@@ -1,6 +1,6 @@
-// DeviceProduct with every format and kernel of the device's table against double precision, within bounds that follow
+// DeviceMatmul with every format and kernel of the device's table against double precision, within bounds that follow
 // from how the kernels round, and against the CPU bit for bit where the design says so; the embedding's rows likewise.
-#include "op/device_product.h"
+#include "op/device_matmul.h"
 
 #include <gmock/gmock.h>
 
@@ -98,7 +98,7 @@ Bounded expected_of(const BrickRows& w, const Floats& x, std::string_view kernel
   if (kernel == "int-1plane") return with_int8(w, x, 1);
   if (kernel == "int-2planes") return with_int8(w, x, 2);
   // Weights and activations to 2^-11 each; small activations to 2^-25 where the token's largest is at least 2^14; the
-  // weights here are in the halves' normal range or off by 2^-25.
+  // weights here are in f16's normal range or off by 2^-25.
   const bool is_wide = kernel == "bricks-f16" && ssize(x) >= kFewestWideTokens * kIn && gpu::device_has_warpgroups();
   if (kernel == "int4-f16" || is_wide) {
     Bounded e = with_factors(w, x, 0x1.01p-10 + double(kIn) * 0x1p-24, 0x1p-39);
@@ -113,22 +113,22 @@ Bounded expected_of(const BrickRows& w, const Floats& x, std::string_view kernel
   return {reference.y, reference.bound};
 }
 
-class DeviceProductCuda : public OnDevice {
+class DeviceMatmulCuda : public OnDevice {
  protected:
   using Biases = std::vector<const Floats*>;
 
-  DeviceProduct make(const std::vector<const Linear*>& matrices, const Biases& biases = {}, bool glu = false,
-                     const ForcedKernels& forced = {}) const {
+  DeviceMatmul make(const std::vector<const Linear*>& matrices, const Biases& biases = {}, bool glu = false,
+                    const ForcedKernels& forced = {}) const {
     const Biases all = biases.empty() ? Biases(matrices.size(), nullptr) : biases;
-    DeviceProduct product(stream(), matrices, all, glu, forced);
-    EXPECT_EQ(product.bytes(), product_bytes(matrices, all, glu, forced).kept);
+    DeviceMatmul product(stream(), matrices, all, glu, forced);
+    EXPECT_EQ(product.bytes(), matmul_bytes(matrices, all, glu, forced).kept);
     return product;
   }
   /// The outputs of all matrices, or of the pair, which start as `before`.
-  std::vector<Floats> run(const DeviceProduct& product, const std::vector<int64_t>& n_out, const Floats& x,
-                          ProductOutput output = ProductOutput::store, float before = NAN) {
+  std::vector<Floats> run(const DeviceMatmul& product, const std::vector<int64_t>& n_out, const Floats& x,
+                          MatmulOutput output = MatmulOutput::store, float before = NAN) {
     const gpu::Buffer dx = up(x);
-    ProductCall call{.n_tokens = int64_t(x.size()) / kIn, .x = dx.as<float>(), .output = output};
+    MatmulCall call{.n_tokens = int64_t(x.size()) / kIn, .x = dx.as<float>(), .output = output};
     std::vector<gpu::Buffer> y;
     for (size_t i = 0; i < n_out.size(); ++i) {
       y.push_back(up(Floats(size_t(call.n_tokens * n_out[i]), before)));
@@ -141,18 +141,18 @@ class DeviceProductCuda : public OnDevice {
   }
 
  private:
-  ProductScratch scratch_;
+  MatmulScratch scratch_;
 };
 
 constexpr int64_t kBatches[] = {1, 3, 16, 70};
 
-TEST_F(DeviceProductCuda, EveryFormatAtEveryBatch) {
+TEST_F(DeviceMatmulCuda, EveryFormatAtEveryBatch) {
   std::vector<const char*> formats(std::begin(kBrickFormats), std::end(kBrickFormats));
   formats.push_back("f32");
   for (const char* format : formats) {
     const BrickRows rows(format, 37, kIn, 1);
     const Linear m = linear_of(rows);
-    const DeviceProduct product = make({&m});
+    const DeviceMatmul product = make({&m});
     for (const int64_t n : kBatches) {
       const Floats x = normal_floats(uint64_t(n), n * kIn);
       const Bounded e = expected_of(rows, x, product.kernels(n)[0]);
@@ -162,12 +162,12 @@ TEST_F(DeviceProductCuda, EveryFormatAtEveryBatch) {
 }
 
 /// As many rows as a vocabulary has, for as many tokens as a step may bring: the product runs in parts.
-TEST_F(DeviceProductCuda, ScratchOfManyTokensIsThatOfAPart) {
+TEST_F(DeviceMatmulCuda, ScratchOfManyTokensIsThatOfAPart) {
   for (const char* format : {"q4_k", "f16", "mxfp4"}) {
     const Linear m{.format = find_weight_format(format).or_throw(), .n_out = 151936, .n_in = 1536};
     const std::vector<const Linear*> matrices{&m};
     const std::vector<const std::vector<float>*> biases{nullptr};
-    const DeviceProduct product = DeviceProduct::planned(matrices, biases, false, {});
+    const DeviceMatmul product = DeviceMatmul::planned(matrices, biases, false, {});
     PlannedScratch some, more, most;
     product.plan_scratch({.n_tokens = 1024}, some);
     product.plan_scratch({.n_tokens = 1 << 14}, more);
@@ -177,14 +177,14 @@ TEST_F(DeviceProductCuda, ScratchOfManyTokensIsThatOfAPart) {
   }
 }
 
-TEST_F(DeviceProductCuda, ForcedKernelsHaveTheirOwnRounding) {
+TEST_F(DeviceMatmulCuda, ForcedKernelsHaveTheirOwnRounding) {
   const std::tuple<const char*, const char*, const char*, int64_t> cases[] = {{"int4_g128", "gemv", "int-1plane", 3},
                                                                               {"f16", "gemm", "bricks-2planes", 70},
                                                                               {"q4_k", "gemm", "bricks-f16", 70}};
   for (const auto& [format, op, kernel, n] : cases) {
     const BrickRows rows(format, 37, kIn, 2);
     const Linear m = linear_of(rows);
-    const DeviceProduct product = make({&m}, {}, false, {{op, kernel}});
+    const DeviceMatmul product = make({&m}, {}, false, {{op, kernel}});
     EXPECT_THAT(product.kernels(n), ElementsAre(kernel));
     const Floats x = normal_floats(3, n * kIn);
     const Bounded e = expected_of(rows, x, kernel);
@@ -192,10 +192,10 @@ TEST_F(DeviceProductCuda, ForcedKernelsHaveTheirOwnRounding) {
   }
 }
 
-TEST_F(DeviceProductCuda, TernaryIsTheCpusProduct) {
+TEST_F(DeviceMatmulCuda, TernaryIsTheCpusProduct) {
   CpuContext context(1);
   const TernaryRows ternary(37, 4, true), floats(37, 4, false);
-  const DeviceProduct exact = make({&ternary.matrix}), decoded = make({&floats.matrix});
+  const DeviceMatmul exact = make({&ternary.matrix}), decoded = make({&floats.matrix});
   for (const int64_t n : kBatches) {
     const Floats x = normal_floats(uint64_t(n), n * kIn);
     Floats cpu(size_t(n * 37));
@@ -211,13 +211,13 @@ TEST_F(DeviceProductCuda, TernaryIsTheCpusProduct) {
   }
 }
 
-TEST_F(DeviceProductCuda, MatricesOfOneInputWithBiases) {
+TEST_F(DeviceMatmulCuda, MatricesOfOneInputWithBiases) {
   for (const auto& formats : {std::array{"q4_k", "q4_k", "q6_k"}, std::array{"int4_g128", "int4_g128", "int4_g128"},
                               std::array{"f32", "f16", "f16"}}) {
     const BrickRows q(formats[0], 48, kIn, 5), k(formats[1], 16, kIn, 6), v(formats[2], 21, kIn, 7);
     const Linear mq = linear_of(q), mk = linear_of(k), mv = linear_of(v);
     const Floats q_bias = normal_floats(8, 48), v_bias = normal_floats(9, 21);
-    const DeviceProduct product = make({&mq, &mk, &mv}, {&q_bias, nullptr, &v_bias});
+    const DeviceMatmul product = make({&mq, &mk, &mv}, {&q_bias, nullptr, &v_bias});
     for (const int64_t n : {1, 3, 70}) {
       const Floats x = normal_floats(uint64_t(n), n * kIn);
       const auto names = product.kernels(n);
@@ -239,21 +239,21 @@ TEST_F(DeviceProductCuda, MatricesOfOneInputWithBiases) {
   }
 }
 
-TEST_F(DeviceProductCuda, GatesOfOneFormatAndOfTwo) {
+TEST_F(DeviceMatmulCuda, GatesOfOneFormatAndOfTwo) {
   for (const auto& [gate_format, up_format] :
        {std::pair("q4_k", "q4_k"), std::pair("q4_k", "q6_k"), std::pair("f32", "f32"), std::pair("int4_g128", "f16")})
     for (const int64_t n : {1, 70})
-      for (const ProductOutput output : {ProductOutput::silu_glu, ProductOutput::relu2_glu}) {
+      for (const MatmulOutput output : {MatmulOutput::silu_glu, MatmulOutput::relu2_glu}) {
         const BrickRows gate(gate_format, 37, kIn, 10), up_rows(up_format, 37, kIn, 11);
         const Linear mg = linear_of(gate), mu = linear_of(up_rows);
-        const DeviceProduct product = make({&mg, &mu}, {}, true);
+        const DeviceMatmul product = make({&mg, &mu}, {}, true);
         const Floats x = normal_floats(uint64_t(n), n * kIn);
         const Bounded g = expected_of(gate, x, product.kernels(n).front()),
                       u = expected_of(up_rows, x, product.kernels(n).back());
         Bounded e;
         for (size_t i = 0; i < g.y.size(); ++i) {
           const double positive = std::max(g.y[i], 0.0);
-          const bool silu = output == ProductOutput::silu_glu;
+          const bool silu = output == MatmulOutput::silu_glu;
           const double activated = silu ? g.y[i] / (1 + std::exp(-g.y[i])) : positive * positive;
           const double slope = silu ? 1.1 : 2 * positive + g.bound[i];
           e.y.push_back(activated * u.y[i]);
@@ -264,23 +264,23 @@ TEST_F(DeviceProductCuda, GatesOfOneFormatAndOfTwo) {
       }
 }
 
-TEST_F(DeviceProductCuda, AddsToWhatIsThere) {
+TEST_F(DeviceMatmulCuda, AddsToWhatIsThere) {
   for (const char* format : {"f32", "q8_0", "int4_g128"})
     for (const int64_t n : {1, 70}) {
       const BrickRows rows(format, 37, kIn, 12);
       const Linear m = linear_of(rows);
-      const DeviceProduct product = make({&m});
+      const DeviceMatmul product = make({&m});
       const Floats x = normal_floats(uint64_t(n), n * kIn);
       Bounded e = expected_of(rows, x, product.kernels(n)[0]);
       for (size_t i = 0; i < e.y.size(); ++i) {
         e.y[i] += 2.5;
         e.bound[i] += 0x1p-23 * (std::abs(e.y[i]) + e.bound[i]);
       }
-      EXPECT_TRUE(within(run(product, {37}, x, ProductOutput::add, 2.5f)[0], e.y, e.bound)) << format << n;
+      EXPECT_TRUE(within(run(product, {37}, x, MatmulOutput::add, 2.5f)[0], e.y, e.bound)) << format << n;
     }
 }
 
-TEST_F(DeviceProductCuda, RefusesFormatsWithoutKernels) {
+TEST_F(DeviceMatmulCuda, RefusesFormatsWithoutKernels) {
   for (const WeightFormat& shelf : weight_formats()) {
     if (shelf.name == "f32" || shelf.name == "i2_s" || find_brick_format(shelf.name)) continue;
     const std::string format(shelf.name);
@@ -288,7 +288,7 @@ TEST_F(DeviceProductCuda, RefusesFormatsWithoutKernels) {
     const Linear* const matrices[] = {&m};
     const Floats* const biases[] = {nullptr};
     try {
-      DeviceProduct(stream(), matrices, biases, false, {});
+      DeviceMatmul(stream(), matrices, biases, false, {});
       ADD_FAILURE() << format;
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::usage);
@@ -297,7 +297,7 @@ TEST_F(DeviceProductCuda, RefusesFormatsWithoutKernels) {
   }
 }
 
-TEST_F(DeviceProductCuda, EmbeddingRowsAreTheCpusBits) {
+TEST_F(DeviceMatmulCuda, EmbeddingRowsAreTheCpusBits) {
   constexpr int64_t kRows = 7, kColumns = 512;
   const std::vector<int32_t> tokens = {6, 0, 3, 3, 1};
   const gpu::Buffer ids = up(tokens);

@@ -8,7 +8,7 @@
 namespace ridge {
 namespace {
 
-class HalfGemvCuda : public OnBricks {
+class F16GemvCuda : public OnBricks {
  protected:
   void expect_close(const char* format, int64_t n_out, int64_t n_in, int n_tokens, int n_blocks = 0) {
     const BrickRows rows(format, n_out, n_in, uint64_t(n_out * 7 + n_in));
@@ -20,7 +20,7 @@ class HalfGemvCuda : public OnBricks {
   }
 };
 
-TEST_F(HalfGemvCuda, BricksAreAsLargeAsTheFile) {
+TEST_F(F16GemvCuda, BricksAreAsLargeAsTheFile) {
   for (const char* name : kBrickFormats) {
     const WeightFormat& format = **find_weight_format(name);
     const int64_t n_out[] = {48, 16};
@@ -31,17 +31,17 @@ TEST_F(HalfGemvCuda, BricksAreAsLargeAsTheFile) {
   EXPECT_FALSE(find_brick_format("tq2_0"));
 }
 
-TEST_F(HalfGemvCuda, EveryFormatAtEveryBatch) {
+TEST_F(F16GemvCuda, EveryFormatAtEveryBatch) {
   for (const char* format : kBrickFormats)
     for (const int n_tokens : {1, 2, 3, 4, 5, 8, 9, 16}) expect_close(format, 49, 768, n_tokens);
 }
 
-TEST_F(HalfGemvCuda, WideBatches) {
+TEST_F(F16GemvCuda, WideBatches) {
   for (const char* format : kBrickFormats)
     for (const int n_tokens : {17, 33, 64}) expect_close(format, 33, 256, n_tokens);
 }
 
-TEST_F(HalfGemvCuda, EveryShape) {
+TEST_F(F16GemvCuda, EveryShape) {
   for (const char* format : kBrickFormats) {
     const int group = (*find_weight_format(format))->group;
     for (const int n_out : {1, 15, 16, 17, 140})
@@ -50,7 +50,7 @@ TEST_F(HalfGemvCuda, EveryShape) {
   }
 }
 
-TEST_F(HalfGemvCuda, EverySplitOfTheWork) {
+TEST_F(F16GemvCuda, EverySplitOfTheWork) {
   for (const char* format : kBrickFormats)
     for (const int n_blocks : {1, 2, 3, 7, 132}) {
       expect_close(format, 40, 768, 2, n_blocks);
@@ -58,13 +58,13 @@ TEST_F(HalfGemvCuda, EverySplitOfTheWork) {
     }
 }
 
-TEST_F(HalfGemvCuda, LongRowsInSegments) {
+TEST_F(F16GemvCuda, LongRowsInSegments) {
   for (const char* format : {"f16", "q4_k"})
     for (const int n_tokens : {1, 4})
       for (const int n_blocks : {0, 1, 13}) expect_close(format, 17, 28672, n_tokens, n_blocks);
 }
 
-TEST_F(HalfGemvCuda, SameBitsEveryTime) {
+TEST_F(F16GemvCuda, SameBitsEveryTime) {
   for (const char* format : {"f16", "q6_k"})
     for (const int n_tokens : {3, 7}) {
       const BrickRows rows(format, 50, 1024, 3);
@@ -75,7 +75,7 @@ TEST_F(HalfGemvCuda, SameBitsEveryTime) {
     }
 }
 
-TEST_F(HalfGemvCuda, ReplaysInAGraph) {
+TEST_F(F16GemvCuda, ReplaysInAGraph) {
   for (const int64_t n_tokens : {2, 6}) {
     const BrickRows rows("q4_0", 70, 512, 3);
     const BrickMatrix w = bricks({&rows});
@@ -86,7 +86,7 @@ TEST_F(HalfGemvCuda, ReplaysInAGraph) {
     call.y[0] = y.as<float>();
     const gpu::Buffer scratch(brick_scratch_bytes(w, call));
     const gpu::Graph graph(stream(), [&] {
-      for (int i = 0; i < 2; ++i) device_half_gemv(stream(), w, call, scratch);
+      for (int i = 0; i < 2; ++i) device_f16_gemv(stream(), w, call, scratch);
     });
     for (int i = 0; i < 3; ++i) graph.launch(stream());
     const std::vector<float> sum = down(y.as<float>(), n_tokens * 70);  // of six equal products
@@ -98,8 +98,8 @@ TEST_F(HalfGemvCuda, ReplaysInAGraph) {
   }
 }
 
-TEST_F(HalfGemvCuda, BothPlanesCount) {
-  // Every value lies between two halves, and all errors of the first plane have one sign.
+TEST_F(F16GemvCuda, BothPlanesCount) {
+  // Every value lies between two f16, and all errors of the first plane have one sign.
   for (const char* format : {"f16", "bf16"})
     for (const int n_tokens : {1, 5}) {
       const float off = format[0] == 'b' ? 0x1p-9f : 0x1p-12f;
@@ -111,7 +111,7 @@ TEST_F(HalfGemvCuda, BothPlanesCount) {
     }
 }
 
-TEST_F(HalfGemvCuda, XOfEverySize) {
+TEST_F(F16GemvCuda, XOfEverySize) {
   for (const char* format : {"f16", "bf16", "q4_k"})
     for (const int n_tokens : {4, 6}) {
       const BrickRows rows(format, 17, 512, 9);
@@ -126,7 +126,7 @@ TEST_F(HalfGemvCuda, XOfEverySize) {
     }
 }
 
-TEST_F(HalfGemvCuda, ExponentsOfEverySize) {
+TEST_F(F16GemvCuda, ExponentsOfEverySize) {
   for (const int n_tokens : {2, 5})
     for (const int first : {0, 64, 128}) {
       BrickRows rows("mxfp4", 16, 2048, 3);
@@ -147,7 +147,7 @@ TEST_F(HalfGemvCuda, ExponentsOfEverySize) {
     }
 }
 
-TEST_F(HalfGemvCuda, ABadTokenIsAlone) {
+TEST_F(F16GemvCuda, ABadTokenIsAlone) {
   for (const float bad : {NAN, INFINITY, -INFINITY})
     for (const int n_tokens : {4, 6}) {
       const BrickRows rows("q8_0", 20, 128, 9);
@@ -161,7 +161,7 @@ TEST_F(HalfGemvCuda, ABadTokenIsAlone) {
     }
 }
 
-TEST_F(HalfGemvCuda, ANormWhoseSquaresOverflowGivesNoNumbers) {
+TEST_F(F16GemvCuda, ANormWhoseSquaresOverflowGivesNoNumbers) {
   for (const int n_tokens : {1, 3, 6}) {
     const BrickRows rows("q8_0", 20, 128, 9);
     BrickRun run{.x = normal_floats(4, n_tokens * 128), .norm_weight = normal_floats(5, 128), .norm_eps = 1e-5f};
@@ -187,7 +187,7 @@ std::vector<float> normalised(const std::vector<float>& x, const std::vector<flo
   return y;
 }
 
-TEST_F(HalfGemvCuda, NormBiasAndResidual) {
+TEST_F(F16GemvCuda, NormBiasAndResidual) {
   for (const char* format : {"f16", "q4_k", "q6_k"})
     for (const int n_tokens : {1, 3, 6})
       for (const int n_blocks : {0, 9}) {
@@ -208,7 +208,7 @@ TEST_F(HalfGemvCuda, NormBiasAndResidual) {
       }
 }
 
-TEST_F(HalfGemvCuda, SeveralMatricesInOneLaunch) {
+TEST_F(F16GemvCuda, SeveralMatricesInOneLaunch) {
   for (const int n_tokens : {2, 5}) {
     const BrickRows q("q8_0", 40, 256, 1), k("q8_0", 9, 256, 2), v("q8_0", 16, 256, 3);
     const std::vector<float> x = normal_floats(4, n_tokens * 256);
@@ -228,7 +228,7 @@ TEST_F(HalfGemvCuda, SeveralMatricesInOneLaunch) {
   }
 }
 
-TEST_F(HalfGemvCuda, GatedPairs) {
+TEST_F(F16GemvCuda, GatedPairs) {
   for (const char* format : {"f16", "q4_0"})
     for (const BrickGlu glu : {BrickGlu::silu, BrickGlu::relu2})
       for (const int n_tokens : {1, 4, 5}) {
@@ -248,7 +248,7 @@ TEST_F(HalfGemvCuda, GatedPairs) {
       }
 }
 
-TEST_F(HalfGemvCuda, RefusesCallsThatMakeNoSense) {
+TEST_F(F16GemvCuda, RefusesCallsThatMakeNoSense) {
   const int64_t n_out[] = {20}, none[] = {0};
   EXPECT_THROW(make_brick_matrix(BrickFormat::q4_k, 128, n_out), Error);
   EXPECT_THROW(make_brick_matrix(BrickFormat::f16, 128, none), Error);
@@ -261,15 +261,15 @@ TEST_F(HalfGemvCuda, RefusesCallsThatMakeNoSense) {
   EXPECT_THROW(device_fill_bricks(stream(), pair, 0, 0, 8, floats), Error);
   BrickCall call{.n_tokens = 5, .x = floats};
   call.y[0] = floats;
-  EXPECT_THROW(device_half_gemv(stream(), pair, call, memory), Error);  // scratch of 64 KiB
+  EXPECT_THROW(device_f16_gemv(stream(), pair, call, memory), Error);  // scratch of 64 KiB
   const gpu::Buffer scratch(brick_scratch_bytes(pair, call));
-  EXPECT_NO_THROW(device_half_gemv(stream(), pair, call, scratch));
+  EXPECT_NO_THROW(device_f16_gemv(stream(), pair, call, scratch));
   call.residual = true;
-  EXPECT_THROW(device_half_gemv(stream(), pair, call, scratch), Error);
+  EXPECT_THROW(device_f16_gemv(stream(), pair, call, scratch), Error);
   call = {.n_tokens = 1, .x = floats};
-  EXPECT_THROW(device_half_gemv(stream(), pair, call, scratch), Error);
+  EXPECT_THROW(device_f16_gemv(stream(), pair, call, scratch), Error);
   call.y[0] = floats, call.n_tokens = 0;
-  EXPECT_THROW(device_half_gemv(stream(), pair, call, scratch), Error);
+  EXPECT_THROW(device_f16_gemv(stream(), pair, call, scratch), Error);
   stream().synchronize();
 }
 

@@ -1,4 +1,4 @@
-#include "lab/op/roof.h"
+#include "lab/op/machine_ceilings.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,32 +9,32 @@
 namespace ridge::lab {
 namespace {
 
-double roof_seconds() {
+double ceiling_seconds() {
   const char* text = std::getenv("RIDGE_ROOF_SECONDS");
   return text ? std::clamp(std::strtod(text, nullptr), 0.0, 3.0) : 3.0;
 }
 
 }  // namespace
 
-Roof measure_roof(const RoofOptions& options) {
+MachineCeilings measure_machine_ceilings(const MachineCeilingOptions& options) {
   if (const std::vector<int> devices = parse_devices(options.device); !devices.empty()) {
-    Roof roof;
+    MachineCeilings machine;
     for (const int device : devices) {
       DeviceCeilings ceilings = measure_device_ceilings({.device = device,
-                                                         .max_seconds = roof_seconds(),
+                                                         .max_seconds = ceiling_seconds(),
                                                          .read_only = true,
                                                          .rates = options.rates,
                                                          .stop = options.stop});
-      roof.read_gb_s += ceilings.read_gb_s() / options.n_stages;
-      roof.llc_bytes += int64_t(ceilings.device.l2_bytes);
-      roof.rates = std::move(ceilings.rates);
+      machine.read_gb_s += ceilings.read_gb_s() / options.n_stages;
+      machine.llc_bytes += int64_t(ceilings.device.l2_bytes);
+      machine.rates = std::move(ceilings.rates);
     }
-    return roof;
+    return machine;
   }
   Ceilings ceilings = measure_ceilings({.n_threads = options.n_threads,
                                         .isa = options.isa,
                                         .repeats = 60,
-                                        .max_seconds = roof_seconds(),
+                                        .max_seconds = ceiling_seconds(),
                                         .read_only = true,
                                         .rates = options.rates,
                                         .stop = options.stop});

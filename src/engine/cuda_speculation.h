@@ -1,9 +1,9 @@
 // Speculation on a device without the host in between: an MTP head proposes, the model verifies, both go on behind the
-// tokens that hold. Lengths are device data; the host reserves pages for the most that may hold, queues steps ahead, and
-// hears from the token ring what happened.
+// tokens that hold. Lengths are device data; the host reserves pages for the most that may hold, queues steps ahead,
+// and hears from the token ring what happened.
 //
-// A step: the head reads the tokens that the step before gave, with the model's hidden states; it proposes, from its own
-// hidden states after the first; the model runs the last token and the proposals, and all rows are drawn.
+// A step: the head reads the tokens that the step before gave, with the model's hidden states; it proposes, from its
+// own hidden states after the first; the model runs the last token and the proposals, and all rows are sampled.
 #pragma once
 
 #include <deque>
@@ -13,24 +13,25 @@
 namespace ridge {
 
 /// What such steps work in, beside the two models' own buffers. Kept between texts: recorded steps name it.
-struct GuessRoom {
+struct SpeculationWorkspace {
   static constexpr int kSlots = 4;  ///< steps whose hidden states are kept: those queued, and the one read last
 
-  GuessRoom(int vocab_size, int n_ids);
+  SpeculationWorkspace(int vocab_size, int n_ids);
 
   bool taken = false;
   DeviceSampler sampler, head_sampler;
   gpu::TokenRing ring;
-  gpu::Buffer text;    // DeviceText
-  gpu::Buffer drawn;   // of the rows of a step
-  gpu::Buffer hidden;  // [kSlots, kMostVerifiedRows, d_model]
+  gpu::Buffer text;     // DeviceText
+  gpu::Buffer sampled;  // of the rows of a step
+  gpu::Buffer hidden;   // [kSlots, kMostVerifiedRows, d_model]
   gpu::Event model_done{false}, head_done{false};
 };
 
-class CudaGuessing final : public Guessing {
+class CudaSpeculation final : public DeviceSpeculation {
  public:
-  CudaGuessing(CudaRunner& model, CudaRunner& head, GuessRoom& room, const GuessedText& text, const DeviceDraft& draft);
-  ~CudaGuessing() override { room_.taken = false; }
+  CudaSpeculation(CudaRunner& model, CudaRunner& head, SpeculationWorkspace& workspace, const SpeculatedText& text,
+                  const DeviceDraft& draft);
+  ~CudaSpeculation() override { workspace_.taken = false; }
 
   void launch(int64_t step) override;
   bool read(int64_t step, std::span<int32_t> tokens) override;
@@ -45,12 +46,12 @@ class CudaGuessing final : public Guessing {
     int n_held = 0;  // tokens that it gave
   };
 
-  DeviceText* device_text() const { return room_.text.as<DeviceText>(); }
+  DeviceText* device_text() const { return workspace_.text.as<DeviceText>(); }
   float* hidden_of(int64_t step) const;
   /// Position that the text may have come to behind the queued steps.
   int reach() const;
   /// The head reads what the step before this one gave.
-  void read_drawn(int64_t step, bool proposes);
+  void read_sampled(int64_t step, bool proposes);
   void propose(int n);
   void run_head(int n, int reach, LogitRows logits, const std::function<void(const StepInputs&)>& write);
   /// Hidden states [n, d_model] on their way into the head.
@@ -58,8 +59,8 @@ class CudaGuessing final : public Guessing {
   void verify(int64_t step, int n_proposed);
 
   CudaRunner &model_, &head_;
-  GuessRoom& room_;
-  GuessedText text_;
+  SpeculationWorkspace& workspace_;
+  SpeculatedText text_;
   DeviceDraft draft_;
   CudaOutputs &outputs_, &head_outputs_;
   ForcedProposals forced_;
