@@ -301,6 +301,20 @@ def peers_cpu():
     return table(["file", "threads", "test", "bits of activations in Ridge", "peer", "Ridge, tok/s", "peer, tok/s", "times the peer", "quartiles"], lines)
 
 
+def panels_cpu():
+    """Matmuls of every block format on the CPU, one token and 64, beside q8_0 and q4_0 of the same run."""
+    found = {}
+    for r in stored("checks/panels-cpu"):
+        found.setdefault(r["weight_format"], {})[r["n_tokens"], r["kernel"].startswith("rows")] = r
+    one, many = found["q8_0"][1, False]["gb_s"], found["q4_0"][64, False]["median_us"]
+    lines = []
+    for name, by in found.items():
+        token, tokens, rows = by[1, False], by[64, False], by.get((1, True))
+        lines.append([card(token), name, f"{rows['median_us']:.0f}" if rows else "", f"{token['median_us']:.0f}", f"{token['gb_s']:.1f}", f"{token['gb_s'] / one:.2f}",
+                      f"{tokens['median_us'] / 1000:.2f}", f"{many / tokens['median_us']:.2f}"])
+    return table(["card", "weights", "1 token in float kernels, us", "1 token, us", "GB/s", "times q8_0's", "64 tokens, ms", "times q4_0's rate"], lines)
+
+
 def floors_cpu():
     """KLD of whole models with kernels that round activations, from the same weights in float kernels, by weight format."""
     found = {}
@@ -409,6 +423,7 @@ TABLES = {
     "real-files-cpu": real_files,
     "peers-cpu": peers_cpu,
     "floors-cpu": floors_cpu,
+    "panels-cpu": panels_cpu,
     "batch-cuda": batches,
     "append-cuda": append,
     "ternary-cuda": ternary,
