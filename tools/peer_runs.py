@@ -11,6 +11,7 @@ Ratios go to stderr: the median over rounds of Ridge's speed through the peer's,
   --rounds N          rounds (5)
   -p, -n, -d, -t      as both programs have them (512, 64, 0, all processors)
   --peer NAME         the peer's name in rows (llama.cpp)
+  --gp                the peer's llama-bench has no -d, but -gp DEPTH,N (ik_llama.cpp)
   --peer-options OPT  more options of LLAMA_BENCH, as one text ('-rtr 1 -fa 1')
   --ridge-options OPT more options of `ridge bench decode` ('--kv rotor-3')
 """
@@ -34,6 +35,7 @@ def parse_arguments(words):
     parser.add_argument("-d", default="0")
     parser.add_argument("-t", default=str(os.cpu_count()))
     parser.add_argument("--peer", default="llama.cpp")
+    parser.add_argument("--gp", action="store_true")
     parser.add_argument("--peer-options", default="")
     parser.add_argument("--ridge-options", default="")
     parser.add_argument("programs", nargs="*")
@@ -47,7 +49,10 @@ def parse_arguments(words):
 def run(command):
     """The rows that a bench prints. A bench that fails ends the tool: a missing side would make ratios of nothing."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.stdout.lstrip().startswith("["):
+        rows = json.loads(done.stdout)
+    else:
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not rows:
         sys.exit(f"{shlex.join(command)}: exit {done.returncode}, {len(rows)} rows\n{done.stderr.strip()}")
     return rows
@@ -86,19 +91,28 @@ def measure(engine, command, options):
              "load_1min": os.getloadavg()[0]}
     for row in run(command):
         known = {"date": row.get("test_time"), "checked": "by the peer itself", **row}
+        if options.gp and row["n_prompt"] and row["n_gen"]:
+            known |= {"n_depth": row["n_prompt"], "n_prompt": 0}
         yield {**known, **facts, "model_filename": os.path.basename(row["model_filename"])}
+
+
+def tests_of(options, has_depth):
+    tests = ["-t", options.t, "-r", "1", "-o", "json"]
+    if has_depth or options.d == "0":
+        return ["-p", options.p, "-n", options.n, *(["-d", options.d] if has_depth else []), *tests]
+    return ["-p", options.p, "-n", "0", "-gp", f"{options.d},{options.n}", *tests]
 
 
 def main():
     options = parse_arguments(sys.argv[1:])
     ridge, bench, *models = options.programs
-    tests = ["-p", options.p, "-n", options.n, "-d", options.d, "-t", options.t, "-r", "1", "-o", "jsonl"]
+    ours, theirs = tests_of(options, True), tests_of(options, not options.gp)
     rows = []
     for i in range(options.rounds):
         for model in models:
             for engine, command in (
-                    ("ridge", [ridge, "bench", "decode", "-m", model, *tests, "--quiet", *shlex.split(options.ridge_options)]),
-                    (options.peer, [bench, "-m", model, *tests, *shlex.split(options.peer_options)])):
+                    ("ridge", [ridge, "bench", "decode", "-m", model, *ours, "--quiet", *shlex.split(options.ridge_options)]),
+                    (options.peer, [bench, "-m", model, *theirs, *shlex.split(options.peer_options)])):
                 for row in measure(engine, command, options):
                     rows.append({**row, "round": i})
                     print(json.dumps(rows[-1]), flush=True)

@@ -43,6 +43,13 @@ class PeerRuns(unittest.TestCase):
         self.assertIn("-p 512 -n 64 -d 0 -t 2 -r 1", calls[0])
         self.assertIn("-p 512 -n 64 -d 0 -t 2 -r 1", calls[1])
 
+    def test_a_peer_without_depth_gets_its_own_words(self):
+        ours, theirs = self.program("ridge", 300), self.program("bench", 200)
+        self.assertEqual(self.run_tool("--rounds", "1", "--gp", "-p", "0", "-n", "32", "-d", "4096", "-t", "2", ours, theirs, "m.gguf").returncode, 0)
+        calls = pathlib.Path(self.folder.name, "calls").read_text().splitlines()
+        self.assertIn("-n 32 -d 4096", calls[0])
+        self.assertIn("-n 0 -gp 4096,32", calls[1])
+
     def test_an_engine_that_fails_ends_the_tool_and_is_named(self):
         done = self.run_tool(self.program("ridge", 1), self.program("bench", 1, code=3), "m.gguf")
         self.assertEqual(done.returncode, 1)
