@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 # Projects and files of other projects, and the member h of rows (engine/cpu_backend.cpp).
-OTHERS = {"llama.cpp", "ngxson/llama.cpp", "bitnet.cpp", "tools/perplexity/perplexity.cpp", "SOURCE.md", "rows.h"}
+OTHERS = {"llama.cpp", "ik_llama.cpp", "ngxson/llama.cpp", "bitnet.cpp", "tools/perplexity/perplexity.cpp", "SOURCE.md", "rows.h"}
 NAME = re.compile(r"[\w.{},/*-]*[\w}*]\.(?:h|cpp|cu|hip|py|md)(?![\w.(])|[\w.*/-]+\.\{[\w,]+\}")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SOURCES = {".h", ".cpp", ".cu", ".hip"}
