@@ -231,8 +231,7 @@ static Action declare_decide(CLI::App& app) {
   add_whole(app, "--sessions", p.n_sessions, 1, 65536, "sequences in memory at once (gate 6)");
   add_text(app, "--candidates", f.candidates, "LIST", "comma list of caches that are compared with f16");
   add_text(app, "--results", f.output.results, "FILE",
-           "the file of rows, a JSON line each; the record comes into its directory; left out: lab.jsonl in the "
-           "user's folder (~/.local/share/ridge), where --kv-quant auto finds the record")
+           "rows, a JSON line each; the record comes beside it; left out: ~/.local/share/ridge/lab.jsonl")
       ->default_str("");
   app.add_flag("--quick", f.quick, "small sizes: an answer in two minutes for a model of 135 M parameters");
   app.add_flag("--again", f.again, "measure times again from which a gate has no verdict");

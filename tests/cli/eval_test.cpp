@@ -49,14 +49,14 @@ TEST_F(EvalCommands, KldPrintsATableAndStoresARowPerCache) {
 
 TEST_F(EvalCommands, KldGivesEveryCacheOfAListOnePolicy) {
   const Outcome outcome = eval({"kld", "-f", text_, "-o", "json", "--quiet", "--chunks", "1", "-c", "32", "--kv",
-                                "f16,f32,q8_0,f16/rotor-3:sinks=1", "--kv-window", "0", "--kv-sinks", "2"});
+                                "f16,f32,rotor-4,f16/rotor-3:sinks=1", "--kv-window", "0", "--kv-sinks", "2"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   std::vector<std::string> names;
   for (const json& row : json::parse(outcome.out)) {
     names.push_back(row["kv"]);
     EXPECT_EQ(row["kv_v"]["window"], 0) << row["kv"];
   }
-  EXPECT_THAT(names, testing::ElementsAre("f16", "f32", "q8_0:window=0:sinks=2", "f16/rotor-3:window=0:sinks=1"));
+  EXPECT_THAT(names, testing::ElementsAre("f16", "f32", "rotor-4:window=0:sinks=2", "f16/rotor-3:window=0:sinks=1"));
   EXPECT_EQ(eval({"kld", "-f", text_, "--kv", "q8_0", "-ctk", "q4_0"}).code, 2);
   EXPECT_EQ(eval({"kld", "-f", text_, "--kv", "q8_0,rotor-3", "--kv-scale", "nothing"}).code, 2);
 }

@@ -479,7 +479,7 @@ std::string speed_in_words(const DecisionRecord& record) {
   for (const CandidateRecord& c : record.candidates) {
     const GateResult& requests = c.gates[2];
     for (const GateResult& gate : std::span(c.gates).first(3)) has_rows |= !gate.rows.empty();
-    unclear |= requests.verdict == GateVerdict::none;
+    unclear |= requests.verdict == GateVerdict::none && !requests.numbers.empty();
     if (requests.verdict == GateVerdict::fail) slower += (slower.empty() ? "" : ", ") + c.kv;
   }
   if (!has_rows) return "not measured";
