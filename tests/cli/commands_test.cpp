@@ -739,27 +739,10 @@ TEST(Plan, RefusesWhatDoesNotFitWithWhatWould) {
   EXPECT_EQ(run_ridge({"plan", "-m", kTinyModel, "--device", "cuda"}).code, 6);
 }
 
-/// A decision in seconds; the record's file.
-std::vector<std::string> quick_decision(const std::string& model, const std::filesystem::path& store) {
-  return {"decide",
-          "-m",
-          model,
-          "-c",
+/// Words that make a decision take seconds.
+std::vector<std::string> few_samples() {
+  return {"--target-depths",
           "256",
-          "--candidates",
-          "rotor-3",
-          "--results",
-          store.native(),
-          "--depths",
-          "256",
-          "--target-depths",
-          "256",
-          "--prompts",
-          "40",
-          "-n",
-          "8",
-          "-r",
-          "5",
           "--samples",
           "5",
           "--max-seconds",
@@ -768,13 +751,22 @@ std::vector<std::string> quick_decision(const std::string& model, const std::fil
           "16",
           "-t",
           "1",
-          "--no-check",
           "--eval-ctx",
           "64",
           "--chunks",
           "1",
           "-f",
           RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt"};
+}
+
+/// A decision in seconds, with its rows in `store`.
+std::vector<std::string> quick_decision(const std::string& model, const std::filesystem::path& store) {
+  std::vector<std::string> args{
+      "decide", "-m",        model, "-c", "256", "--candidates", "rotor-3", "--results", store.native(), "--depths",
+      "256",    "--prompts", "40",  "-n", "8",   "-r",           "5",       "--no-check"};
+  const std::vector<std::string> few = few_samples();
+  args.insert(args.end(), few.begin(), few.end());
+  return args;
 }
 
 TEST(Decide, WritesARecordThatAutoObeys) {
@@ -832,30 +824,9 @@ TEST(Decide, QuicklyWithRowsInTheUsersFolder) {
   const TempDir dir;
   const RunOptions home{.env = {"XDG_DATA_HOME=" + dir.path().native()}};
   const std::string model = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
-  std::vector<std::string> args{"decide",
-                                "-m",
-                                model,
-                                "--quick",
-                                "-c",
-                                "256",
-                                "--candidates",
-                                "rotor-3",
-                                "-t",
-                                "1",
-                                "--target-depths",
-                                "256",
-                                "--samples",
-                                "5",
-                                "--max-seconds",
-                                "0.02",
-                                "--roof-mib",
-                                "16",
-                                "--eval-ctx",
-                                "64",
-                                "--chunks",
-                                "1",
-                                "-f",
-                                RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt"};
+  std::vector<std::string> args{"decide", "-m", model, "--quick", "-c", "256", "--candidates", "rotor-3"};
+  const std::vector<std::string> few = few_samples();
+  args.insert(args.end(), few.begin(), few.end());
   const Outcome first = run_ridge(args, home);
   ASSERT_EQ(first.code, 0) << first.err;
   EXPECT_THAT(first.err, ContainsRegex("to do    6 measurements of attention, about .*\n.*18 requests"));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 #include "engine/device_name.h"
@@ -173,13 +174,16 @@ class Measurer {
   void say(const Row& row) const {
     if (hooks_.on_row) hooks_.on_row(row);
   }
-  /// Stored rows but those that are measured again.
-  std::vector<Row> rows() const {
-    std::vector<Row> rows = store_.rows();
-    if (!params_.again.empty())
-      std::erase_if(
-          rows, [&](const Row& row) { return std::ranges::find(params_.again, row_id(row)) != params_.again.end(); });
-    return rows;
+  /// Stored rows but those that are measured again. Only leaving some out takes a copy: a user's file may be long, and
+  /// every cell that is asked for comes here.
+  const std::vector<Row>& rows() const {
+    if (params_.again.empty()) return store_.rows();
+    const auto is_again = [&](const Row& row) {
+      return std::ranges::find(params_.again, row_id(row)) != params_.again.end();
+    };
+    rows_.clear();
+    std::ranges::remove_copy_if(store_.rows(), std::back_inserter(rows_), is_again);
+    return rows_;
   }
   bool is_stored(const Row& cell) const { return find_evidence(rows(), cell).row != nullptr; }
   /// Formats of a prompt are compared: they are measured in one run, or all again.
@@ -316,6 +320,7 @@ class Measurer {
   const DecisionQuestion& q_;
   Store& store_;
   const DecisionHooks& hooks_;
+  mutable std::vector<Row> rows_;  // of rows(), where some are left out
   std::vector<std::string> formats_;
 };
 
