@@ -20,18 +20,25 @@ void ChatModel::check() const {
 
 std::string ChatModel::prompt(const text::Json& messages, const text::PlainNames& names) const {
   check();
-  if (has_template()) {
-    Result<std::string> rendered =
-        serve::render_conversation(model_.engine(), template_, {.messages = user_text_.guarded(messages)});
-    if (!rendered) throw Error(ErrorKind::usage, rendered.error().message);
-    return std::move(*rendered);
-  }
+  if (has_template()) return rendered(messages, text::Json::object());
   text::Json named = messages;
   for (text::Json& message : named) {
     if (message["role"] == "user") message["role"] = names.user;
     if (message["role"] == "assistant") message["role"] = names.assistant;
   }
   return text::plain_prompt(named, false) + names.assistant + ":";
+}
+
+std::string ChatModel::transcript(const text::Json& messages) const {
+  check();
+  return rendered(messages, {{"add_generation_prompt", false}});
+}
+
+std::string ChatModel::rendered(const text::Json& messages, const text::Json& variables) const {
+  Result<std::string> text = serve::render_conversation(model_.engine(), template_,
+                                                        {.messages = user_text_.guarded(messages), .extra = variables});
+  if (!text) throw Error(ErrorKind::usage, text.error().message);
+  return std::move(*text);
 }
 
 std::vector<int32_t> ChatModel::tokens(const std::string& text) const {

@@ -23,6 +23,8 @@ class ChatModel {
   /// The prompt whose continuation is the answer, guarded by UserText: for tokens() and answer_form(). Throws usage
   /// with the template's words when it refuses the messages.
   std::string prompt(const text::Json& messages, const text::PlainNames& names = {}) const;
+  /// Whole messages, with nothing behind the last one. Throws as prompt().
+  std::string transcript(const text::Json& messages) const;
   std::vector<int32_t> tokens(const std::string& text) const;
   /// How the answer to such a prompt is read.
   serve::AnswerForm answer_form(const std::string& prompt) const;
@@ -30,6 +32,8 @@ class ChatModel {
   std::vector<std::string> stops(const text::PlainNames& names = {}) const;
 
  private:
+  std::string rendered(const text::Json& messages, const text::Json& variables) const;
+
   const Model& model_;
   serve::ModelTemplate template_;
   const serve::UserText user_text_;

@@ -26,9 +26,7 @@ struct EvalFlags {
 /// The caches that flags name; the shelf and single layers come when the model is known.
 std::vector<KvChoice> listed_caches(const EvalFlags& flags) {
   if (flags.list.empty()) return flags.each_layer.empty() ? std::vector{flags.kv.choice()} : std::vector<KvChoice>();
-  if (flags.kv.names_cache())
-    bad_flag("--kv", "does not go with --kv-quant, -ctk, -ctv and --kv-layers",
-             "write them into the list: q8_0/rotor-3");
+  refuse_caches_beside_list(flags.kv);
   return flags.list == kShelf ? std::vector<KvChoice>() : parse_kv_list(flags.list).or_throw();
 }
 
@@ -165,8 +163,8 @@ int eval(EvalFlags flags) {
   const Model model = load_model(flags.text.model);
   add_caches_of_model(flags, model.info(), options.candidates);
   std::optional<io::KlBaseFile> base_file;
-  const lab::Corpus corpus = flags.against_base ? read_base(flags.base, flags.text.file, model, options, base_file)
-                                                : lab::read_corpus(model, flags.text.file);
+  const lab::Corpus corpus =
+      flags.against_base ? read_base(flags.base, flags.text, model, options, base_file) : read_text(flags.text, model);
   check_save_base(flags, options);
   if (options.base_file) use_windows_of_file(flags.text, options);
   // A base file is written by one run of the base.

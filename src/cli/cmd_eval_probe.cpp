@@ -127,7 +127,7 @@ static Action declare_eval_probe(CLI::App& app) {
   add_whole(app, "--cue", f.needles.cue, 1, 4095, "of which this many are repeated at the end");
   in_group(app, kDivergenceGroup);
   add_whole(app, "--prompt-tokens", f.divergence.prompt_tokens, 2, 1 << 20, "tokens per prompt");
-  add_list_flag(app, f.study.list, f.study.list);
+  add_list_flags(app, f.study);
   in_group(app, "KV cache");
   add_text(app, "--base", f.base, "KV", "the cache that the others are to agree with, or whose text is the reference");
   lab::ProbeDraft& draft = f.options.draft;

@@ -1,5 +1,7 @@
 #include "cli/eval.h"
 
+#include "chat/model.h"
+
 namespace ridge::cli {
 namespace {
 
@@ -12,6 +14,24 @@ void check_same_tokens(const lab::Corpus& text, const lab::Corpus& base) {
     return;
   bad_flag("--file", fmt::format("{} does not begin with the tokens that {} was made from", text.path, base.path),
            "leave --file out: the base file holds its tokens");
+}
+
+/// Conversations, one a line, as the model's template shows them.
+std::vector<int32_t> chat_tokens(const chat::ChatModel& model, std::string_view lines) {
+  std::vector<int32_t> tokens;
+  int n_line = 0;
+  for (const std::string& line : split(lines, '\n')) {
+    ++n_line;
+    if (line.empty()) continue;
+    const Result<text::Json> parsed = parse_within<text::Json>(line);
+    const text::Json* const messages = parsed ? member(*parsed, "messages") : nullptr;
+    if (!messages || !messages->is_array())
+      bad_flag("--file", fmt::format("line {} is no conversation", n_line),
+               R"(with --chat each line is {"messages": [{"role": "user", "content": "..."}, ...]})");
+    const std::vector<int32_t> more = model.tokens(model.transcript(*messages));
+    tokens.insert(tokens.end(), more.begin(), more.end());
+  }
+  return tokens;
 }
 
 }  // namespace
@@ -36,11 +56,26 @@ void add_corpus_flags(CLI::App& app, TextFlags& f) {
   add_device_flags(app, f.model);
   in_group(app, "Text");
   add_text(app, "-f,--file", f.file, "FILE", "the text")->required();
+  app.add_flag("--chat", f.chat,
+               "lines of the file are conversations, {\"messages\": [...]}, shown by the model's template");
 }
 
-void add_list_flag(CLI::App& app, std::string& list, const std::string& left_out) {
+lab::Corpus read_text(const TextFlags& flags, const Model& model) {
+  if (!flags.chat) return lab::read_corpus(model, flags.file);
+  const chat::ChatModel chat(model);
+  return lab::read_corpus(model, flags.file, [&](std::string_view lines) { return chat_tokens(chat, lines); });
+}
+
+void add_list_flags(CLI::App& app, StudyFlags& flags) {
   in_group(app, "KV cache");
-  add_text(app, "--kv", list, "LIST", "comma list of caches; left out: " + left_out)->default_str("");
+  add_text(app, "--kv", flags.list, "LIST", "comma list of caches; left out: " + flags.list)->default_str("");
+  add_kv_flags(app, flags.policy);
+}
+
+void refuse_caches_beside_list(const KvFlags& flags) {
+  if (flags.names_cache())
+    bad_flag("--kv", "does not go with --kv-quant, -ctk, -ctv and --kv-layers",
+             "write them into the list: q8_0/rotor-3");
 }
 
 lab::EvalOptions eval_options(const TextFlags& flags) {
@@ -60,15 +95,15 @@ void add_base_flags(CLI::App& app, BaseFlags& f) {
   app.add_flag("--no-control", f.no_control, "leave out the row of the base against itself");
 }
 
-lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, const Model& model,
-                      lab::EvalOptions& options, std::optional<io::KlBaseFile>& file) {
+lab::Corpus read_base(const BaseFlags& flags, const TextFlags& text, const Model& model, lab::EvalOptions& options,
+                      std::optional<io::KlBaseFile>& file) {
   options.against_base = true;
   lab::Corpus corpus;
   const Result<KvChoice> cache = parse_kv_choice(flags.base);
   if (cache) {
     options.base = *cache;
-    if (text_file.empty()) bad_flag("--file", "is required", "name a text, or a base file with --base");
-    corpus = lab::read_corpus(model, text_file);
+    if (text.file.empty()) bad_flag("--file", "is required", "name a text, or a base file with --base");
+    corpus = read_text(text, model);
   } else {
     std::error_code error;
     if (!std::filesystem::exists(flags.base, error))
@@ -76,7 +111,7 @@ lab::Corpus read_base(const BaseFlags& flags, const std::string& text_file, cons
     file = io::KlBaseFile::open(flags.base).or_throw();
     options.base_file = &*file;
     corpus = lab::base_corpus(model, *file);
-    if (!text_file.empty()) check_same_tokens(lab::read_corpus(model, text_file), corpus);
+    if (!text.file.empty()) check_same_tokens(read_text(text, model), corpus);
   }
   const std::string control = kv_text(options.base);
   const auto is_control = [&](const KvChoice& kv) { return kv_text(kv) == control; };

@@ -159,6 +159,42 @@ TEST_F(EvalCommands, TheCurveCoversTheWindow) {
   EXPECT_THAT(outcome.out, HasSubstr("0 to 3 "));
 }
 
+TEST_F(EvalCommands, TasksStoreARowATaskAndCache) {
+  const std::string results = (dir_ / "tasks.jsonl").native();
+  const std::vector<std::string> args{"eval",        "tasks",       "-m",      kTinyModel,    "-f",         text_,
+                                      "--only",      "needle,json", "--items", "2",           "--contexts", "128,256",
+                                      "--kv-window", "32",          "--kv",    "f16,rotor-4", "--results",  results};
+  const Outcome outcome = run_ridge(args);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("| json | rotor-4:window=32 | 2 |"));
+  EXPECT_THAT(outcome.out, HasSubstr("| needle, 256 tokens | f16 | the model was trained for 128 tokens |"));
+  std::istringstream lines(slurp(results));
+  std::vector<json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
+  ASSERT_EQ(rows.size(), 6u);
+  for (const json& row : rows) EXPECT_EQ(row["kind"], "eval_task");
+  EXPECT_EQ(rows[2]["task"], "json");
+  EXPECT_EQ(rows[2]["equal"]["value"], 1);  // f16 beside itself
+  EXPECT_EQ(rows[5]["kv_k"]["window"], 32);
+  EXPECT_EQ(run_ridge({"eval", "tasks", "-m", kTinyModel, "-f", text_, "--only", "haystack"}).code, 2);
+  EXPECT_EQ(run_ridge({"eval", "tasks", "-m", kTinyModel, "-f", text_, "-ctk", "q8_0"}).code, 2);
+}
+
+TEST_F(EvalCommands, ConversationsAreShownByTheTemplate) {
+  const char* const line =
+      R"({"messages": [{"role": "user", "content": "Who is Lily?"}, {"role": "assistant", "content": "A girl."}]})";
+  const std::string chat =
+      dir_.write("chat.jsonl", std::string(line) + "\n\n" + line + "\n" + line + "\n" + line).native();
+  const std::string plain = "User: Who is Lily?\nAssistant: A girl.\n";
+  const Outcome outcome = eval({"ppl", "-f", chat, "--chat", "--json", "-c", "32", "--quiet", "--chunks", "1"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const int64_t n = json::parse(outcome.out)[0]["corpus_tokens"].get<int64_t>();
+  EXPECT_EQ(n, 4 * int64_t(Model::load(kTinyModel, {.n_threads = 1}).tokenize(plain).size()));
+  const Outcome refused = eval({"ppl", "-f", dir_.write("bad.jsonl", std::string(line) + "\nWho?").native(), "--chat"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--file: line 2 is no conversation"));
+}
+
 /// The studies have no --chunks and share their ends: a table, a row per cache, an interrupted or refused run.
 TEST_F(EvalCommands, StudiesPrintATableAndStoreARowPerCache) {
   struct Case {

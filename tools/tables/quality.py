@@ -115,7 +115,8 @@ def policies(window, sinks):
             continue
         percentiles = r["kld"]["percentiles"]
         name = re.sub(":(window|sinks)=[0-9]+", "", r["kv"])
-        lines.append([card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", f"`{name}`" if ":" in name else name, f"{bits_at(r, r['n_ctx']):.2f}", estimate(r["kld"]["mean"], 5),
+        windows = f"{r['chunks']} x {r['n_ctx']}" + (", prefill" if r["path"] == "prefill" else "")
+        lines.append([card(r), stem(r), windows, f"`{name}`" if ":" in name else name, f"{bits_at(r, r['n_ctx']):.2f}", estimate(r["kld"]["mean"], 5),
                       f"{percentiles['Median']:.5f}", f"{percentiles['99.0%']:.4f}", f"{percentiles['99.9%']:.3f}", f"{r['kld']['maximum']:.3f}", percent(r["same_top"]),
                       f"{r['ppl']['value']:.3f}", rise(r)])
     return table(["card", "weights", "windows", "K/V cache", "bits there", "mean KLD", "median", "99 %", "99.9 %", "largest", "same top %", "PPL", LIMITS], lines)
@@ -256,18 +257,85 @@ def search_sides():
     return table(["layer"] + [f"{side} {kv}" for side, kv in columns] + ["scored tokens"], lines)
 
 
-def probe():
-    """A line a probe, a column a cache; the last row of each cache. Probes that no cache could run share a line."""
-    found = last(stored("kv-probe"), "kv")
-    lines, left_out = [], []
+def probe(name, base):
+    """Of one model and base: a line a probe, a column a cache; the last row of each cache. Probes that no cache could run share a line."""
+    found = [r for r in last(stored("kv-probe"), "model_name", "base", "kv") if stem(r).startswith(name) and r["base"] == base]
+    if not found:
+        return NO_ROWS
+    lines, too_long, left_out = [], [], []
     for i, of_probe in enumerate(found[0]["probes"]):
         verdicts = [r["probes"][i] for r in found]
-        if all(p["verdict"] == "NOT APPLICABLE" for p in verdicts):
-            left_out.append(of_probe["name"])
-        else:
+        if any(p["verdict"] != "NOT APPLICABLE" for p in verdicts):
             lines.append([of_probe["name"]] + [f"{p['verdict']}: {p['says']}" for p in verdicts])
+        elif "was trained for" in of_probe["says"]:
+            too_long.append(of_probe["name"])
+        else:
+            left_out.append(f"{of_probe['name']} ({of_probe['says']})")
     out = table(["probe"] + [r["kv"] for r in found], lines)
-    return out + ["", f"NOT APPLICABLE, beyond the trained context: {'; '.join(left_out)}."] if left_out else out
+    says = [f"NOT APPLICABLE, beyond the trained context: {'; '.join(too_long)}."] * bool(too_long) + [f"NOT APPLICABLE: {'; '.join(left_out)}."] * bool(left_out)
+    return out + ["", *says] if says else out
+
+
+def exact_rows(r):
+    """Newest and first rows that a cache keeps exact."""
+    policies = {policy_of(r["kv_k"]), policy_of(r["kv_v"])} - {None}
+    return " or ".join("none" if p == (0, 0) else f"{p[0]} + {p[1]}" for p in sorted(policies)) or "all"
+
+
+def task_rows(texts):
+    """The last row of each task and cache that was applicable: of texts that are compared with f16's, or of the others."""
+    found = last(stored("kv-tasks"), "model_name", "task", "size", "base", "kv")
+    return [r for r in found if "share" in r and r["task"].startswith("continuation") == texts]
+
+
+def by_cache(found):
+    """{(card, weights, cache, exact rows): rows}"""
+    caches = {}
+    for r in found:
+        name = re.sub(":(window|sinks)=[0-9]+", "", r["kv"])
+        caches.setdefault((card(r), stem(r), f"`{name}`" if ":" in name else name, exact_rows(r)), []).append(r)
+    return caches
+
+
+def share(of, digits=0):
+    return f"{100 * of['value']:.{digits}f} ({100 * of['low']:.{digits}f} to {100 * of['high']:.{digits}f})"
+
+
+def tasks():
+    """A line a cache, a column a task: % right with its interval, items that only f16 has right (-), that only the cache has right (+)."""
+    found = task_rows(texts=False)
+    if not found:
+        return NO_ROWS
+    name = lambda r: f"{r['task']} {r['size']}" if r["task"] == "needle" else r["task"]
+    columns = {name(r): r for r in sorted(found, key=lambda r: (r["task"] != "needle", r["size"] if r["task"] == "needle" else 0))}
+    def cell(r):
+        beside = "" if r["kv"] == r["base"] else f", -{r['lost']} +{r['gained']}" + ("" if r["p"] > 0.05 else f", p {r['p']:.2g}")
+        return f"{share(r['share'])}{beside}"
+    lines = []
+    for cache, rows in by_cache(found).items():
+        cells = {name(r): f"{cell(r)} of {r['n_items']}" for r in rows}
+        lines.append([*cache] + [cells.get(column, "") for column in columns])
+    return table(["card", "weights", "K/V cache", "exact rows", *columns], lines)
+
+
+def continuations():
+    """Greedy texts beside f16's."""
+    lines = []
+    for cache, rows in by_cache(task_rows(texts=True)).items():
+        for r in rows:
+            at = [r["first_difference"][q] for q in ("25%", "median", "75%")]
+            lines.append([*cache, r["n_items"], r["n_generate"], share(r["equal"], 1)] + [f"> {x:.0f}" if x >= r["n_generate"] else f"{x:.0f}" for x in at])
+    return table(["card", "weights", "K/V cache", "exact rows", "texts", "tokens", "equal %", "first difference: 25 %", "median", "75 %"], lines) if lines else NO_ROWS
+
+
+def texts():
+    """Caches over texts that are no prose."""
+    lines = []
+    for r in finished("kv-texts", "model_name", "corpus", "n_ctx", "base", "kv"):
+        name = re.sub(":(window|sinks)=[0-9]+", "", r["kv"])
+        lines.append([card(r), stem(r), pathlib.PurePath(r["corpus"]).stem, f"{r['chunks']} x {r['n_ctx']}", f"`{name}`" if ":" in name else name, exact_rows(r),
+                      f"{bits_at(r, r['n_ctx']):.2f}", estimate(r["kld"]["mean"], 5), f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), f"{r['ppl']['value']:.3f}", rise(r)])
+    return table(["card", "weights", "text", "windows", "K/V cache", "exact rows", "bits there", "mean KLD", "99 %", "same top %", "PPL", LIMITS], lines)
 
 
 def attention():
@@ -306,6 +374,10 @@ TABLES = {
     "kv-attention": attention,
     "kv-search": search_points,
     "kv-search-sides": search_sides,
-    "kv-probe": probe,
+    "kv-probe": lambda: probe("ridge-ref", "f16"),
+    "kv-probe-long": lambda: probe("gemma-3", "q8_0"),
+    "kv-texts": texts,
+    "kv-tasks": tasks,
+    "kv-continuations": continuations,
     "perplexity": perplexity,
 }

@@ -107,12 +107,13 @@ int64_t scored_text_bytes(const Model& model, const Corpus& corpus, const Window
 
 }  // namespace
 
-Corpus read_corpus(const Model& model, const std::string& path) {
+Corpus read_corpus(const Model& model, const std::string& path,
+                   const std::function<std::vector<int32_t>(std::string_view text)>& tokenize) {
   Corpus corpus{.path = path};
   const std::string text = io::read_text_file(path, kMaxCorpusBytes).or_throw();
   corpus.bytes = int64_t(text.size());
   corpus.xxh64 = XXH64(text.data(), text.size(), 0);
-  corpus.tokens = model.tokenize(text, true, false);
+  corpus.tokens = tokenize ? tokenize(text) : model.tokenize(text, true, false);
   return corpus;
 }
 

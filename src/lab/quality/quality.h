@@ -20,8 +20,10 @@ struct Corpus {
   uint64_t xxh64 = 0;  ///< of the file's bytes, seed 0
   std::vector<int32_t> tokens;
 };
-/// Reads and tokenizes a text file, special tokens added as the model wants. Throws Error with the reason.
-Corpus read_corpus(const Model& model, const std::string& path);
+/// Reads and tokenizes a text file, special tokens added as the model wants, or by `tokenize`. Throws Error with the
+/// reason.
+Corpus read_corpus(const Model& model, const std::string& path,
+                   const std::function<std::vector<int32_t>(std::string_view text)>& tokenize = nullptr);
 /// The text of a base file: its tokens. The hash is of the tokens. Refused when the vocabularies differ.
 Corpus base_corpus(const Model& model, const io::KlBaseFile& file);
 

@@ -39,6 +39,25 @@ std::vector<float> sorted_copy(std::span<const float> values) {
 
 }  // namespace
 
+Share share_of(int64_t right, int64_t n) {
+  RIDGE_CHECK(n > 0 && right >= 0 && right <= n, "{} of {}", right, n);
+  constexpr double kZ = 1.959964;  // of a normal's 95 %
+  const double share = double(right) / double(n), z2 = kZ * kZ / double(n);
+  const double middle = (share + z2 / 2) / (1 + z2);
+  const double half = kZ * std::sqrt(share * (1 - share) / double(n) + z2 / (4 * double(n))) / (1 + z2);
+  return {share, right == 0 ? 0 : middle - half, right == n ? 1 : middle + half};
+}
+
+double mcnemar_p(int64_t lost, int64_t gained) {
+  RIDGE_CHECK(lost >= 0 && gained >= 0, "{} lost, {} gained", lost, gained);
+  const double n = double(lost + gained);
+  double one_side = 0;
+  for (int64_t k = 0; k <= std::min(lost, gained); ++k)
+    one_side +=
+        std::exp(std::lgamma(n + 1) - std::lgamma(double(k) + 1) - std::lgamma(n - double(k) + 1) - n * std::log(2.0));
+  return std::min(1.0, 2 * one_side);
+}
+
 Estimate MeanStat::mean() const {
   if (count_ == 0) return {};
   const double n = double(count_), mean = sum_ / n, variance = sum2_ / n - mean * mean;

@@ -29,6 +29,15 @@ enum class Kept : uint8_t { unknown, yes, no };
 Kept keeps(const QualityLimits& limits, const Estimate& ppl_rise, const Estimate& kld);
 std::string_view kept_name(Kept kept);  ///< "no verdict", "pass", "FAIL"
 
+/// A share of items and its 95 % interval, by Wilson's rule.
+struct Share {
+  double value = 0, low = 0, high = 0;
+};
+/// `n` is 1 or more.
+Share share_of(int64_t right, int64_t n);
+/// McNemar's exact two-sided p: the chance that items which differ split as unevenly as `lost` and `gained`, or more.
+double mcnemar_p(int64_t lost, int64_t gained);
+
 /// Mean of a stream and its standard error; fewer than 11 values give no error.
 class MeanStat {
  public:
