@@ -19,6 +19,11 @@ function(ridge_build_info)
       endif()
     endif()
   endif()
+  # Builds that only show that device code compiles: their kernels are a hundred times slower.
+  set(type ${CMAKE_BUILD_TYPE})
+  if(RIDGE_CUDA AND CMAKE_CUDA_FLAGS MATCHES Ofast-compile)
+    string(APPEND type " with device code not optimised")
+  endif()
   set_source_files_properties(${PROJECT_SOURCE_DIR}/src/base/build_info.cpp PROPERTIES COMPILE_DEFINITIONS
-    "RIDGE_VERSION=\"${PROJECT_VERSION}\";RIDGE_COMMIT=\"${commit}\";RIDGE_BUILD_NUMBER=${number};RIDGE_BUILD_TYPE=\"${CMAKE_BUILD_TYPE}\";RIDGE_HAS_CUDA=$<BOOL:${RIDGE_CUDA}>")
+    "RIDGE_VERSION=\"${PROJECT_VERSION}\";RIDGE_COMMIT=\"${commit}\";RIDGE_BUILD_NUMBER=${number};RIDGE_BUILD_TYPE=\"${type}\";RIDGE_HAS_CUDA=$<BOOL:${RIDGE_CUDA}>")
 endfunction()

@@ -77,7 +77,7 @@ static Action declare_bench_collective(CLI::App& app) {
   add_text(app, "--device", f.device, "NAMES", "GPUs that are the ranks: cuda:0,1; or cpu (-dev)");
   add_rank_flags(app, nullptr);
   in_group(app, "Run");
-  add_repeatable(app, "--kernel", f.kernels, "NAME", "of GPUs, timed in turns: one-shot, nccl; all: every one that can",
+  add_repeatable(app, "--kernel", f.kernels, "NAME", "of GPUs, timed in turns: one-shot, two-shot, nccl; all: every one that can",
                  "what models take");
   add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on GPUs replays of a graph of calls");
   add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a size, five at least");
@@ -92,8 +92,8 @@ static Action declare_bench_collective(CLI::App& app) {
 extern const Command bench_collective_command = {
     "bench collective", "all-reduce over ranks: GPUs of one machine, or CPU ranks over MPI",
     R"(Every rank gives --bytes of floats and gets the sum. Every rank checks the result before the timing and again
-after. GPUs: one process with one thread each, calls in recorded graphs; one-shot writes into the other GPUs'
-memory, nccl is NVIDIA's library. CPU: ranks of an MPI job. GB/s is the least that a rank must send; the
+after. GPUs: one process with one thread each, calls in recorded graphs; one-shot and two-shot write into the
+other GPUs' memory, nccl is NVIDIA's library. CPU: ranks of an MPI job. GB/s is the least that a rank must send; the
 link's rate is that of large copies in the same run.)",
     R"(ridge bench collective --device cuda:0,1 --kernel all
 mpirun -np 2 --bind-to none ridge bench collective --tp 2 --bytes 4096,65536)",

@@ -57,7 +57,7 @@ std::vector<KernelTable> device_kernel_tables() {
   return {device_linear_table(1),
           device_linear_table(kFewTokens + 1),
           attention,
-          collective_table("all_reduce", all_reduce_variants(1)),
+          collective_table("all_reduce", all_reduce_variants(1, 2)),
           collective_table("gather_columns", gather_columns_variants()),
           {"launch", true, {{"plain"}, {"overlap"}}}};
 }

@@ -45,12 +45,12 @@ TEST_F(CollectiveBenchCuda, RowsAreCheckedAndTimed) {
 
 TEST_F(CollectiveBenchCuda, RefusesUnknownKernelsAndTakesTheModelsOne) {
   CollectiveBenchParams params{
-      .bytes = {64}, .devices = {0, 1}, .kernels = {"two-shot"}, .replays = 1, .roof_bytes = 64};
+      .bytes = {64}, .devices = {0, 1}, .kernels = {"tree"}, .replays = 1, .roof_bytes = 64};
   try {
     run_collective_bench_on_gpus(params, {});
-    ADD_FAILURE() << "two-shot was taken";
+    ADD_FAILURE() << "tree was taken";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("no kernel 'two-shot' (there are: nccl, one-shot)"));
+    EXPECT_THAT(error.what(), HasSubstr("no kernel 'tree' (there are: nccl, two-shot, one-shot)"));
   }
   params.kernels.clear();
   std::string kernel;

@@ -1,4 +1,4 @@
-// Sums and gathers of several devices, a thread each: one-shot bit for bit, NCCL where it is installed.
+// Sums and gathers of several devices, a thread each: by packets bit for bit, NCCL where it is installed.
 #include "op/collective/collective_cuda.h"
 
 #include <gmock/gmock.h>
@@ -86,7 +86,7 @@ class CollectiveCuda : public testing::Test {
   std::unique_ptr<DeviceGroup> group(int n_ranks, DeviceGroupOptions options = {}) const {
     std::vector<int> devices;
     for (int d = 0; d < n_ranks; ++d) devices.push_back(n_ranks - 1 - d);  // a rank's number is not its device's
-    if (options.most_floats == 0) options.most_floats = kOneShotFloats;
+    if (options.most_floats == 0) options.most_floats = kPacketFloats;
     return std::make_unique<DeviceGroup>(devices, options);
   }
   /// Two, and as many as there are.
@@ -129,15 +129,18 @@ class CollectiveCuda : public testing::Test {
 };
 
 TEST_F(CollectiveCuda, SumsOfAnySizeInTheOrderOfRanks) {
-  constexpr int64_t kCounts[] = {1, 2, 3, 4, 767, 768, 769, 1, 3 * 768, 3 * 768 + 1, 5};
+  constexpr int64_t kCounts[] = {1, 2, 3, 4, 95, 96, 97, 767, 768, 769, 1, 3 * 768, 3 * 768 + 1, 5};
   for (const int n : sizes())
-    for (const bool overlap : {false, true}) check_sums(*group(n), kCounts, overlap);
+    for (const char* kernel : {"one-shot", "two-shot"})
+      for (const bool overlap : {false, true})
+        check_sums(*group(n, {.forced = {{"all_reduce", kernel}}}), kCounts, overlap);
 }
 
 TEST_F(CollectiveCuda, MoreThanAGridHolds) {
   const int64_t grid = int64_t(n_processors_) * kOneShotBlocks * kOneShotBlockFloats;
   const int64_t counts[] = {grid, 2 * grid + 1001, 10, grid + 1};
-  check_sums(*group(2, {.forced = {{"all_reduce", "one-shot"}}, .most_floats = 2 * grid + 1001}), counts, true);
+  for (const char* kernel : {"one-shot", "two-shot"})
+    check_sums(*group(2, {.forced = {{"all_reduce", kernel}}, .most_floats = 2 * grid + 1001}), counts, true);
 }
 
 TEST_F(CollectiveCuda, ThousandsOfCallsWithChangingSizes) {
@@ -160,6 +163,35 @@ TEST_F(CollectiveCuda, ThousandsOfCallsWithChangingSizes) {
       }
       rank.synchronize(stream);
       ASSERT_EQ(bits(values.down(stream)), bits(sum_of_ranks(2, total, uint64_t(round)))) << "round " << round;
+    }
+  });
+}
+
+/// Both kernels share staging memory and stamps: sums that change between them by their size.
+TEST_F(CollectiveCuda, SumsInOneAndTwoShotsTakeTurns) {
+  if (n_devices_ < 3) GTEST_SKIP() << "there are " << n_devices_ << " devices";
+  const int n_ranks = std::min(n_devices_, 4);
+  const int64_t few = kOneShotFloats / (n_ranks - 1);
+  const auto group = this->group(n_ranks);
+  EXPECT_EQ(group->rank(0).all_reduce_kernel(few), "one-shot");
+  EXPECT_EQ(group->rank(0).all_reduce_kernel(few + 1), "two-shot");
+  on_ranks(*group, [&](DeviceRank& rank, const gpu::Stream& stream) {
+    Rng rng(8);  // the same for all ranks
+    const std::vector<float> own = values_of(rank.rank(), few + 500, 6);
+    const std::vector<float> expected = sum_of_ranks(n_ranks, few + 500, 6);
+    for (int round = 0; round < 6; ++round) {
+      std::vector<GuardedFloats> sums;
+      std::vector<int64_t> counts;
+      for (int call = 0; call < 6; ++call) {
+        counts.push_back(call % 2 == 0 ? few + 1 + int64_t(rng.next() % 499) : 1 + int64_t(rng.next() % 4000));
+        sums.emplace_back(stream, std::vector<float>(own.begin(), own.begin() + counts.back()));
+      }
+      for (size_t call = 0; call < sums.size(); ++call) rank.all_reduce(stream, sums[call].data(), counts[call], true);
+      rank.synchronize(stream);
+      for (size_t call = 0; call < sums.size(); ++call)
+        ASSERT_EQ(bits(sums[call].down(stream)),
+                  bits(std::vector<float>(expected.begin(), expected.begin() + counts[call])))
+            << "round " << round << ", call " << call;
     }
   });
 }
@@ -296,7 +328,7 @@ TEST_F(CollectiveCuda, ARankThatDoesNotComeIsNamedInTime) {
 TEST_F(CollectiveCuda, WhoDoesNotComeIsNamedThroughRanksThatWait) {
   if (n_devices_ < 4) GTEST_SKIP() << "there are " << n_devices_ << " devices";
   const auto group = this->group(4, {.timeout_s = 3});
-  DeviceGroup& part = group->part(std::array{2, 3}, kOneShotFloats);
+  DeviceGroup& part = group->part(std::array{2, 3}, kPacketFloats);
   DeviceGroup& pair = group->part(std::array{0, 2}, 0);
   on_ranks(*group, [&](DeviceRank& rank, const gpu::Stream& stream) {
     const GuardedFloats values(stream, values_of(rank.rank(), 1000, 1));
@@ -384,8 +416,8 @@ TEST_F(CollectiveCuda, RefusesWhatCannotBe) {
   EXPECT_THAT(message({0, n_devices_}, {}, ErrorKind::no_device), HasSubstr("there are"));
   if (const std::string why = gpu::why_no_nccl(); !why.empty()) {
     EXPECT_THAT(message({0, 1}, {.forced = {{"all_reduce", "nccl"}}}, ErrorKind::usage),
-                AllOf(HasSubstr("all_reduce=nccl"), HasSubstr(why), HasSubstr("can: one-shot")));
-    EXPECT_EQ(group(2, {.most_floats = 1 << 24})->rank(0).all_reduce_kernel(1 << 24), "one-shot");
+                AllOf(HasSubstr("all_reduce=nccl"), HasSubstr(why), HasSubstr("can: two-shot, one-shot")));
+    EXPECT_EQ(group(2, {.most_floats = 1 << 24})->rank(0).all_reduce_kernel(1 << 24), "two-shot");
   }
   EXPECT_EQ(group(2)->rank(1).all_reduce_kernel(1000), "one-shot");
 }

@@ -8,20 +8,32 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-std::string_view chosen(int64_t n_floats, const CollectiveProblem& links, const ForcedKernels& forced = {}) {
-  return select_row(forced, "all_reduce", all_reduce_variants(n_floats),
+std::string_view chosen(int64_t n_floats, const CollectiveProblem& links, const ForcedKernels& forced = {},
+                        int n_ranks = 2) {
+  return select_row(forced, "all_reduce", all_reduce_variants(n_floats, n_ranks),
                     [&](const CollectiveVariant& row) { return row.supports(links); })
       .name;
 }
 
-TEST(Collective, SmallSumsAreOneShotAndLargeOnesOfNcclWhereBothCan) {
+TEST(Collective, TwoRanksAddSmallSumsInOneShotAndNcclAddsLargeOnes) {
   EXPECT_EQ(chosen(1, {}), "one-shot");
-  EXPECT_EQ(chosen(kOneShotFloats, {}), "one-shot");
-  EXPECT_EQ(chosen(kOneShotFloats + 1, {}), "nccl");
-  EXPECT_EQ(chosen(kOneShotFloats + 1, {}, {{"all_reduce", "one-shot"}}), "one-shot");
+  EXPECT_EQ(chosen(kPacketFloats, {}), "one-shot");
+  EXPECT_EQ(chosen(kPacketFloats + 1, {}), "nccl");
+  EXPECT_EQ(chosen(kPacketFloats + 1, {}, {{"all_reduce", "one-shot"}}), "one-shot");
   EXPECT_EQ(chosen(1, {}, {{"all_reduce", "nccl"}}), "nccl");
-  EXPECT_EQ(chosen(1 << 30, {.why_no_nccl = "not installed"}), "one-shot");
+  EXPECT_EQ(chosen(1 << 30, {.why_no_nccl = "not installed"}), "two-shot");
   EXPECT_EQ(chosen(1, {.why_no_peers = "no link"}), "nccl");
+}
+
+TEST(Collective, ThreeRanksAndMoreAddInTwoShotsWhereOneWouldSendMore) {
+  for (const int n_ranks : {3, 4, 8}) {
+    const int64_t most = kOneShotFloats / (n_ranks - 1);
+    EXPECT_EQ(chosen(most, {}, {}, n_ranks), "one-shot");
+    EXPECT_EQ(chosen(most + 1, {}, {}, n_ranks), "two-shot");
+    EXPECT_EQ(chosen(kPacketFloats, {}, {}, n_ranks), "two-shot");
+    EXPECT_EQ(chosen(kPacketFloats + 1, {}, {}, n_ranks), "nccl");
+    EXPECT_EQ(chosen(kPacketFloats + 1, {.why_no_nccl = "not installed"}, {}, n_ranks), "two-shot");
+  }
 }
 
 TEST(Collective, WhatCannotServeSaysWhy) {

@@ -45,6 +45,7 @@ class Rows(unittest.TestCase):
         for fact, fields in (("build", ["build_commit"]), ("command", ["command"]), ("card", ["device_name"]), ("date", ["date"]), ("load", ["load_1min"]), ("checked", ["checked"])):
             self.assertEqual(ages.missing({k: v for k, v in WHOLE.items() if k not in fields}), [fact])
         self.assertEqual(ages.missing({**WHOLE, "checked": False}), ["unchecked"])
+        self.assertEqual(ages.missing({**WHOLE, "build_type": "Release with device code not optimised"}), ["an optimised build"])
         self.assertEqual(ages.missing({**WHOLE, "kind": "eval_kld", "checked": False}), ["unchecked"])
         self.assertEqual(ages.missing({k: v for k, v in {**WHOLE, "kind": "eval_kld"}.items() if k != "checked"}), [])
 

@@ -1,6 +1,6 @@
 """What stored rows say about themselves, and whether the code that made them has changed since.
 
-A row names its build, command, card, date, the load of its machine, and whether its output was checked. `missing()` says what a row leaves out; the test
+A row names its build, command, card, date, the load of its machine, whether its output was checked, and comes from an optimised build. `missing()` says what a row leaves out; the test
 tools/rows (tests/tools/rows_test.py) refuses new rows with gaps.
 """
 
@@ -61,7 +61,7 @@ def card_of(r):
 
 
 def missing(r):
-    """Which of the six facts a row leaves out; `unchecked` where it says that its output was not checked."""
+    """Which of the seven facts a row leaves out; `unchecked` where it says that its output was not checked."""
     facts = {
         "build": build_of(r),
         "command": r.get("command"),
@@ -69,6 +69,7 @@ def missing(r):
         "date": r.get("date") or r.get("test_time"),
         "load": r.get("load_1min") is not None or "neighbours" in r,  # the number of busy processes beside the bench
         "checked": not is_timed(r) or "checked" in r,
+        "an optimised build": r.get("build_type", "Release") == "Release",
     }
     gaps = [name for name, there in facts.items() if not there]
     return gaps + (["unchecked"] if r.get("checked") is False else [])

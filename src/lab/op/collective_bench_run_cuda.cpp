@@ -64,13 +64,13 @@ std::vector<Candidate> open_candidates(const CollectiveBenchParams& params, int6
   if (names.empty()) names = {""};
   if (all) {
     names.clear();
-    for (const CollectiveVariant& row : all_reduce_variants(1)) names.emplace_back(row.name);
+    for (const CollectiveVariant& row : all_reduce_variants(1, 2)) names.emplace_back(row.name);
   }
   std::vector<Candidate> candidates;
   for (const std::string& name : names) {
-    if (!name.empty() && !find_row(all_reduce_variants(1), name))
+    if (!name.empty() && !find_row(all_reduce_variants(1, 2), name))
       throw_wrong_field("kernels", "all_reduce has no kernel '{}' (there are: {})", name,
-                        row_names(all_reduce_variants(1)));
+                        row_names(all_reduce_variants(1, 2)));
     DeviceGroupOptions options{.timeout_s = params.rank_timeout_s, .most_floats = most_floats};
     if (!name.empty()) options.forced["all_reduce"] = name;
     try {

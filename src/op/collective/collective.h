@@ -11,10 +11,13 @@
 
 namespace ridge {
 
-/// Floats (1 MiB) that a rank sends in all, up to which a sum is one-shot: every rank then sends all its values to each
-/// other rank. By itself one-shot is faster up to 4 MiB between two H200s (`ridge bench collective`); in a model sums
-/// of 2 MiB made steps slower than NCCL's do (docs/decisions/0012).
-inline constexpr int64_t kOneShotFloats = 1 << 18;
+/// Largest sum (1 MiB) that Ridge's kernels add; NCCL adds larger ones. By themselves packets are faster up to 4 MiB
+/// between two H200s (`ridge bench collective`); in a model sums of 2 MiB made steps slower than NCCL's do
+/// (docs/decisions/0012).
+inline constexpr int64_t kPacketFloats = 1 << 18;
+/// Floats (768 KiB) that a rank sends in all, up to which three or more ranks add in one shot, where every rank sends
+/// all its values to each other rank. Two shots send fewer bytes and take one latency more.
+inline constexpr int64_t kOneShotFloats = 3 << 16;
 
 /// The links between the devices.
 struct CollectiveProblem {
@@ -26,8 +29,8 @@ struct CollectiveVariant {
   std::string_view name;
   Support (*supports)(const CollectiveProblem& p);
 };
-/// Worst to best for so many floats that a one-shot sum would send: the sum's, times the ranks but one.
-std::span<const CollectiveVariant> all_reduce_variants(int64_t n_floats);
+/// Worst to best for a sum of so many floats over so many ranks.
+std::span<const CollectiveVariant> all_reduce_variants(int64_t n_floats, int n_ranks);
 std::span<const CollectiveVariant> gather_columns_variants();
 
 }  // namespace ridge

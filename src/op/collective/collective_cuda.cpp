@@ -29,6 +29,9 @@ int most_blocks(std::span<const int> devices) {
   return fewest * kOneShotBlocks;
 }
 
+/// How much longer the host waits than kernels that wait for packets, which say for whom they waited.
+constexpr double kForKernelsS = 1;
+
 uint32_t load(uint32_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); }
 
 }  // namespace
@@ -101,7 +104,7 @@ std::string DeviceGroup::name(int r) const {
 }
 
 const CollectiveVariant& DeviceGroup::all_reduce_row(int64_t n_floats) const {
-  return select_row(options_.forced, "all_reduce", all_reduce_variants(n_floats * (size() - 1)),
+  return select_row(options_.forced, "all_reduce", all_reduce_variants(n_floats, size()),
                     [&](const CollectiveVariant& row) { return row.supports(links_); });
 }
 const CollectiveVariant& DeviceGroup::gather_row() const {
@@ -132,8 +135,9 @@ void DeviceRank::all_reduce(gpu::StreamHandle stream, float* values, int64_t n, 
   RIDGE_CHECK(n >= 0 && n <= group_->options_.most_floats, "a sum of {} floats in a group made for {}", n,
               group_->options_.most_floats);
   if (n == 0) return;
-  if (all_reduce_kernel(n) == "nccl") group_->nccl_->all_reduce(rank(), stream, values, n);
-  else one_shot_sum(stream, one_shot_, values, n, overlap);
+  const std::string_view kernel = all_reduce_kernel(n);
+  if (kernel == "nccl") group_->nccl_->all_reduce(rank(), stream, values, n);
+  else (kernel == "one-shot" ? one_shot_sum : two_shot_sum)(stream, one_shot_, values, n, overlap);
 }
 
 void DeviceRank::gather_columns(gpu::StreamHandle stream, const float* own, int64_t n_rows,
@@ -161,9 +165,10 @@ void DeviceRank::synchronize(const gpu::Stream& stream) const {
     return check();
   }
   const Clock::time_point start = Clock::now();
+  const double limit_s = group_->options_.timeout_s + kForKernelsS;
   while (!stream.idle()) {
     check();
-    if (std::chrono::duration<double>(Clock::now() - start).count() > group_->options_.timeout_s) {
+    if (std::chrono::duration<double>(Clock::now() - start).count() > limit_s) {
       group_->end();
       throw_error(ErrorKind::failure,
                   "{}: another rank did not come to a sum of NCCL within {:g} s (did it fail before?)",

@@ -32,7 +32,7 @@ class DeviceRank final : public DeviceLink {
   int size() const override { return one_shot_.n_ranks; }
   int device() const { return device_; }
 
-  /// One-shot adds in the order of ranks: ((v0 + v1) + v2) + ...
+  /// One-shot and two-shot add in the order of ranks: ((v0 + v1) + v2) + ...
   void all_reduce(gpu::StreamHandle stream, float* values, int64_t n, bool overlap) override;
   void gather_columns(gpu::StreamHandle stream, const float* own, int64_t n_rows, std::span<const int64_t> borders,
                       float* whole, bool overlap) override;
@@ -44,7 +44,7 @@ class DeviceRank final : public DeviceLink {
   /// DeviceGroup::end().
   void check() const;
   /// Waits for the stream, then check(). Where NCCL is in use, whose waits do not end, it waits no longer than
-  /// timeout_s and ends all ranks then.
+  /// timeout_s and a second, and ends all ranks then.
   void synchronize(const gpu::Stream& stream) const;
 
  private:

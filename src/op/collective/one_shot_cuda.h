@@ -2,12 +2,12 @@
 // theirs. Bound by the latency of the link; large ones by its rate, a quarter of
 // which goes to stamps.
 //
-// A packet is three floats and a stamp. A thread sends one packet to each other rank and waits for the packets of the
-// same three floats; blocks know nothing of each other. Block b always serves the same places of the staging memory,
+// A packet is three floats and a stamp. A thread sends one packet to each other rank (in two shots: to the owner of its
+// warp) and waits for the packets of the same three floats; blocks know nothing of each other. Block b always serves the same places of the staging memory,
 // and the stamp is the number of calls that block b took part in, counted in device memory: a recorded graph replays
 // correctly. Staging is double: a rank that sends packets of call k + 2 has had a packet of call k + 1 from every other
-// rank, which was sent after the whole grid of that rank's call k had ended. So nothing is overwritten that somebody
-// has yet to read.
+// rank, or from an owner that had one, which was sent after the whole grid of that rank's call k had ended. So nothing
+// is overwritten that somebody has yet to read.
 //
 // All blocks of a grid must run at once. A grid has no more than kOneShotBlocks for each multiprocessor.
 #pragma once
@@ -51,8 +51,10 @@ struct OneShotRank {
 };
 
 /// values [n] = ((v0 + v1) + v2) + ..., in the order of ranks. After a wait that failed values are not touched any
-/// more.
+/// more. One shot: every rank sends its values to each other one. Two shots: to the owner of each 96 floats, which
+/// sends the sums; the same bits.
 void one_shot_sum(gpu::StreamHandle stream, const OneShotRank& rank, float* values, int64_t n, bool overlap);
+void two_shot_sum(gpu::StreamHandle stream, const OneShotRank& rank, float* values, int64_t n, bool overlap);
 
 /// Columns [borders[r], borders[r + 1]) are rank r's.
 struct ColumnBorders {

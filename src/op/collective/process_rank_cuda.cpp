@@ -37,7 +37,7 @@ ProcessRank::ProcessRank(const gpu::NcclId& id, ProcessRankOptions options)
 void ProcessRank::start(const gpu::NcclId& id) {
   const StepWatch::Part part(*watch_, "the start of NCCL", options_.start_s);
   const gpu::Stream stream;
-  const int64_t many = std::min(options_.most_floats, kOneShotFloats);
+  const int64_t many = std::min(options_.most_floats, kPacketFloats);
   gpu::Buffer values(4 * std::max<int64_t>(many, 2 * size()));
   call([&] { nccl_ = std::make_unique<gpu::Nccl>(id, rank(), size()); });
   std::vector<int64_t> borders;
@@ -111,7 +111,7 @@ void ProcessRank::gather_columns(gpu::StreamHandle stream, const float* own, int
 }
 
 std::string_view ProcessRank::all_reduce_kernel(int64_t n) const {
-  return select_row(options_.forced, "all_reduce", all_reduce_variants(n * (size() - 1)),
+  return select_row(options_.forced, "all_reduce", all_reduce_variants(n, size()),
                     [&](const CollectiveVariant& row) { return row.supports(links_); })
       .name;
 }
