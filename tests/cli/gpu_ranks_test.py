@@ -46,15 +46,15 @@ class Job:
         return run(words if n == 1 else MPIRUN + ["-np", str(n)] + words + ["--tp", str(n)])
 
 
-def check_texts(ask, model, folder):
+def check_texts(ask, model, folder, most):
     def text(n_tokens, prompt):
         return ["run", "-m", model, "-n", str(n_tokens), "--temp", "0", "--quiet", "-p", prompt]
 
     first = text(16, "The capital of France is")
     expected = ask(1, first)
-    for _ in range(2):
-        got = ask(2, first)
-        expect("2 processes write one GPU's text, once", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
+    for n in (2, 2, most):
+        got = ask(n, first)
+        expect(f"{n} processes write one GPU's text, once", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
     got = ask(2, first + ["--spec-type", "lookup"])
     expect("and so they do with speculation", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
 
@@ -133,17 +133,17 @@ def check_places(ask, model, n_here):
     expect("one-shot sums are refused", got.returncode == 2 and "belong to several processes" in got.stderr, got)
 
 
-def hurt(ridge, model, sign, marker, victim):
-    """Sends a signal to one of 2 processes while they take steps; the outcome, and the seconds until the job ended."""
-    words = MPIRUN + ["-np", "2", ridge, "bench", "decode", "-m", model, "-p", "0", "-n", "256", "-r", "100000", "--no-check",
-                      "--seed", marker, *GPUS, "--tp", "2", "--rank-timeout", "4", "-o", "jsonl"]
+def hurt(ridge, model, n, sign, marker, victim):
+    """Sends a signal to one of n processes while they take steps; the outcome, and the seconds until the job ended."""
+    words = MPIRUN + ["-np", str(n), ridge, "bench", "decode", "-m", model, "-p", "0", "-n", "256", "-r", "100000", "--no-check",
+                      "--seed", marker, *GPUS, "--tp", str(n), "--rank-timeout", "4", "-o", "jsonl"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         begin = time.monotonic()
-        while len(children_of_ranks(marker)) < 2 and job.poll() is None and time.monotonic() - begin < LIMIT_S:
+        while len(children_of_ranks(marker)) < n and job.poll() is None and time.monotonic() - begin < LIMIT_S:
             time.sleep(0.1)
         time.sleep(20)  # models are loaded, and NCCL has started
         ranks = children_of_ranks(marker)
-        if len(ranks) == 2:
+        if len(ranks) == n:
             os.kill(ranks[victim], sign)
         start = time.monotonic()
         out, err = job.communicate(timeout=LIMIT_S)
@@ -159,19 +159,21 @@ def main():
         print(f"skipped: {n_here} GPUs, two are needed, and mpirun")
         return 77
     ask = Job(ridge)
+    most = 4 if n_here >= 4 else 2  # GPUs that the shipped model's heads can share
     got = ask(2, ["run", "-m", model, "-p", "Once", "-n", "2", "--quiet"])
     if got.returncode == 6:  # a build without CUDA or MPI, or no NCCL
         print("skipped:", got.stderr.splitlines()[0] if got.stderr else got.returncode)
         return 77
     with tempfile.TemporaryDirectory() as folder:
-        check_texts(ask, model, pathlib.Path(folder))
+        check_texts(ask, model, pathlib.Path(folder), most)
     check_measures(ask, model, models / "wikitext-2-excerpt.txt")
     check_places(ask, model, n_here)
     check_server(ridge, model)
-    for sign, marker, victim in ((signal.SIGKILL, "78001", 1), (signal.SIGKILL, "78002", 0), (signal.SIGSTOP, "78003", 1)):
-        got, seconds = hurt(ridge, model, sign, marker, victim)
+    for n, sign, marker, victim in ((2, signal.SIGKILL, "78001", 1), (2, signal.SIGKILL, "78002", 0), (2, signal.SIGSTOP, "78003", 1),
+                                    *[(most, signal.SIGKILL, "78004", 2)] * (most > 2)):
+        got, seconds = hurt(ridge, model, n, sign, marker, victim)
         expect("    it ran until then", "n_gen" not in got.stdout and "error: --" not in got.stderr, got)
-        expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
+        expect(f"{sign.name} of process {victim} of {n}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
         if sign == signal.SIGSTOP:
             expect("the one that hangs is named", "no answer from rank 1" in got.stderr, got)
         time.sleep(1)
