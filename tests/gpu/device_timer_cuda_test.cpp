@@ -84,7 +84,7 @@ TEST_F(DeviceTimer, RoundTripsAreTimed) {
 
 class DeviceStream : public OnDevice {};
 
-TEST_F(DeviceStream, EveryReaderSumsAllWordsAndCopiesAreWhole) {
+TEST_F(DeviceStream, EveryReaderSumsAllWordsAndCopiesAndTriadsAreWhole) {
   // One part, some, and more blocks than a small device starts at once; the bytes around the copy stay.
   for (const int units : {1, 3, 9}) {
     const int64_t bytes = units * kDeviceStreamUnit, n = bytes / 4;
@@ -105,6 +105,13 @@ TEST_F(DeviceStream, EveryReaderSumsAllWordsAndCopiesAreWhole) {
     const gpu::Buffer copy = up(std::vector<uint32_t>(size_t(n) + 4, 0xA5A5A5A5u));
     device_copy(stream(), copy.as<void>(), data.as<void>(), bytes);
     EXPECT_EQ(down(copy.as<uint32_t>(), n + 4), words);
+    std::vector<uint32_t> tripled(words.begin(), words.begin() + n), sums(words);
+    for (size_t i = 0; i < tripled.size(); ++i) {
+      tripled[i] = uint32_t(i) ^ 0x5A5A5A5Au;
+      sums[i] += 3 * tripled[i];
+    }
+    device_triad(stream(), copy.as<void>(), data.as<void>(), up(tripled).as<void>(), bytes);
+    EXPECT_EQ(down(copy.as<uint32_t>(), n + 4), sums);
   }
 }
 

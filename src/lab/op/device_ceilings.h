@@ -1,5 +1,5 @@
-// A GPU's ceilings, measured by our own kernels: read, write and copy bandwidth of its memory, read bandwidth of its
-// L2, multiply-adds in registers, and what a graph costs.
+// A GPU's ceilings, measured by our own kernels: read, write, copy and triad bandwidth of its memory, read bandwidth of
+// its L2, multiply-adds in registers, and what a graph costs.
 #pragma once
 
 #include <functional>
@@ -45,8 +45,8 @@ struct DeviceCeilings : Bandwidths {
 /// 4 GiB and at least 16 x the last-level cache, cut down to an eighth of the free memory.
 StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes);
 
-/// Measures. Every kernel's result is checked first: a wrong sum or copy throws Error(gate). Throws no_device in a
-/// build without CUDA or without this device, no_memory when the buffers do not fit.
+/// Measures. Every kernel's result is checked first: a wrong sum, copy or triad throws Error(gate). Throws no_device in
+/// a build without CUDA or without this device, no_memory when the buffers do not fit.
 DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options);
 
 /// Name, capability, memory and driver of a device, as rows carry them.

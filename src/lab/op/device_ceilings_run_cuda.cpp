@@ -47,7 +47,12 @@ EdgeResult edge_result(std::string name, std::string what, std::vector<double> s
 class DeviceStreams {
  public:
   DeviceStreams(const gpu::Stream& stream, int64_t bytes, bool read_only)
-      : stream_(stream), bytes_(bytes), a_(bytes), b_(read_only ? 0 : bytes), sums_(4 * kDeviceReadSums) {
+      : stream_(stream),
+        bytes_(bytes),
+        a_(bytes),
+        b_(read_only ? 0 : bytes),
+        c_(read_only ? 0 : bytes),
+        sums_(4 * kDeviceReadSums) {
     device_write(stream, a_.as<void>(), bytes);
   }
 
@@ -56,21 +61,32 @@ class DeviceStreams {
   }
   void write(gpu::StreamHandle stream) const { device_write(stream, a_.as<void>(), bytes_); }
   void copy(gpu::StreamHandle stream) const { device_copy(stream, b_.as<void>(), a_.as<void>(), bytes_); }
+  /// Behind copy(): every word is then four times that of a_.
+  void triad(gpu::StreamHandle stream) const {
+    device_triad(stream, c_.as<void>(), a_.as<void>(), b_.as<void>(), bytes_);
+  }
   void copy_by_driver(gpu::StreamHandle stream) const { gpu::copy(stream, b_.as<void>(), a_.as<void>(), bytes_); }
 
-  /// Throws Error(gate) unless variant 0 and `variant` find in `data` what device_write() puts there.
-  void check_sum(const std::string& name, int variant, bool of_copy) const {
+  /// Throws Error(gate) unless `variant` finds in a_ what device_write() puts there.
+  void check_read(const std::string& name, int variant) const { check_sum(name, variant, a_, 1); }
+  /// The same for what copy() and triad() leave.
+  void check_copies() const {
+    check_sum("copy", 0, b_, 1);
+    check_sum("triad", 0, c_, 4);
+  }
+
+ private:
+  void check_sum(const std::string& name, int variant, const gpu::Buffer& data, uint32_t times) const {
     gpu::clear(stream_, sums_.as<void>(), sums_.bytes());
-    device_read(stream_, variant, of_copy ? b_.as<void>() : a_.as<void>(), bytes_, sums_.as<uint32_t>());
-    const uint32_t sum = total_of(stream_, sums_, kDeviceReadSums), right = device_written_sum(bytes_);
+    device_read(stream_, variant, data.as<void>(), bytes_, sums_.as<uint32_t>());
+    const uint32_t sum = total_of(stream_, sums_, kDeviceReadSums), right = times * device_written_sum(bytes_);
     if (sum != right)
       throw_error(ErrorKind::gate, "stream {}: sum {:#x}, expected {:#x}: no bandwidth is given", name, sum, right);
   }
 
- private:
   const gpu::Stream& stream_;
   int64_t bytes_;
-  gpu::Buffer a_, b_, sums_;
+  gpu::Buffer a_, b_, c_, sums_;
 };
 
 void measure_streams(const gpu::Stream& stream, const DeviceCeilingOptions& options, DeviceCeilings& result) {
@@ -86,15 +102,17 @@ void measure_streams(const gpu::Stream& stream, const DeviceCeilingOptions& opti
   };
   for (int variant = 0; variant < int(device_read_variants().size()); ++variant) {
     names.push_back(fmt::format("read {}", device_read_variants()[size_t(variant)]));
-    streams.check_sum(names.back(), variant, false);
+    streams.check_read(names.back(), variant);
     bytes.push_back(n);
     works.push_back({1, [&streams, variant](gpu::StreamHandle s, int) { streams.read(s, variant); }});
   }
   if (!options.read_only) {
     streams.copy(stream);
-    streams.check_sum("copy", 0, true);
+    streams.triad(stream);
+    streams.check_copies();
     add("write", n, [&](gpu::StreamHandle s) { streams.write(s); });
     add("copy", 2 * n, [&](gpu::StreamHandle s) { streams.copy(s); });
+    add("triad", 3 * n, [&](gpu::StreamHandle s) { streams.triad(s); });
     add("copy-driver", 2 * n, [&](gpu::StreamHandle s) { streams.copy_by_driver(s); });
   }
   const auto times = time_works(stream, works, options, 64);
@@ -111,7 +129,7 @@ void measure_l2(const gpu::Stream& stream, const DeviceCeilingOptions& options, 
   std::vector<std::string> names;
   for (int variant = 0; variant < int(device_read_variants().size()); ++variant) {
     names.push_back(fmt::format("l2-read {}", device_read_variants()[size_t(variant)]));
-    streams.check_sum(names.back(), variant, false);
+    streams.check_read(names.back(), variant);
     works.push_back({1, [&streams, variant](gpu::StreamHandle s, int) { streams.read(s, variant); }});
   }
   const auto times = time_works(stream, works, options, 1024);

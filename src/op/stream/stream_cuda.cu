@@ -54,6 +54,23 @@ __global__ void __launch_bounds__(kCopyThreads) copy_kernel(uint4* to, const uin
   }
 }
 
+__global__ void __launch_bounds__(kCopyThreads) triad_kernel(uint4* out, const uint4* a, const uint4* b, int64_t n) {
+  constexpr int kPart = kCopyThreads * kCopyLoads;
+  for (int64_t first = int64_t(blockIdx.x) * kPart; first < n; first += int64_t(gridDim.x) * kPart) {
+    uint4 of_a[kCopyLoads], of_b[kCopyLoads];
+#pragma unroll
+    for (int u = 0; u < kCopyLoads; ++u) {
+      of_a[u] = __ldcs(a + first + u * kCopyThreads + threadIdx.x);
+      of_b[u] = __ldcs(b + first + u * kCopyThreads + threadIdx.x);
+    }
+#pragma unroll
+    for (int u = 0; u < kCopyLoads; ++u)
+      __stcs(out + first + u * kCopyThreads + threadIdx.x,
+             make_uint4(of_a[u].x + 3 * of_b[u].x, of_a[u].y + 3 * of_b[u].y, of_a[u].z + 3 * of_b[u].z,
+                        of_a[u].w + 3 * of_b[u].w));
+  }
+}
+
 __global__ void nothing_kernel() {
   gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
@@ -119,6 +136,14 @@ void device_copy(gpu::StreamHandle stream, void* to, const void* from, int64_t b
   check_unit(from, bytes);
   gpu::launch("stream copy", copy_kernel, {n_processors() * kPerProcessor, kCopyThreads, 0, stream},
               static_cast<uint4*>(to), static_cast<const uint4*>(from), bytes / 16);
+}
+
+void device_triad(gpu::StreamHandle stream, void* out, const void* a, const void* b, int64_t bytes) {
+  check_unit(out, bytes);
+  check_unit(a, bytes);
+  check_unit(b, bytes);
+  gpu::launch("stream triad", triad_kernel, {n_processors() * kPerProcessor, kCopyThreads, 0, stream},
+              static_cast<uint4*>(out), static_cast<const uint4*>(a), static_cast<const uint4*>(b), bytes / 16);
 }
 
 void device_nothing(gpu::StreamHandle stream, bool overlap) {

@@ -27,6 +27,8 @@ inline constexpr int kDeviceReadSums = 256;
 void device_read(gpu::StreamHandle stream, int variant, const void* data, int64_t bytes, uint32_t* sums);
 
 void device_copy(gpu::StreamHandle stream, void* to, const void* from, int64_t bytes);
+/// out = a + 3 b, of 32-bit words (wrapping).
+void device_triad(gpu::StreamHandle stream, void* out, const void* a, const void* b, int64_t bytes);
 
 /// A block of 32 threads that does nothing. `overlap`: it may start while the grid before it drains
 /// (gpu::Grid::overlap).
