@@ -376,29 +376,38 @@ def collectives():
     return table(["card", "GPUs", "bytes", "NCCL us", "one-shot us", "two-shot us", "GB/s of the fastest", "% of the link"], lines)
 
 
+def way_of(r):
+    """(order, what holds the model): GPUs of one process, GPUs in stages, processes with a GPU each."""
+    n = (r["devices"] if "devices" in r else r["device"].split(" ")[0]).count(",") + 1
+    if r.get("n_ranks"):
+        return (2, r["n_ranks"]), f"{r['n_ranks']} processes"
+    if r.get("pp"):
+        return (1, n, r["pp"]), f"{n} GPUs in {r['pp']} stages"
+    return (0, n), f"{n} GPU{'s' * (n > 1)}"
+
+
 def ranks(name="ranks-cuda"):
-    """One model on one GPU and on two: of one process, of two processes, in two stages; in one run. Every unchecked rate says so."""
-    ways = {"one": "1 GPU", "two": "2 GPUs", "processes": "2 processes", "stages": "2 stages"}
-    cells = {}
+    """One model on one GPU and on several, in one run. Every unchecked rate says so."""
+    cells, ways = {}, set()
     for r in stored(name):
         batch = r.get("kind") == "batch"
         what = f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token at depth {r['n_depth']}" if r["n_gen"] else f"a prompt of {r['n_prompt']}"
         if forced := re.search("--kernel all_reduce=([a-z-]+)", r["command"]):
             what += f", sums by {forced[1]}"
-        several = "," in (r["devices"] if "devices" in r else r["device"].split(" ")[0])
-        way = "stages" if r.get("pp") else "processes" if r.get("n_ranks") else "two" if several else "one"
+        way = way_of(r)
+        ways.add(way)
         shared = re.search("@(?:shared|distinct)=[0-9]+", r["model_filename"])
-        cells.setdefault((card(r), model_text(r["model_filename"]) + (f" `{shared[0]}`" if shared else ""), what, cache(r)), {})[way] = (r["speed_tg"] if batch else r["avg_ts"], r["checked"])
-    shown = [way for way in ways if any(way in cell for cell in cells.values())]
+        cells.setdefault((card(r), model_text(r["model_filename"]) + (f" `{shared[0]}`" if shared else ""), what, cache(r)), {})[way[1]] = (r["speed_tg"] if batch else r["avg_ts"], r["checked"])
+    shown = [name for _, name in sorted(ways)]
     lines = []
     for key, cell in cells.items():
         line = [*key]
         for way in shown:
             speed, checked = cell.get(way, (None, True))
-            times = f" ({speed / cell['one'][0]:.2f}x)" if speed and way != "one" and "one" in cell else ""
+            times = f" ({speed / cell['1 GPU'][0]:.2f}x)" if speed and way != "1 GPU" and "1 GPU" in cell else ""
             line.append(f"{rate(speed)}{times}{'' if checked else ' unchecked'}" if speed else "")
         lines.append(line)
-    return table(["card", "model", "test", "cache", *(f"{ways[way]}, tok/s" for way in shown)], lines)
+    return table(["card", "model", "test", "cache", *(f"{way}, tok/s" for way in shown)], lines)
 
 
 def ternary():
