@@ -1,6 +1,9 @@
 // Models that two devices share, against the CPU's reference kernels and against one device.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "base/metrics.h"
 #include "cases/reference_data.h"
 #include "engine/engine.h"
@@ -26,13 +29,17 @@ struct Shared {
   const char *spec, *k, *v;
   double bound;
   int n = 40;
+  const char* devices = "cuda:0,1";
 };
 class RanksCudaModels : public RanksCuda, public testing::WithParamInterface<Shared> {};
 
 TEST_P(RanksCudaModels, LogitsAreTheReferences) {
   const Shared& of = GetParam();
-  const Model cpu = Model::load(of.spec, {.n_threads = 2, .isa = "scalar"}), devices = Model::load(of.spec, kTwo);
-  EXPECT_THAT(devices.info().device, testing::StartsWith("cuda:0,1 "));
+  const size_t n_needed = size_t(std::ranges::count(std::string_view(of.devices), ',')) + 1;
+  if (gpu::query_devices().devices.size() < n_needed) GTEST_SKIP() << n_needed << " devices are needed";
+  const Model cpu = Model::load(of.spec, {.n_threads = 2, .isa = "scalar"}),
+              devices = Model::load(of.spec, {.device = of.devices, .rank_timeout_s = 20});
+  EXPECT_THAT(devices.info().device, testing::StartsWith(of.devices));
   const auto tokens = tokens_of(of.n, cpu.info().vocab_size, 1);
   EXPECT_LT(compare(all_logits(devices, tokens, of.k, of.v), all_logits(cpu, tokens, of.k, of.v)).nmse, of.bound);
 }
@@ -47,6 +54,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RanksCudaModels,
                                          Shared{"synth:tiny-latent@weights=f32", "f32", "f32", 1e-9},
                                          Shared{"synth:tiny-delta@weights=f32", "f32", "f32", 1e-9, 60},
                                          Shared{"synth:tiny-bitnet", "f16", "f16", 1e-3}));
+
+/// Pairs of four devices have a head of k and v together.
+INSTANTIATE_TEST_SUITE_P(
+    OfFour, RanksCudaModels,
+    testing::Values(Shared{"synth:tiny@weights=f32", "f32", "f32", 1e-10, 40, "cuda:0,1,2,3"},
+                    Shared{"synth:tiny-64@weights=f16", "rotor-3", "rotor-3", 2e-4, 150, "cuda:0,1,2,3"},
+                    Shared{"synth:tiny-experts@weights=f32", "f32", "f32", 1e-9, 40, "cuda:0,1,2,3"}));
 
 /// OLMo 2 norms all heads of q, and of k, together: devices add up the squares of theirs, of four two have the same
 /// head of k. A float sum of squares moves a norm by less than 2^-22, its square is far below the bound of one device.
