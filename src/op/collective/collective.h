@@ -15,9 +15,10 @@ namespace ridge {
 /// between two H200s (`ridge bench collective`); in a model sums of 2 MiB made steps slower than NCCL's do
 /// (docs/decisions/0012).
 inline constexpr int64_t kPacketFloats = 1 << 18;
-/// Floats (768 KiB) that a rank sends in all, up to which three or more ranks add in one shot, where every rank sends
-/// all its values to each other rank. Two shots send fewer bytes and take one latency more.
-inline constexpr int64_t kOneShotFloats = 3 << 16;
+/// Floats (448 KiB) that a rank sends in all, up to which three or more ranks add in one shot, where every rank sends
+/// all its values to each other rank. Two shots send fewer bytes and take one latency more (`ridge bench collective` on
+/// four H200s).
+inline constexpr int64_t kOneShotFloats = 7 << 14;
 
 /// The links between the devices.
 struct CollectiveProblem {
