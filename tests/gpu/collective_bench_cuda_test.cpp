@@ -5,6 +5,7 @@
 
 #include "gpu/device_query.h"
 #include "gpu/nccl.h"
+#include "op/collective/collective.h"
 
 namespace ridge::lab {
 namespace {
