@@ -310,10 +310,10 @@ def tasks():
     columns = {name(r): r for r in sorted(found, key=lambda r: (r["task"] != "needle", r["size"] if r["task"] == "needle" else 0))}
     def cell(r):
         beside = "" if r["kv"] == r["base"] else f", -{r['lost']} +{r['gained']}" + ("" if r["p"] > 0.05 else f", p {r['p']:.2g}")
-        return f"{share(r['share'])}{beside}"
+        return f"{share(r['share'])} of {r['n_items']}{beside}"
     lines = []
     for cache, rows in by_cache(found).items():
-        cells = {name(r): f"{cell(r)} of {r['n_items']}" for r in rows}
+        cells = {name(r): cell(r) for r in rows}
         lines.append([*cache] + [cells.get(column, "") for column in columns])
     return table(["card", "weights", "K/V cache", "exact rows", *columns], lines)
 
