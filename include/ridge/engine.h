@@ -232,7 +232,8 @@ class Session {
   int n_past() const;
   int n_ctx() const;
   KvReport kv_report() const;
-  /// Bytes the next decode step must read at least (weights and cached rows), from the ops' declared work.
+  /// Bytes the next decode step must read at least (weights and cached rows), from the ops' declared work. Of several
+  /// processes that hold the model together: what this one reads.
   int64_t decode_read_bytes() const;
   /// "op=kernel" for every op of a decode step and of a prefill step, as selected.
   std::vector<std::string> kernels() const;

@@ -17,6 +17,8 @@
 namespace ridge {
 namespace {
 
+int n_sharing = 1;  // processes on these processors
+
 namespace fs = std::filesystem;
 
 /// The whole number that a text begins with, behind spaces; nothing where it begins with none ("max") or a negative
@@ -153,6 +155,9 @@ double processor_quota(const fs::path& root) {
 int available_processors(const fs::path& root) {
   return int(std::max(1.0, std::min(double(affine_processors()), std::floor(processor_quota(root)))));
 }
+
+int default_threads() { return std::max(1, available_processors() / n_sharing); }
+void share_processors(int n) { n_sharing = n; }
 
 std::optional<int64_t> available_memory(const fs::path& root) {
   const int64_t least = std::min(memory_left(root), addresses_left(root));

@@ -16,6 +16,10 @@ double processor_quota(const std::filesystem::path& root = "/");
 /// Threads that can run at once: affine_processors(), or the whole processors of the quota where those are fewer; at
 /// least 1.
 int available_processors(const std::filesystem::path& root = "/");
+/// Threads of a pool that is not told how many: the available processors, or this process's share of them.
+int default_threads();
+/// Says that n processes, this one among them, may use the same processors. Before threads are made.
+void share_processors(int n);
 
 /// Bytes that can be taken without swapping: what the machine has available, what the control groups leave at every
 /// level (files in memory count as free, as they do for the machine), and what RLIMIT_AS and RLIMIT_DATA leave. Nothing

@@ -48,7 +48,7 @@ int64_t run_delay(int id) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads > 0 ? n_threads : available_processors()) {
+ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads > 0 ? n_threads : default_threads()) {
   RIDGE_CHECK(n_threads_ <= 4096, "{} threads", n_threads_);
   try {
     // All workers are there before the first one looks for its own.

@@ -16,7 +16,7 @@ namespace ridge {
 
 class ThreadPool {
  public:
-  /// `n_threads` >= 1 workers including the caller; 0 means available_processors() (limits.h). Throws Error(failure)
+  /// `n_threads` >= 1 workers including the caller; 0 means default_threads() (limits.h). Throws Error(failure)
   /// when the system has no more threads.
   explicit ThreadPool(int n_threads);
   ~ThreadPool();

@@ -49,6 +49,9 @@ void check_places(const lab::CollectiveBenchParams& params) {
 int bench_collective(const CollectiveFlags& flags) {
   const lab::CollectiveBenchParams params = read_params(flags);
   check_places(params);
+  Ranks* const ranks = joined_ranks();
+  if (ranks && !ranks->is_first())
+    return lab::run_collective_bench_on_cpu(*ranks, params, {}) > 0 ? int(ErrorKind::gate) : 0;
   BenchOutput output(flags.output, flags.format, lab::collective_markdown_head());
   lab::CollectiveHooks hooks;
   output.attach(hooks);
@@ -59,7 +62,7 @@ int bench_collective(const CollectiveFlags& flags) {
     output.clear();
     if (!flags.output.quiet) fmt::print(stderr, "{}\n", why);
   };
-  const int n_failed = params.devices.empty() ? lab::run_collective_bench_on_cpu(*joined_ranks(), params, hooks)
+  const int n_failed = params.devices.empty() ? lab::run_collective_bench_on_cpu(*ranks, params, hooks)
                                               : lab::run_collective_bench_on_gpus(params, hooks);
   const int code = output.finish(n_failed);
   if (n_failed > 0)
@@ -90,13 +93,15 @@ static Action declare_bench_collective(CLI::App& app) {
 }
 
 extern const Command bench_collective_command = {
-    "bench collective", "all-reduce over ranks: GPUs of one machine, or CPU ranks over MPI",
+    "bench collective",
+    "all-reduce over ranks: GPUs of one machine, or CPU ranks over MPI",
     R"(Every rank gives --bytes of floats and gets the sum. Every rank checks the result before the timing and again
 after. GPUs: one process with one thread each, calls in recorded graphs; one-shot and two-shot write into the
 other GPUs' memory, nccl is NVIDIA's library. CPU: ranks of an MPI job. GB/s is the least that a rank must send; the
 link's rate is that of large copies in the same run.)",
     R"(ridge bench collective --device cuda:0,1 --kernel all
 mpirun -np 2 --bind-to none ridge bench collective --tp 2 --bytes 4096,65536)",
-    declare_bench_collective};
+    declare_bench_collective,
+    RankUse::each};
 
 }  // namespace ridge::cli

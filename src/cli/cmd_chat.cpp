@@ -149,7 +149,8 @@ static Action declare_chat(CLI::App& app) {
 }
 
 extern const Command chat_command = {
-    "chat", "talk with a model, or let two talk",
+    "chat",
+    "talk with a model, or let two talk",
     R"(A conversation with streamed answers. The cache stays from turn to turn. Ctrl-C stops an answer, Ctrl-D
 leaves, /help lists the commands. When stdin is not a terminal, its lines are the messages. With --debate two
 system prompts or two models answer each other. Models without a chat template get lines of "User: ..." and
@@ -157,6 +158,7 @@ system prompts or two models answer each other. Models without a chat template g
     R"(ridge chat -m model.gguf --kv-quant rotor-3
 ridge chat -m model.gguf --debate "Ann: You love cats." "Bob: You love dogs." --topic pets --turns 20
 ridge chat --debate first.gguf second.gguf --topic "the best format of a cache")",
-    declare_chat};
+    declare_chat,
+    RankUse::led_for_clients};
 
 }  // namespace ridge::cli

@@ -6,7 +6,6 @@
 #include "base/interrupt.h"
 #include "cli/eval.h"
 #include "lab/quality/eval_rows.h"
-#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -52,8 +51,7 @@ void use_windows_of_file(const TextFlags& flags, lab::EvalOptions& options) {
 }
 
 /// Rows of earlier runs that this one need not measure: of a clean build, which can be told apart from another, and
-/// where nothing is asked for that rows do not hold. Of several ranks only the first has a file; all go on from its
-/// rows.
+/// where nothing is asked for that rows do not hold.
 std::vector<lab::Row> stored_rows(const EvalFlags& flags, lab::ResultsFile& results) {
   std::vector<lab::Row> rows;
   if (flags.against_base && flags.save_base.empty() && !flags.curve && parse_kv_choice(flags.base.base))
@@ -64,9 +62,7 @@ std::vector<lab::Row> stored_rows(const EvalFlags& flags, lab::ResultsFile& resu
       fmt::print(stderr, "stored rows are not reused: build {} may differ from the one that wrote them\n", commit);
     rows.clear();
   }
-  Ranks* const ranks = joined_ranks();
-  if (!ranks) return rows;
-  return lab::Row::parse(ranks->from_first(lab::json_text(lab::Row(rows), -1))).get<std::vector<lab::Row>>();
+  return rows;
 }
 
 void print_rows(const EvalFlags& flags, const std::vector<lab::Row>& rows) {

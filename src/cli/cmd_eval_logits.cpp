@@ -7,7 +7,6 @@
 #include "io/safetensors.h"
 #include "io/text.h"
 #include "io/token_ids_file.h"
-#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -69,9 +68,7 @@ int write_logits(const LogitsFlags& flags) {
     return {};
   };
   const auto start = std::chrono::steady_clock::now();
-  if (Ranks* const ranks = joined_ranks(); ranks && !ranks->is_first())
-    run_ids(session, ids, path, [](int, const float*) {});
-  else io::write_safetensors(flags.out, tensors, payload).or_throw();
+  io::write_safetensors(flags.out, tensors, payload).or_throw();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   progress.clear();
   if (flags.output.json) {

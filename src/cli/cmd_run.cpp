@@ -19,7 +19,6 @@
 #include "cli/start_lines.h"
 #include "cli/structure_flags.h"
 #include "lab/rows/results.h"
-#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -66,9 +65,7 @@ std::string read_prompt(const RunFlags& flags) {
   if (flags.has_prompt) return flags.prompt;
   if (flags.file != "-" && flags.file != "/dev/stdin")
     return without_last_break(read_prompt_file(flags.file, flags.quiet()));
-  Ranks* const ranks = ranks_alike();
-  if (!ranks) return without_last_break(read_stdin(flags.quiet()));
-  return without_last_break(ranks->from_first(ranks->is_first() ? read_stdin(flags.quiet()) : ""));
+  return without_last_break(read_stdin(flags.quiet()));
 }
 
 void check_flags(const RunFlags& flags) {
@@ -101,7 +98,6 @@ bool is_message(const RunFlags& flags, const ChatModel& chat) {
 
 /// The prompt as tokens; adds what else ends the answer to a chat.
 Prompt read_tokens_of_prompt(const RunFlags& flags, const Model& model, std::vector<std::string>& stops) {
-  if (flags.ids == "-" && ranks_alike()) bad_flag("--prompt-ids", "only the first rank has a stdin", "give a file");
   if (flags.raw && !flags.model.chat_template.empty())
     bad_flag("--raw", "plain text has no template", "leave out --chat-template");
   if (!flags.ids.empty()) return {.tokens = read_prompt_ids(flags.ids)};
@@ -231,8 +227,6 @@ int run(const RunFlags& flags) {
   GenerateOptions generate{
       .max_tokens = flags.n_predict, .stop = flags.stop, .ignore_eos = flags.ignore_eos, .sampler = flags.sampler};
   generate.sampler.seed = flags.seed >= 0 ? uint64_t(flags.seed) : std::random_device{}();
-  if (Ranks* const ranks = ranks_alike())
-    generate.sampler.seed = std::stoull(ranks->from_first(std::to_string(generate.sampler.seed)));
   const Prompt read = read_tokens_of_prompt(flags, model, generate.stop);
   const std::vector<int32_t>& prompt = read.tokens;
   if (prompt.empty())

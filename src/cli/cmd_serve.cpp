@@ -241,7 +241,8 @@ static Action declare_serve(CLI::App& app) {
 }
 
 extern const Command serve_command = {
-    "serve", "answer many requests at once, over HTTP",
+    "serve",
+    "answer many requests at once, over HTTP",
     R"(OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models) and a page for browsers at /, for many
 clients at once. One forward pass computes tokens of many requests and parts of prompts, shared prefixes are
 computed once, and a request may name its cache format (kv_quant). /kv, /slots and /metrics show the server's
@@ -250,6 +251,7 @@ state. docs/serving.md has every field. Ctrl-C ends the server cleanly.)",
 ridge serve -m model.gguf --spec-type draft --draft-model small.gguf
 mpirun -np 2 --bind-to none ridge serve -m model.gguf --tp 2 --device cuda
 ridge serve -m model.gguf --device cuda --host 0.0.0.0 --api-key-file keys.txt --ctx-size 32768)",
-    declare_serve};
+    declare_serve,
+    RankUse::led_for_clients};
 
 }  // namespace ridge::cli

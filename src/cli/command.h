@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string_view>
@@ -11,6 +12,13 @@ namespace ridge::cli {
 /// Runs after parsing; returns the exit code. Errors are thrown.
 using Action = std::function<int()>;
 
+/// What the processes of an MPI job do with a command that has --tp.
+enum class RankUse : uint8_t {
+  led,              ///< the first rank runs it, the others follow (engine/lead.h)
+  led_for_clients,  ///< the same; between passes the first rank may wait for clients or people without a limit
+  each,             ///< every rank runs it: the op between ranks is all that it does
+};
+
 struct Command {
   std::string_view name;     ///< words nest: "bench decode" is `decode` inside the group `bench`
   std::string_view summary;  ///< one line
@@ -18,6 +26,7 @@ struct Command {
   std::string_view example;  ///< command lines to copy
   /// Declares the flags on `app`; the action owns the values they are stored in.
   Action (*declare)(CLI::App& app);
+  RankUse ranks = RankUse::led;
 };
 
 struct Group {

@@ -298,11 +298,11 @@ void add_rank_flags(CLI::App& app, int* n_stages) {
 
 namespace {
 
-/// What all ranks must have been asked for. Ranks that are led load the model that the first one names; else it is left
-/// out, and its bytes are compared when it is there. Keys of clients are nobody else's.
-std::string asked_for(const std::vector<std::string>& words, bool led) {
-  const auto is_left_out = [&](std::string_view flag) {
-    return flag == "--api-key" || (!led && (flag == "-m" || flag == "--model"));
+/// What all ranks must have been asked for. Models may lie elsewhere on each machine: their bytes are compared when they
+/// are loaded. Keys of clients are nobody else's.
+std::string asked_for(const std::vector<std::string>& words) {
+  const auto is_left_out = [](std::string_view flag) {
+    return flag == "--api-key" || flag == "-m" || flag == "--model";
   };
   std::string text;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -311,7 +311,7 @@ std::string asked_for(const std::vector<std::string>& words, bool led) {
   }
   for (char** variable = environ; *variable; ++variable)
     if (const std::string_view of = *variable;
-        of.starts_with("RIDGE_") && !of.starts_with("RIDGE_API_KEY=") && (led || !of.starts_with("RIDGE_MODEL=")))
+        of.starts_with("RIDGE_") && !of.starts_with("RIDGE_API_KEY=") && !of.starts_with("RIDGE_MODEL="))
       text += fmt::format("{} ", of);
   return text;
 }
@@ -322,51 +322,40 @@ std::optional<std::string> given(const CLI::App& app, const std::string& flag) {
   return option && option->count() > 0 ? std::optional(option->results().back()) : std::nullopt;
 }
 
-bool is_led(const CLI::App& app) {
-  if (app.get_name() == "serve" || app.get_name() == "chat") return true;
-  return app.get_name() == "run" &&
-         (given(app, "--spec-type").value_or("none") != "none" || given(app, "--kv-quant") == "auto");
+/// Finds the model of this rank's command line that stands where a model of the first rank's stands in its own.
+PathHere models_here(Ranks& ranks, const CLI::App& app) {
+  const CLI::Option* const option = app.get_option_no_throw("--model");
+  const std::string own = option ? fmt::format("{}", fmt::join(option->results(), ",")) : "";
+  return [here = split(own, ','), there = split(ranks.from_first(own), ',')](const std::string& model) {
+    const auto at = std::ranges::find(there, model);
+    return here.size() == there.size() && at != there.end() ? here[size_t(at - there.begin())] : model;
+  };
 }
 
 }  // namespace
 
-void join_ranks(CLI::App& app, const std::vector<std::string>& words) {
-  if (!app.get_option_no_throw("--rank-timeout")) return;  // a plan runs alone
+PathHere join_ranks(const CLI::App& app, const std::vector<std::string>& words, RankUse use) {
+  if (!app.get_option_no_throw("--rank-timeout")) return {};  // a plan runs alone
   const auto number = [&](const char* flag, int64_t most, int64_t left_out) {
     const std::optional<std::string> text = given(app, flag);
     return text ? parse_whole(flag, *text, 1, most) : left_out;
   };
   const auto tp = int(number("--tp", 64, 1)), pp = int(number("--pp", 64, 1));
-  if ((!given(app, "--tp") && !given(app, "--pp")) || (tp * pp == 1 && !in_mpi_job())) return;
+  if ((!given(app, "--tp") && !given(app, "--pp")) || (tp * pp == 1 && !in_mpi_job())) return {};
   const std::string device = given(app, "--device").value_or("cpu");
   const std::vector<int> devices = parse_devices(device);
-  if (!devices.empty() && tp == 1 && !in_mpi_job()) return check_stages(devices, pp);
+  if (!devices.empty() && tp == 1 && !in_mpi_job()) return check_stages(devices, pp), PathHere();
   if (!devices.empty() && pp > 1)
     bad_flag("--pp", "layers are not split over GPUs of several processes",
              "leave it out, or run the GPUs of one machine in one process: --device cuda:0,1 --pp 2");
-  const bool led = is_led(app);
-  if (pp > 1 && led)
-    bad_flag("--pp", "serve, chat, speculation and a cache by record do not run over stages of processes",
-             "use --tp alone, or GPUs of one machine: --device cuda:0,1");
   const int64_t seconds = number("--rank-timeout", 86400, 60);
   Ranks& ranks = join_mpi(tp, pp, double(seconds));
-  if (tp * pp == 1) return leave_mpi();
-  ranks.require_same("the command line", asked_for(words, led), "give every rank the same flags", double(seconds));
-  if (led) return ranks.be_led();
-  const auto set = [&](const std::string& flag, const std::string& value) {
-    CLI::Option* const option = app.get_option_no_throw(flag);
-    if (!option) return;
-    option->clear();
-    option->add_result(value);
-    option->run_callback();
-  };
-  if (!devices.empty() && app.get_name() != "collective")  // which refuses it
-    set("--device", fmt::format("cuda:{}", device_of_rank(ranks, device)));
-  if (!given(app, "--threads")) set("--threads", std::to_string(processors_of_rank()));
-  if (ranks.is_first()) return;
-  if (!std::freopen("/dev/null", "w", stdout)) throw Error(ErrorKind::failure, "cannot open /dev/null");
-  set("--quiet", "true");
-  for (const char* const file : {"--results", "--trace", "--save-base"}) set(file, "");
+  if (tp * pp == 1) return leave_mpi(), PathHere();
+  ranks.require_same("the command line", asked_for(words), "give every rank the same flags", double(seconds));
+  if (use == RankUse::each) return {};
+  ranks.be_led();
+  if (!devices.empty()) device_of_rank(ranks, device);  // says on all ranks what one of them lacks
+  return models_here(ranks, app);
 }
 
 void check_device(const std::string& device) {
@@ -415,11 +404,9 @@ int context_for(const ContextFlags& flags, const KvFlags& kv, const Model& model
   const auto layers = layer_configs(session_options(choice, trained, flags.ubatch()), engine.plan());
   const int n_step = flags.ubatch() > 0 ? flags.ubatch() : engine.default_ubatch();
   const int64_t free = engine.backend().free_bytes();
-  int n = context_that_fits(layers, engine.on_device(), trained, n_step, free / 4 * 3);
-  Ranks* const ranks = ranks_alike();
-  if (ranks) n = std::stoi(ranks->from_first(std::to_string(n)));
+  const int n = context_that_fits(layers, engine.on_device(), trained, n_step, free / 4 * 3);
   static int said = 0;
-  if (n < trained && n != said && (!ranks || ranks->is_first()))
+  if (n < trained && n != said)
     fmt::print(stderr,
                "warning: the context is {} tokens, not the {} that the model was trained for: {:.2f} GiB of memory are "
                "free, three quarters of them for the cache (-c N asks for more, --kv-quant for a smaller cache)\n",

@@ -8,6 +8,7 @@
 
 #include "cli/command.h"
 #include "engine/kv_choice.h"
+#include "engine/lead.h"
 #include "ridge/engine.h"
 
 namespace ridge::cli {
@@ -81,10 +82,8 @@ void add_device_flags(CLI::App& app, ModelFlags& flags);
 /// join_ranks() reads them.
 void add_rank_flags(CLI::App& app, int* n_stages);
 /// With --tp N or --pp M above 1, but on GPUs of this process: makes this process a rank before the command's action
-/// runs. Ranks but the first print nothing and write no rows. Of commands whose steps hang on clients, people or clocks
-/// (serve, chat, run with speculation or a cache chosen by a record) the first rank has the command and leads the
-/// others (engine/lead.h). Throws Error as join_mpi() does.
-void join_ranks(CLI::App& app, const std::vector<std::string>& words);
+/// runs. Returns where this rank has the models that the first one names. Throws Error as join_mpi() does.
+PathHere join_ranks(const CLI::App& app, const std::vector<std::string>& words, RankUse use);
 /// Refuses a device that this build or this machine does not have: exit code 6.
 void check_device(const std::string& device);
 Model load_model(const ModelFlags& flags);

@@ -13,7 +13,7 @@
 #include "base/interrupt.h"
 #include "chat/text_out.h"
 #include "cli/options.h"
-#include "engine/lead.h"
+#include "engine/rank_state.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
 #include "lab/rows/results.h"
@@ -203,22 +203,29 @@ int finish_output(int code) {
   return report(ErrorKind::failure, "cannot write the output: stdout: the device is full or closed");
 }
 
+/// What a command line asks for.
+struct Asked {
+  Action action;
+  RankUse ranks = RankUse::led;
+};
+
 /// Runs the command; on a rank that is led what the first rank says, and only that ends it.
-int run_as_rank(const Action& action) {
+int run_as_rank(const Asked& asked, const PathHere& path_here) {
   Ranks* const ranks = joined_ranks();
-  if (!ranks || !ranks->led()) return action();
+  if (!ranks || !ranks->led()) return asked.action();
   if (ranks->is_first()) {
-    const int code = action();
+    const int code = asked.action();
     lead_end(*ranks);
     return code;
   }
   ignore_interrupts();
-  follow(*ranks);
+  if (asked.ranks == RankUse::led) ranks->limit_waits(file_seconds(*ranks));
+  follow(*ranks, path_here);
   return 0;
 }
 
 int parse_and_run(CLI::App& root, const std::vector<std::string>& args,
-                  const std::map<const CLI::App*, Action>& actions) {
+                  const std::map<const CLI::App*, Asked>& actions) {
   const std::vector<std::string> words =
       normalize_args(root, with_help_flag({args.begin() + std::min<int64_t>(1, int64_t(args.size())), args.end()}));
   try {
@@ -236,8 +243,8 @@ int parse_and_run(CLI::App& root, const std::vector<std::string>& args,
     return report(ErrorKind::usage, usage_message(root, error, words));
   }
   const CLI::App& app = parsed_app(root);
-  join_ranks(const_cast<CLI::App&>(app), words);
-  const int code = run_as_rank(actions.at(&app));
+  const Asked& asked = actions.at(&app);
+  const int code = run_as_rank(asked, join_ranks(app, words, asked.ranks));
   leave_mpi();
   return code;
 }
@@ -258,10 +265,10 @@ int run_program(const std::vector<std::string>& args) {
       "\nRun `ridge COMMAND --help` for a command's flags and examples.\n"
       "Exit codes: 0 ok, 1 failure, 2 usage, 3 a check or gate failed, 4 bad input file, 5 not enough memory,\n"
       "6 device or driver missing, 130 interrupted.");
-  std::map<const CLI::App*, Action> actions;
+  std::map<const CLI::App*, Asked> actions;
   for (const Command& command : commands()) {
     CLI::App& app = app_of(root, command);
-    actions[&app] = command.declare(app);
+    actions[&app] = {command.declare(app), command.ranks};
     app.description(
         fmt::format("{}: {}\n\n{}\n", full_name(app), command.summary, wrapped(std::string(command.details), 100)));
     app.footer(footer(command.example));

@@ -11,7 +11,6 @@
 #include "io/json.h"
 #include "io/mapped_file.h"
 #include "io/pending_file.h"
-#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -24,7 +23,10 @@ Result<std::string> state_checksum(const std::string& path) {
   return fmt::format("{:016x}", XXH64(file.bytes().data(), file.bytes().size(), 0));
 }
 
+/// The ids of the file, or why there are none.
 Result<std::vector<int32_t>> read_ids(const std::string& state) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(state, ignored)) return bad_file("{} does not exist yet", state);
   const std::string path = state + ".ids";
   RIDGE_TRY(const std::string text, io::read_text_file(path, kMaxPromptBytes));
   RIDGE_TRY(const io::Json json, io::parse_json(text, path));
@@ -44,25 +46,6 @@ Result<std::vector<int32_t>> read_ids(const std::string& state) {
   return ids;
 }
 
-/// The ids of the file, or why there are none. Of several ranks the first one reads, and what it found holds for all.
-Result<std::vector<int32_t>> held_ids(const std::string& path) {
-  const auto read = [&]() -> Result<std::vector<int32_t>> {
-    std::error_code ignored;
-    if (!std::filesystem::exists(path, ignored)) return bad_file("{} does not exist yet", path);
-    return read_ids(path);
-  };
-  Ranks* const ranks = ranks_alike();
-  if (!ranks) return read();
-  io::Json found;
-  if (ranks->is_first()) {
-    if (const auto ids = read(); ids) found["ids"] = *ids;
-    else found["why"] = ids.error().message;
-  }
-  found = io::Json::parse(ranks->from_first(found.dump()));
-  if (found.contains("why")) return bad_file("{}", found["why"].get<std::string>());
-  return found["ids"].get<std::vector<int32_t>>();
-}
-
 }  // namespace
 
 int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::string& says) const {
@@ -74,7 +57,7 @@ int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::st
     says = fmt::format("prompt cache: begins afresh: {}", why);
     return 0;
   };
-  const Result<std::vector<int32_t>> ids = held_ids(path);
+  const Result<std::vector<int32_t>> ids = read_ids(path);
   if (!ids) return afresh(ids.error().message);
   const size_t n_same = size_t(std::ranges::mismatch(*ids, prompt).in1 - ids->begin());
   const int n = int(std::min(n_same, prompt.size() - 1));
@@ -96,7 +79,6 @@ int PromptCache::load(Session& session, std::span<const int32_t> prompt, std::st
 
 void PromptCache::save(const Session& session, std::span<const int32_t> tokens) const {
   session.save(path);
-  if (ranks_alike() && !ranks_alike()->is_first()) return;
   try {
     save_ids(tokens);
   } catch (const Error&) {  // a state without its ids is of no use, and fills a disk

@@ -14,7 +14,9 @@ namespace ridge {
 
 enum class Call : uint8_t {
   end,
-  load,  // a model
+  load,  // a model, in place of the one before
+  watch,
+  free_bytes,
   // Of a memory, whose number follows, and of its slots and pages, as KvMemory has them.
   open_memory,
   close_memory,
@@ -29,6 +31,9 @@ enum class Call : uint8_t {
   counts,
   saturated,
   step,  // over a memory
+  start_sampling,
+  queue_sampling,
+  end_sampling,
 };
 
 /// A sequence of a step: where it is in the memory, and how many tokens it brings.

@@ -16,7 +16,6 @@
 #include "io/text.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
-#include "rank/mpi.h"
 
 namespace ridge {
 namespace {
@@ -24,7 +23,7 @@ namespace {
 int checked_threads(int n) {
   if (n < 0 || n > 1024)
     throw_error(ErrorKind::usage, "n_threads {} is out of range (1 to 1024, 0: one per processor)", n);
-  return n == 0 && joined_ranks() ? processors_of_rank() : n;
+  return n;
 }
 
 /// Refuses weights that would not fit, before they are made.
@@ -159,13 +158,13 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   else if (on_device()) backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels);
   else backend_ = make_cpu_backend(context_, plan_, weights);
   info_ = describe(path, loaded_, context_, slice());
-  if (leads()) info_.n_ranks = ranks_->size();
+  if (leads()) info_.n_ranks = ranks_->size(), info_.n_stages = ranks_->n_stages();
   if (on_device()) {
     info_.device = backend_->name();
     info_.n_stages = options.n_stages;
     info_.isa.clear();
-    info_.decode_weight_bytes = backend_->step_weight_bytes();
   }
+  if (on_device() || leads()) info_.decode_weight_bytes = backend_->step_weight_bytes();
   info_.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

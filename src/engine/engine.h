@@ -14,17 +14,16 @@ namespace ridge {
 
 class Engine {
  public:
-  /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model: all of
-  /// them load it and make the same calls from here on. Config, plan and info are the slice's. Where the first rank
-  /// leads the others (Ranks::led(), lead.h), it has the whole model, and a backend that stands for all ranks.
+  /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model: config,
+  /// plan and info are the slice's, and all ranks make the same calls. The first rank that leads (Ranks::led(), lead.h)
+  /// has the whole model, and a backend that stands for all ranks; follow() makes the others' calls.
   Engine(const std::string& path, const LoadOptions& options, Ranks* ranks = nullptr);
 
   const ModelInfo& info() const { return info_; }
   const Config& config() const { return loaded_.config; }
   const ModelPlan& plan() const { return plan_; }
   Weights& weights() { return loaded_.weights; }
-  /// The ranks that make the same calls, and the slice: null where this process has the whole model, or leads.
-  Ranks* ranks() const { return leads() ? nullptr : ranks_; }
+  /// Null where this process has the whole model, or leads.
   const ModelSlice* slice() const { return slice_ && !leads() ? &*slice_ : nullptr; }
   bool on_device() const { return !devices_.empty(); }
   /// Tokens of a prompt's step unless told otherwise. The products of a GPU gain from more tokens; on a CPU more only

@@ -14,20 +14,24 @@ namespace {
 struct Followed {
   RankCaches caches;
   std::unique_ptr<SequencePool> pool;
-  std::vector<std::vector<int32_t>> pages[kPageClasses];  // of each slot
+  std::unique_ptr<Outputs> outputs;
+  std::vector<std::vector<int32_t>> pages[kPageClasses] = {};  // of each slot
+  std::unique_ptr<DeviceSampling> sampling = {};               // under way
 
   KvMemory& memory() { return pool->memory(); }
 };
 
 class Follower {
  public:
-  explicit Follower(Ranks& ranks) : ranks_(ranks) {}
+  Follower(Ranks& ranks, const PathHere& path_here) : ranks_(ranks), path_here_(path_here) {}
   void run() {
     for (;;)
       for (CallReader calls(ranks_.hear()); !calls.done();) {
         const Call call = calls.get<Call>();
         if (call == Call::end) return;
         if (call == Call::load) load(calls);
+        else if (call == Call::watch) watch(calls.get<bool>());
+        else if (call == Call::free_bytes) exchange_free_memory(ranks_, engine_->backend());
         else if (call == Call::open_memory) open(calls);
         else if (call == Call::close_memory) memories_.erase(calls.get<int>());
         else do_with(memories_.at(calls.get<int>()), call, calls);
@@ -36,25 +40,39 @@ class Follower {
 
  private:
   void load(CallReader& calls);
+  void watch(bool on);
   void open(CallReader& calls);
   void do_with(Followed& of, Call call, CallReader& calls);
+  std::vector<SeqTokens> sequences(Followed& of, CallReader& calls);
   void step(Followed& of, CallReader& calls);
+  void start_sampling(Followed& of, CallReader& calls);
 
   Ranks& ranks_;
+  const PathHere& path_here_;
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Outputs> outputs_;
   std::map<int, Followed> memories_;
 };
 
 void Follower::load(CallReader& calls) {
-  RIDGE_CHECK(!engine_, "ranks that are led share one model");
+  memories_.clear();
+  engine_.reset();
   const std::string path = calls.get_text();
   LoadOptions options{.isa = calls.get_text()};
   options.device = calls.get_text();
   options.n_threads = calls.get<int>(), options.float_activations = calls.get<bool>();
   for (int64_t n = calls.get<int64_t>(); n > 0; --n) options.kernels.push_back(calls.get_text());
-  engine_ = std::make_unique<Engine>(path, options, &ranks_);
-  outputs_ = engine_->backend().make_outputs();
+  engine_ = std::make_unique<Engine>(path_here_ ? path_here_(path) : path, options, &ranks_);
+}
+
+/// The first rank shows every block and says what the next one reads.
+void Follower::watch(bool on) {
+  if (!on) return engine_->backend().watch(nullptr, nullptr);
+  engine_->backend().watch(nullptr, [this](int, Block, View2<float> x) {
+    const std::string stream = ranks_.hear();
+    RIDGE_CHECK(stream.size() == size_t(x.rows * x.cols) * sizeof(float), "{} bytes of [{}, {}]", stream.size(), x.rows,
+                x.cols);
+    std::memcpy(x.data, stream.data(), stream.size());
+  });
 }
 
 void Follower::open(CallReader& calls) {
@@ -63,15 +81,18 @@ void Follower::open(CallReader& calls) {
   std::vector<KvLayerConfig> whole;
   for (const LayerCall& layer : calls.get_all<LayerCall>()) whole.push_back(layer_of(layer));
   const std::vector<KvLayerConfig> layers = layers_of_part(whole, side_parts(*engine_->slice(), ranks_.rank()));
-  Status status;
+  Result<std::vector<int64_t>> own = std::vector<int64_t>();
   try {
-    Followed of{{ranks_, *engine_->slice(), layers}, engine_->open_pool(layers, {n_full, n_sliding}, n_slots), {}};
+    Followed of{{ranks_, *engine_->slice(), layers},
+                engine_->open_pool(layers, {n_full, n_sliding}, n_slots),
+                engine_->backend().make_outputs()};
     for (auto& of_class : of.pages) of_class.resize(size_t(n_slots));
+    own = side_bytes(of.memory());
     memories_.emplace(number, std::move(of));
   } catch (const Error& error) {
-    status = Failure{error.kind(), error.what()};
+    own = Failure{error.kind(), error.what()};
   }
-  agree_on_memory(ranks_, status);
+  agree_on_memory(ranks_, own);
 }
 
 void Follower::do_with(Followed& of, Call call, CallReader& calls) {
@@ -134,28 +155,50 @@ void Follower::do_with(Followed& of, Call call, CallReader& calls) {
       return;
     }
     case Call::step: return step(of, calls);
+    case Call::start_sampling: return start_sampling(of, calls);
+    case Call::queue_sampling: sequences(of, calls); return of.sampling->queue(calls.get<int64_t>());
+    case Call::end_sampling: return of.sampling.reset();
     case Call::end:
     case Call::load:
+    case Call::watch:
+    case Call::free_bytes:
     case Call::open_memory:
     case Call::close_memory: break;
   }
   RIDGE_CHECK(false, "call {}", int(call));
 }
 
-void Follower::step(Followed& of, CallReader& calls) {
+/// Puts the sequences of a call where the first rank's pool has them.
+std::vector<SeqTokens> Follower::sequences(Followed& of, CallReader& calls) {
   of.pool->set_n_ctx(calls.get<int>());
-  const auto logits = calls.get<LogitRows>();
-  const std::vector<int32_t> tokens = calls.get_all<int32_t>();
   std::vector<SeqTokens> seqs;
   for (const StepCall& s : calls.get_all<StepCall>()) {
     const auto pages_of = [&](PageClass c) -> std::span<const int32_t> { return of.pages[size_t(c)][size_t(s.slot)]; };
     seqs.push_back({of.pool->follow(s.slot, s.n_past, s.calibrates, pages_of), s.n_tokens});
   }
-  engine_->backend().step({.tokens = tokens, .seqs = seqs, .logits = logits}, *of.pool, of.memory(), *outputs_);
+  return seqs;
+}
+
+void Follower::step(Followed& of, CallReader& calls) {
+  const std::vector<SeqTokens> seqs = sequences(of, calls);
+  const auto logits = calls.get<LogitRows>();
+  const auto hidden = calls.get<bool>();
+  const std::vector<int32_t> tokens = calls.get_all<int32_t>();
+  engine_->backend().step({.tokens = tokens, .seqs = seqs, .logits = logits, .hidden = hidden}, *of.pool, of.memory(),
+                          *of.outputs);
+}
+
+void Follower::start_sampling(Followed& of, CallReader& calls) {
+  std::vector<SeqId> seqs;
+  for (const SeqTokens& tokens : sequences(of, calls)) seqs.push_back(tokens.seq);
+  const std::vector<SamplerOptions> samplers = calls.get_all<SamplerOptions>();
+  std::vector<std::vector<int32_t>> recent;
+  for (size_t i = 0; i < seqs.size(); ++i) recent.push_back(calls.get_all<int32_t>());
+  of.sampling = engine_->backend().start_sampling(seqs, *of.pool, of.memory(), *of.outputs, samplers, recent);
 }
 
 }  // namespace
 
-void follow(Ranks& ranks) { Follower(ranks).run(); }
+void follow(Ranks& ranks, const PathHere& path_here) { Follower(ranks, path_here).run(); }
 
 }  // namespace ridge

@@ -119,7 +119,7 @@ int64_t kv_read_bytes(const KvMemory& memory, int n) {
   int64_t bytes = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
     for (const KvSide side : kKvSides) {
-      const KvLayout& layout = memory.layout(layer, side);
+      const KvLayout& layout = memory.here().layout(layer, side);
       bytes += kv_read_bytes(layout.tiles, n) + layout.state_bytes();
     }
   return bytes;

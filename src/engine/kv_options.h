@@ -22,7 +22,7 @@ int most_sliding_pages(std::span<const KvLayerConfig> layers);
 
 KvReport kv_report(KvMemory& memory, int n_ctx);
 
-/// Bytes that a decode step reads of a sequence's cache with n positions.
+/// Bytes that a decode step reads of a sequence's cache with n positions, of the part that this process has.
 int64_t kv_read_bytes(const KvMemory& memory, int n);
 
 }  // namespace ridge

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/calls.h"
+#include "engine/rank_device.h"
 #include "engine/rank_state.h"
 
 namespace ridge {
@@ -36,15 +37,16 @@ class LeadingMemory final : public KvMemory {
     lead_.calls.put_all<LayerCall>(calls);
     lead_.send();
     const std::vector<SidePart>& sides = lead_.sides[0];
-    Status status;
+    Result<std::vector<int64_t>> own = std::vector<int64_t>();
     try {
       own_ =
           backend.open_memory(layers_of_part(layers, sides), metrics_of_part(layers, metrics, sides), n_pages, n_slots);
+      own = side_bytes(*own_);
     } catch (const Error& error) {
-      status = Failure{error.kind(), error.what(), std::string(error.field())};
+      own = Failure{error.kind(), error.what(), std::string(error.field())};
     }
     try {
-      agree_on_memory(lead_.ranks, status);
+      side_bytes_ = agree_on_memory(lead_.ranks, own);
     } catch (...) {
       call(Call::close_memory);
       throw;
@@ -53,13 +55,26 @@ class LeadingMemory final : public KvMemory {
   ~LeadingMemory() override { call(Call::close_memory); }
 
   KvMemory& own() { return *own_; }
-  int number() const { return number_; }
+  const KvMemory& here() const override { return *own_; }
+  int lost_from(int slot) const override { return own_->lost_from(slot); }
+  /// Puts a call about this memory; it goes with the next one that is sent.
+  template <class... Values>
+  void call(Call what, const Values&... values) {
+    lead_.calls.put(what);
+    lead_.calls.put(number_);
+    (lead_.calls.put(values), ...);
+  }
+  /// The same of a call that runs tokens of the pool's sequences.
+  void call_with(Call what, const SequencePool& pool, std::span<const SeqTokens> tokens) {
+    std::vector<StepCall> seqs;
+    for (const auto& [seq, n_tokens] : tokens)
+      seqs.push_back({pool.slot(seq), pool.length(seq), n_tokens, pool.calibrates(seq)});
+    call(what, pool.n_ctx());
+    lead_.calls.put_all<StepCall>(seqs);
+  }
 
   using KvMemory::allocated_bytes;
-  /// All ranks have as many heads and values of states.
-  int64_t allocated_bytes(int layer, KvSide side) const override {
-    return lead_.ranks.size() * own_->allocated_bytes(layer, side);
-  }
+  int64_t allocated_bytes(int layer, KvSide side) const override { return side_bytes_[side_index(layer, side)]; }
   void clear_slot(int slot) override {
     call(Call::clear_slot, slot);
     own_->clear_slot(slot);
@@ -135,12 +150,6 @@ class LeadingMemory final : public KvMemory {
   }
 
  private:
-  template <class... Values>
-  void call(Call what, const Values&... values) {
-    lead_.calls.put(what);
-    lead_.calls.put(number_);
-    (lead_.calls.put(values), ...);
-  }
   /// Sends the call that was put, and visits what each rank answers; of ranks with the same heads the first.
   template <class T, class Visit>
   void for_all_once(const std::vector<T>& own, const Visit& visit) {
@@ -160,6 +169,32 @@ class LeadingMemory final : public KvMemory {
   const int number_;
   const RankCaches caches_;
   std::unique_ptr<KvMemory> own_;
+  std::vector<int64_t> side_bytes_;  // of all ranks
+};
+
+/// Every rank samples from the same logits by the same rule, so all go on with the same tokens.
+class LeadingSampling final : public DeviceSampling {
+ public:
+  LeadingSampling(Lead& lead, std::span<const SeqId> seqs, SequencePool& pool, LeadingMemory& memory,
+                  std::unique_ptr<DeviceSampling> own)
+      : DeviceSampling(seqs, pool), lead_(lead), memory_(memory), own_(std::move(own)) {}
+  ~LeadingSampling() override { memory_.call(Call::end_sampling); }
+
+  void queue(int64_t step) override {
+    memory_.call_with(Call::queue_sampling, pool_, seqs_);
+    lead_.calls.put(step);
+    lead_.send();
+    own_->queue(step);
+  }
+  bool read(int64_t step, std::span<int32_t> tokens) override { return own_->read(step, tokens); }
+  bool idle() override { return own_->idle(); }
+  void finish() override { own_->finish(); }
+  int most_ahead() const override { return own_->most_ahead(); }
+
+ private:
+  Lead& lead_;
+  LeadingMemory& memory_;
+  std::unique_ptr<DeviceSampling> own_;
 };
 
 /// The first rank's slice, and the others through it.
@@ -169,8 +204,7 @@ class LeadingBackend final : public Backend {
                  const MakeRank& make_own)
       : lead_{.ranks = ranks, .slice = slice, .on_device = on_device, .sides = {}, .calls = {}},
         config_(config),
-        weights_(view_of(weights)),
-        whole_step_bytes_(decode_matrix_bytes(weights, config.n_experts_used)) {
+        weights_(view_of(weights)) {
     for (int r = 0; r < ranks.size(); ++r) lead_.sides.push_back(side_parts(slice, r));
     apply_slice(slice, config_, weights_);
     plan_ = make_plan(config_, weights_.rope_factors, weights_.long_rope_factors);
@@ -184,30 +218,49 @@ class LeadingBackend final : public Backend {
   std::unique_ptr<Outputs> make_outputs() override { return own_->make_outputs(); }
   void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override {
     auto& of_all = static_cast<LeadingMemory&>(memory);
-    std::vector<StepCall> seqs;
-    for (const auto& [seq, n_tokens] : batch.seqs)
-      seqs.push_back({pool.slot(seq), pool.length(seq), n_tokens, pool.calibrates(seq)});
-    CallWriter& calls = lead_.calls;
-    calls.put(Call::step), calls.put(of_all.number()), calls.put(pool.n_ctx()), calls.put(batch.logits);
-    calls.put_all(batch.tokens), calls.put_all<StepCall>(seqs);
+    of_all.call_with(Call::step, pool, batch.seqs);
+    lead_.calls.put(batch.logits), lead_.calls.put(batch.hidden), lead_.calls.put_all(batch.tokens);
     lead_.send();
     own_->step(batch, pool, of_all.own(), outputs);
   }
   int max_tokens() const override { return own_->max_tokens(); }
+  /// Every rank has the same residual stream: the others take what becomes of it here.
   void watch(OnAttention on_attention, OnBlock on_block) override {
-    if (on_attention || on_block)
-      throw Error(ErrorKind::usage, "steps cannot be watched where the first rank leads the others");
+    if (on_attention) throw Error(ErrorKind::usage, "rows of attention cannot be watched where ranks share the heads");
+    lead_.calls.put(Call::watch), lead_.calls.put(bool(on_block));
+    if (!on_block) return own_->watch(nullptr, nullptr);
+    own_->watch(nullptr, [this, on_block](int layer, Block block, View2<float> x) {
+      try {
+        on_block(layer, block, x);
+      } catch (const Error& error) {  // the others are in the middle of the pass
+        lead_.ranks.fail(error.what());
+        throw;
+      }
+      lead_.ranks.tell({reinterpret_cast<const char*>(x.data), size_t(x.rows * x.cols) * sizeof(float)});
+    });
   }
   bool on_device() const override { return own_->on_device(); }
+  std::unique_ptr<DeviceSampling> start_sampling(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
+                                                 Outputs& outputs, std::span<const SamplerOptions> samplers,
+                                                 std::span<const std::vector<int32_t>> recent) override {
+    if (!on_device()) return nullptr;
+    auto& of_all = static_cast<LeadingMemory&>(memory);
+    std::vector<SeqTokens> one_each;
+    for (const SeqId seq : seqs) one_each.push_back({seq, 1});
+    of_all.call_with(Call::start_sampling, pool, one_each);
+    lead_.calls.put_all(samplers);
+    for (const std::vector<int32_t>& of_seq : recent) lead_.calls.put_all<int32_t>(of_seq);
+    return std::make_unique<LeadingSampling>(lead_, seqs, pool, of_all,
+                                             own_->start_sampling(seqs, pool, of_all.own(), outputs, samplers, recent));
+  }
   std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
                               std::span<const std::vector<int32_t>> recent) override {
     return own_->sample(outputs, samplers, recent);
   }
   void use() const override { own_->use(); }
   std::string name() const override { return own_->name(); }
-  int64_t step_weight_bytes() const override { return whole_step_bytes_; }
-  /// GPUs have as much each; ranks of the CPU are taken to share a machine.
-  int64_t free_bytes() const override { return own_->free_bytes() * (lead_.on_device ? lead_.ranks.size() : 1); }
+  int64_t step_weight_bytes() const override { return own_->step_weight_bytes(); }
+  int64_t free_bytes() const override;
   StepBuffers step_buffers() const override { return own_->step_buffers(); }
   std::vector<std::string> kernels(const KvLayerConfig& layer) const override {
     const SidePart& k = lead_.sides[0][2 * size_t(plan_.first_attention())];
@@ -215,13 +268,18 @@ class LeadingBackend final : public Backend {
   }
 
  private:
-  Lead lead_;
+  mutable Lead lead_;
   Config config_;
   Weights weights_;
   ModelPlan plan_;
-  int64_t whole_step_bytes_;
   std::unique_ptr<Backend> own_;
 };
+
+int64_t LeadingBackend::free_bytes() const {
+  lead_.calls.put(Call::free_bytes);
+  lead_.send();
+  return room_for_all(lead_.sides, exchange_free_memory(lead_.ranks, *own_));
+}
 
 }  // namespace
 
@@ -245,17 +303,43 @@ void lead_end(Ranks& ranks) {
   ranks.tell(calls.take());
 }
 
-void agree_on_memory(Ranks& ranks, const Status& own) {
-  std::string text;
-  if (!own) text = fmt::format("{}:{}", int(own.error().kind), own.error().message);
-  const std::vector<std::string> all = ranks.gather(text, file_seconds(ranks));
-  if (!ranks.is_first()) return;
-  for (int r = 0; r < ranks.size(); ++r) {
-    const std::string& said = all[size_t(r)];
-    if (said.empty()) continue;
-    const size_t colon = said.find(':');
-    throw_error(ErrorKind(std::stoi(said)), "{}: {}", ranks.name(r), said.substr(colon + 1));
+std::vector<int64_t> side_bytes(const KvMemory& memory) {
+  std::vector<int64_t> bytes;
+  for (int layer = 0; layer < memory.n_layers(); ++layer)
+    for (const KvSide side : kKvSides) bytes.push_back(memory.allocated_bytes(layer, side));
+  return bytes;
+}
+
+std::vector<int64_t> agree_on_memory(Ranks& ranks, const Result<std::vector<int64_t>>& own) {
+  CallWriter answer;
+  answer.put(own ? 0 : int(own.error().kind));
+  if (own) answer.put_all<int64_t>(*own);
+  else answer.put_text(own.error().message);
+  std::vector<int64_t> sums;
+  const std::vector<std::string> all = ranks.gather(answer.take(), file_seconds(ranks));
+  std::vector<CallReader> answers(all.begin(), all.end());
+  for (int r = 0; ranks.is_first() && r < ranks.size(); ++r) {
+    CallReader& said = answers[size_t(r)];
+    if (const int kind = said.get<int>(); kind != 0)
+      throw_error(ErrorKind(kind), "{}: {}", ranks.name(r), said.get_text());
+    const std::vector<int64_t> bytes = said.get_all<int64_t>();
+    sums.resize(bytes.size());
+    for (size_t i = 0; i < bytes.size(); ++i) sums[i] += bytes[i];
   }
+  return sums;
+}
+
+std::vector<FreeMemory> exchange_free_memory(Ranks& ranks, const Backend& own) {
+  CallWriter answer;
+  answer.put_text(own.on_device() ? ranks.name(ranks.rank()) : machine_name());
+  answer.put(own.free_bytes());
+  std::vector<FreeMemory> all;
+  for (const std::string& text : ranks.gather(answer.take())) {
+    CallReader said(text);
+    all.push_back({.place = said.get_text()});
+    all.back().bytes = said.get<int64_t>();
+  }
+  return all;
 }
 
 LayerCall call_of(const KvLayerConfig& layer) {

@@ -6,12 +6,12 @@
 #pragma once
 
 #include "engine/backend.h"
-#include "model/slice.h"
+#include "engine/ranked_backend.h"
 #include "rank/ranks.h"
 
 namespace ridge {
 
-/// Tells the others to load the model that the first rank is about to load: one a job.
+/// Tells the others to load the model that the first rank is about to load. They give up the one before.
 void lead_load(Ranks& ranks, const std::string& path, const LoadOptions& options);
 /// Makes the backend of a rank's own slice; plan and weights live as long as it does.
 using MakeRank = std::function<std::unique_ptr<Backend>(const ModelPlan& plan, Weights& weights)>;
@@ -22,11 +22,19 @@ std::unique_ptr<Backend> make_leading_backend(const Config& config, const Weight
 /// Ends follow() on the others.
 void lead_end(Ranks& ranks);
 
-/// What the other ranks do. Throws Error where something fails here, or the first rank has ended.
-void follow(Ranks& ranks);
+/// Gives the path on this rank of a model that the first rank names by its own path.
+using PathHere = std::function<std::string(const std::string& path)>;
+/// What the other ranks do; without `path_here` models have the same path everywhere. Throws Error where something
+/// fails here, or the first rank has ended.
+void follow(Ranks& ranks, const PathHere& path_here = nullptr);
 
-/// The cache of a rank's own heads could be opened, or why not: said to all, by rank. What failed anywhere is thrown on
-/// the first rank, with the name of the rank, and nothing elsewhere.
-void agree_on_memory(Ranks& ranks, const Status& own);
+/// Allocated bytes of a cache's sides, K and V of each layer.
+std::vector<int64_t> side_bytes(const KvMemory& memory);
+/// The side_bytes() of a rank's own heads, or why its cache could not be opened: said to all, by rank. Returns the sums
+/// of all ranks. What failed anywhere is thrown on the first rank, with the name of the rank, and nothing elsewhere.
+std::vector<int64_t> agree_on_memory(Ranks& ranks, const Result<std::vector<int64_t>>& own);
+
+/// What is free where each rank is, by rank. All ranks call it together.
+std::vector<FreeMemory> exchange_free_memory(Ranks& ranks, const Backend& own);
 
 }  // namespace ridge

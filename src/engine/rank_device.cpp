@@ -18,44 +18,33 @@ using io::Json;
 
 constexpr int kByPlace = -1;
 
-std::string host_name() {
-  char host[256] = {};
-  gethostname(host, sizeof host - 1);
-  return host;
-}
-
-/// What makes machines differ whose names are alike. Containers of one machine, whose GPUs may differ, differ by name.
-std::string boot_id() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
-  return id;
-}
-
 /// What a rank says of its machine.
 std::string said_here(const std::string& device, int wanted) {
   const gpu::DeviceReport report = gpu::query_devices();
   std::vector<std::string> bus_ids;
   for (const gpu::Device& of : report.devices) bus_ids.push_back(of.pci_bus_id);
   // Without a device NCCL is not looked for: the device is what is missing.
-  return Json{{"host", host_name()},
-              {"boot", boot_id()},
-              {"device", device},
-              {"wanted", wanted},
-              {"why_none", report.why_none},
-              {"bus_ids", bus_ids},
-              {"why_no_nccl", report.devices.empty() ? "" : gpu::why_no_nccl()}}
+  return Json{{"machine", machine_name()}, {"device", device},
+              {"wanted", wanted},          {"why_none", report.why_none},
+              {"bus_ids", bus_ids},        {"why_no_nccl", report.devices.empty() ? "" : gpu::why_no_nccl()}}
       .dump();
 }
-
-bool is_same_machine(const Json& a, const Json& b) { return a["host"] == b["host"] && a["boot"] == b["boot"]; }
 
 /// The GPU itself: processes may number GPUs differently.
 bool is_same_gpu(const Json& a, int a_number, const Json& b, int b_number) {
   const std::string a_bus = a["bus_ids"][size_t(a_number)], b_bus = b["bus_ids"][size_t(b_number)];
-  return is_same_machine(a, b) && (a_bus.empty() ? a_number == b_number : a_bus == b_bus);
+  return a["machine"] == b["machine"] && (a_bus.empty() ? a_number == b_number : a_bus == b_bus);
 }
 
 }  // namespace
+
+std::string machine_name() {
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  std::string boot_id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot_id);
+  return fmt::format("{} {}", host, boot_id);
+}
 
 int device_of_rank(Ranks& ranks, const std::string& device) {
   const std::vector<int> named = parse_devices(device);
@@ -71,7 +60,7 @@ int device_of_rank(Ranks& ranks, const std::string& device) {
     said.push_back(Json::parse(text));
   std::vector<int> numbers;
   for (size_t r = 0; r < said.size(); ++r) {
-    const auto is_here = [&](const Json& other) { return is_same_machine(other, said[r]); };
+    const auto is_here = [&](const Json& other) { return other["machine"] == said[r]["machine"]; };
     const int wanted = said[r]["wanted"], n = int(said[r]["bus_ids"].size());
     const auto place = std::count_if(said.begin(), said.begin() + ptrdiff_t(r), is_here);
     numbers.push_back(wanted == kByPlace ? int(place) : wanted);

@@ -1,6 +1,8 @@
 #include "engine/ranked_backend.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 
 namespace ridge {
 
@@ -325,21 +327,11 @@ class RankedBackend final : public Backend {
     for (const auto& rank : parts_.ranks) sum += rank->step_weight_bytes();
     return sum;
   }
-  /// As much as the fullest rank has room for its part of, by the kv heads that it has of the layers.
   int64_t free_bytes() const override {
-    const auto n_heads = [](const std::vector<SidePart>& sides) {
-      int64_t n = 0;
-      for (const SidePart& side : sides) n += side.heads.count;
-      return n;
-    };
-    int64_t all_heads = 0;
-    for (const auto& sides : parts_.sides) all_heads += n_heads(sides);
-    double least = double(INT64_MAX);
-    for (size_t r = 0; r < parts_.ranks.size(); ++r)
-      if (const int64_t own = n_heads(parts_.sides[r]); own > 0)
-        least = std::min(least, double(parts_.ranks[r]->free_bytes()) * double(all_heads) / double(own));
+    std::vector<FreeMemory> free;
+    for (const auto& rank : parts_.ranks) free.push_back({rank->name(), rank->free_bytes()});
     use();
-    return least < double(INT64_MAX) ? int64_t(least) : INT64_MAX;
+    return room_for_all(parts_.sides, free);
   }
   StepBuffers step_buffers() const override {
     StepBuffers sum;
@@ -385,6 +377,25 @@ std::unique_ptr<Backend> make_ranked_backend(RankedParts parts) {
   RIDGE_CHECK(!parts.ranks.empty() && parts.threads->n_ranks() == int(parts.ranks.size()), "{} ranks, {} threads",
               parts.ranks.size(), parts.threads->n_ranks());
   return std::make_unique<RankedBackend>(std::move(parts));
+}
+
+int64_t room_for_all(std::span<const std::vector<SidePart>> sides, std::span<const FreeMemory> free) {
+  std::map<std::string, std::pair<int64_t, int64_t>> places;  // bytes, and heads that its ranks have
+  std::vector<int64_t> whole(sides[0].size());                // heads of each side
+  for (size_t rank = 0; rank < sides.size(); ++rank) {
+    auto& [bytes, n_heads] = places.try_emplace(free[rank].place, free[rank].bytes, 0).first->second;
+    bytes = std::min(bytes, free[rank].bytes);
+    for (size_t i = 0; i < whole.size(); ++i) {
+      const Extent heads = sides[rank][i].heads;
+      n_heads += heads.count;
+      whole[i] = std::max(whole[i], heads.first + heads.count);
+    }
+  }
+  const int64_t all_heads = std::accumulate(whole.begin(), whole.end(), int64_t(0));
+  double least = double(INT64_MAX);
+  for (const auto& [place, has] : places)
+    if (has.second > 0) least = std::min(least, double(has.first) * double(all_heads) / double(has.second));
+  return least < double(INT64_MAX) ? int64_t(least) : INT64_MAX;
 }
 
 }  // namespace ridge

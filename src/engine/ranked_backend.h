@@ -59,4 +59,12 @@ struct RankedParts {
 };
 std::unique_ptr<Backend> make_ranked_backend(RankedParts parts);
 
+/// Memory that is free for a rank's cache.
+struct FreeMemory {
+  std::string place;  ///< the machine or the GPU: ranks of one place share it
+  int64_t bytes = 0;
+};
+/// Bytes of the largest cache of all ranks of whose layers every place has room for its ranks' sides[r], by KV heads.
+int64_t room_for_all(std::span<const std::vector<SidePart>> sides, std::span<const FreeMemory> free);
+
 }  // namespace ridge

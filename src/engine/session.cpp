@@ -4,7 +4,7 @@
 #include "engine/decode/decoder.h"
 #include "engine/engine.h"
 #include "engine/finite.h"
-#include "engine/rank_state.h"
+#include "engine/kv_state.h"
 #include "io/mapped_file.h"
 
 namespace ridge {
@@ -75,7 +75,6 @@ struct Session::Impl {
     decoder.change_pool(*pool);
     text.seq = pool->load(image).or_throw();
   }
-  RankCaches rank_caches() const { return {*engine.ranks(), *engine.slice(), layers}; }
   /// The sequence becomes the image, which check_image() accepts.
   void replace(const SequenceImage& image) {
     pool->close(text.seq);
@@ -147,25 +146,16 @@ void Session::reset() { impl_->pool->reset(impl_->text.seq); }
 
 void Session::save(const std::string& path) const {
   Impl& s = *impl_;
-  const uint64_t hash = s.engine.hash(s.n_ctx);
-  SequenceImage image = s.pool->save(s.text.seq);
+  const SequenceImage image = s.pool->save(s.text.seq);
   if (image.lost_from < image.n)
     throw_error(ErrorKind::bad_file, "{} is not written: K or V of position {} is not finite", path, image.lost_from);
-  const Status saved = s.engine.ranks() ? save_kv_state(s.rank_caches(), std::move(image), hash, path)
-                                        : save_kv_state(s.pool->memory().layouts(), image, hash, path);
-  saved.or_throw();
+  save_kv_state(s.pool->memory().layouts(), image, s.engine.hash(s.n_ctx), path).or_throw();
 }
 
 void Session::restore(const std::string& path) {
   Impl& s = *impl_;
-  const uint64_t hash = s.engine.hash(s.n_ctx);
-  if (s.engine.ranks()) {
-    const SequenceImage own = read_kv_state(s.rank_caches(), s.n_ctx, hash, path).or_throw();
-    s.pool->check_image(own).or_throw();
-    return s.replace(own);
-  }
   const io::MappedFile file = io::MappedFile::open(path).or_throw();
-  s.replace(read_kv_state(*s.pool, s.n_ctx, hash, file.bytes(), path).or_throw());
+  s.replace(read_kv_state(*s.pool, s.n_ctx, s.engine.hash(s.n_ctx), file.bytes(), path).or_throw());
 }
 
 void Session::copy_from(const Session& other) {

@@ -212,7 +212,6 @@ std::vector<pid_t> processes_here(const std::vector<std::string>& said, const st
 }
 
 std::unique_ptr<Ranks> world;
-int n_processors = 0;
 
 }  // namespace
 
@@ -259,8 +258,7 @@ Ranks& join_mpi(int tp, int pp, double timeout_s) {
   world->set_stages(pp);
   world->require_same("the program", program_text(), "give every machine the same file", timeout_s);
   const std::vector<std::string> places = world->gather(processors_text(host));
-  const auto sharing = int(std::ranges::count(places, places[size_t(world->rank())]));
-  n_processors = std::max(1, available_processors() / sharing);
+  share_processors(int(std::ranges::count(places, places[size_t(world->rank())])));
   return *world;
 }
 
@@ -272,8 +270,6 @@ void leave_mpi() {
 }
 
 Ranks* joined_ranks() { return world.get(); }
-Ranks* ranks_alike() { return world && !world->led() ? world.get() : nullptr; }
-int processors_of_rank() { return n_processors; }
 
 }  // namespace ridge
 
@@ -290,8 +286,6 @@ Ranks& join_mpi(int tp, int pp, double) {
               flags_text(tp, pp));
 }
 Ranks* joined_ranks() { return nullptr; }
-Ranks* ranks_alike() { return nullptr; }
-int processors_of_rank() { return 1; }
 void leave_mpi() {}
 
 }  // namespace ridge

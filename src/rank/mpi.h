@@ -19,13 +19,9 @@ bool in_mpi_job();
 /// process says so and ends with exit code 1.
 Ranks& join_mpi(int tp, int pp, double timeout_s);
 
-/// The ranks that this process joined; null when it is alone.
+/// The ranks that this process joined; null when it is alone. Ranks that may use the same processors share them
+/// (default_threads()).
 Ranks* joined_ranks();
-/// The same where every rank has the command; null where the first one leads.
-Ranks* ranks_alike();
-
-/// Processors for each rank: those that this process may use, shared with ranks that may use the same.
-int processors_of_rank();
 
 /// Leaves the job in good order: every rank calls it. Nothing for a process that is alone.
 void leave_mpi();

@@ -61,8 +61,8 @@ class Ranks {
   void set_names(std::vector<std::string> names) { names_ = std::move(names); }
   std::string name(int rank) const;
 
-  /// Only the first rank has the command, and tells the others what to do (engine/lead.h). Said before a model is
-  /// loaded.
+  /// The first rank tells the others what to do (engine/lead.h). Said before a model is loaded; where it is not said,
+  /// every rank has a slice and the caller makes the same calls on all of them.
   void be_led() { led_ = true; }
   bool led() const { return led_; }
   /// A rank whose process is known to be gone; -1: none. Any thread may ask.

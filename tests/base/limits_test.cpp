@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -168,6 +169,9 @@ TEST(Limits, OfThisProcess) {
   EXPECT_GE(affine_processors(), 1);
   EXPECT_LE(available_processors(), affine_processors());
   EXPECT_EQ(ThreadPool(0).size(), available_processors());
+  share_processors(2);
+  EXPECT_EQ(ThreadPool(0).size(), std::max(1, available_processors() / 2));
+  share_processors(1);
   EXPECT_GT(available_memory().value_or(0), 0);
 }
 

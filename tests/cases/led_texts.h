@@ -1,5 +1,5 @@
-// Texts of a pool that ranks hold together, each rank a thread: where all have the command, and where the first one
-// leads.
+// Texts of a pool that ranks hold together, each rank a thread: where the first one leads, and where the test makes the
+// same calls on every rank.
 #pragma once
 
 #include "cases/pool_walk.h"
@@ -7,13 +7,13 @@
 #include "engine/engine.h"
 #include "engine/kv_choice.h"
 #include "engine/lead.h"
-#include "engine/rank_state.h"
 
 namespace ridge {
 
-/// Calls body() on the first of n ranks, which leads the others.
-inline void on_led_ranks(int n, const std::function<void(Ranks&)>& body) {
+/// Calls body() on the first of n ranks in n_stages stages, which leads the others.
+inline void on_led_ranks(int n, const std::function<void(Ranks&)>& body, int n_stages = 1) {
   on_ranks(n, [&](Ranks& ranks) {
+    ranks.set_stages(n_stages);
     ranks.be_led();
     if (!ranks.is_first()) return follow(ranks);
     body(ranks);
@@ -26,6 +26,7 @@ struct LedCase {
   std::string name, shape, kv;
   int n_ranks = 2;
   std::string device = "cpu";
+  int n_stages = 1;
 };
 inline void PrintTo(const LedCase& of, std::ostream* out) { *out << of.name; }
 
@@ -45,16 +46,8 @@ class Texts final : public PoolWalk {
 
   ~Texts() override { pool_.reset(); }  // the engine must outlive it
 
-  /// Images of all heads, on the first rank.
-  std::vector<SequenceImage> whole_images() {
-    std::vector<SequenceImage> all;
-    for (SequenceImage& own : images()) {
-      std::optional<SequenceImage> image = std::move(own);
-      if (engine_.ranks()) image = gather_image({*engine_.ranks(), *engine_.slice(), layers_}, std::move(*image));
-      if (image) all.push_back(std::move(*image));
-    }
-    return all;
-  }
+  /// Null where this rank leads.
+  const ModelSlice* slice() const { return engine_.slice(); }
   const std::vector<float>& logits() const { return logits_; }
 
  private:
@@ -101,31 +94,39 @@ inline std::vector<Moment> moments_of(Texts& texts, int n_steps = 150) {
   for (int i = 0; i < n_steps; ++i) {
     const std::string line = texts.step(rng);
     all.push_back({line + " | " + texts.state(), texts.logits(), {}});
-    if (i % kEvery == 0) all.back().images = texts.whole_images();
+    if (i % kEvery == 0) all.back().images = texts.images();
   }
   return all;
 }
 
-/// Both ways must make and hold the same bits.
+/// Both ways must make the same bits, and each rank must hold its part of the images that the leading one reads.
 inline void expect_led_like_alike(const LedCase& of, int n_steps = 150) {
-  std::vector<Moment> expected, actual;
+  std::vector<Moment> led;
+  std::vector<KvLayouts> whole;
+  on_led_ranks(
+      of.n_ranks,
+      [&](Ranks& ranks) {
+        Texts texts(of, ranks);
+        led = moments_of(texts, n_steps);
+        const auto layouts = texts.pool().memory().layouts();
+        whole.assign(layouts.begin(), layouts.end());
+      },
+      of.n_stages);
   on_ranks(of.n_ranks, [&](Ranks& ranks) {
+    ranks.set_stages(of.n_stages);
     Texts texts(of, ranks);
     const std::vector<Moment> own = moments_of(texts, n_steps);
-    if (ranks.is_first()) expected = own;
+    const std::vector<SidePart> part = side_parts(*texts.slice(), ranks.rank());
+    ASSERT_EQ(own.size(), led.size());
+    for (size_t i = 0; i < own.size(); ++i) {
+      SCOPED_TRACE(fmt::format("rank {}, step {}: {}", ranks.rank(), i, own[i].line));
+      ASSERT_EQ(led[i].line, own[i].line);
+      ASSERT_EQ(led[i].logits, own[i].logits);
+      ASSERT_EQ(led[i].images.size(), own[i].images.size());
+      for (size_t s = 0; s < own[i].images.size(); ++s)
+        ASSERT_TRUE(same(cut_image(whole, led[i].images[s], part), own[i].images[s])) << s;
+    }
   });
-  on_led_ranks(of.n_ranks, [&](Ranks& ranks) {
-    Texts texts(of, ranks);
-    actual = moments_of(texts, n_steps);
-  });
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) {
-    ASSERT_EQ(actual[i].line, expected[i].line) << i;
-    ASSERT_EQ(actual[i].logits, expected[i].logits) << i << " " << actual[i].line;
-    ASSERT_EQ(actual[i].images.size(), expected[i].images.size());
-    for (size_t s = 0; s < actual[i].images.size(); ++s)
-      ASSERT_TRUE(same(actual[i].images[s], expected[i].images[s])) << i << " " << actual[i].line;
-  }
 }
 
 }  // namespace ridge

@@ -63,7 +63,7 @@ def hurt(ridge, model, sign, marker, victim, n=2, shared=("--tp", "2")):
 
 
 def check_differences(ridge, text, model, other):
-    """Ranks that are not alike end before the first step, with the first difference and whose it is."""
+    """Ranks that are not alike end before the first step, with the first difference and whose it is. Models may lie elsewhere."""
     def together(second, second_ridge=ridge):
         begin = time.monotonic()
         got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", "--rank-timeout", "5", ":", "-np", "1", second_ridge] +
@@ -74,6 +74,11 @@ def check_differences(ridge, text, model, other):
     second = [other if word == model else word for word in text]
     got = together(second)
     expect("another model is named", got.returncode == 2 and "the model of rank 1" in got.stderr, got)
+    with tempfile.TemporaryDirectory() as folder:
+        elsewhere = str(shutil.copy(model, pathlib.Path(folder) / "elsewhere.gguf"))
+        second = [elsewhere if word == model else word for word in text]
+        got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", ":", "-np", "1", ridge] + second + ["--tp", "2"])
+        expect("a model may lie elsewhere on another rank", got.returncode == 0 and got.stdout.strip(), got)
     got = together([model + ".gone" if word == model else word for word in text])
     expect("a model that one rank does not have is named", got.returncode != 0 and ".gone" in got.stderr, got)
     got = together(["17" if word == "16" else word for word in text])
@@ -227,6 +232,9 @@ def check_stages(ridge, model, corpus, folder):
     parts = {part["op"]: part["calls"] for part in (json.loads(got.stdout) if got.returncode == 0 else {"parts": []})["parts"]}
     expect("a profile has the border, and the sums of the first stage", parts.get("border") == 2 and
            parts.get("all_reduce") == 8 and parts.get("gather") == 1, got)
+    got = ask("both", first + ["--spec-type", "lookup"])
+    expect("speculation over stages writes the same text", got.returncode == 0 and
+           got.stdout.strip() == written["alone"].stdout.strip(), got)
     got = ask("alone", ["plan", "-m", model, "--tp", "2", "--pp", "2", "-c", "256", "--kv", "f16", "--json"])
     row = json.loads(got.stdout)[0] if got.returncode == 0 else {}
     expect("a plan of stages", row.get("n_ranks") == 4 and row.get("pp") == 2, got)
@@ -246,12 +254,13 @@ def check_stages(ridge, model, corpus, folder):
 def check_faults(ridge, model):
     """A rank that is killed or stopped ends its job, whose processes are gone then. The jobs wait side by side."""
     pairs = (4, ("--tp", "2", "--pp", "2"))  # ranks 2 and 3 are the second stage
-    cases = ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0), (signal.SIGSTOP, "77002", 1),
+    cases = ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0), (signal.SIGSTOP, "77002", 1), (signal.SIGSTOP, "77006", 0),
              (signal.SIGKILL, "77004", 3, *pairs), (signal.SIGSTOP, "77005", 2, *pairs))
     with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
         outcomes = list(pool.map(lambda case: hurt(ridge, model, *case), cases))
     for (sign, marker, victim, *_), (got, seconds) in zip(cases, outcomes):
-        expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
+        most = 45 if (sign, victim) == (signal.SIGSTOP, 0) else 30  # between passes the first rank has ten times the time
+        expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < most, got)
         if sign == signal.SIGKILL:
             expect("the signal is named", "signal 9" in got.stderr or "no answer from rank" in got.stderr, got)
         if sign == signal.SIGSTOP:

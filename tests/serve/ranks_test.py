@@ -24,10 +24,10 @@ GREEDY = ["--temp", "0", "--isa", "scalar", "--quiet"]
 LIMIT_S = 60
 
 
-def command(ridge, *words, ranks=2, stdin=""):
+def command(ridge, *words, ranks=2, stdin="", layout=TWO):
     """What a command that succeeds prints."""
     words = [ridge, *map(str, words)]
-    done = subprocess.run(words if ranks == 1 else MPIRUN + words + TWO, capture_output=True, text=True, timeout=LIMIT_S, check=False, input=stdin)
+    done = subprocess.run(words if ranks == 1 else MPIRUN + words + list(layout), capture_output=True, text=True, timeout=LIMIT_S, check=False, input=stdin)
     check(done.returncode == 0, (words, done.returncode, done.stderr))
     return done.stdout.rstrip("\n")
 
@@ -82,6 +82,18 @@ def clients_get_the_text_of_run(ridge):
         for ranks in (1, 2):
             check(command(ridge, "run", "-m", REFERENCE, "-p", prompt, "-n", 12, *GREEDY, ranks=ranks) == text, (prompt, ranks, text))
     check(texts[:4] == texts[4:], texts)
+
+
+def stages_answer_as_one_process(ridge):
+    requests = [{"prompt": prompt, "max_tokens": 12, "temperature": 0} for prompt in ("The capital of France is", "The history of")]
+    texts = []
+    for flags in ((), ("--pp", "2")):
+        launcher = MPIRUN if flags else ()
+        with RidgeServer(ridge, REFERENCE, "--isa", "scalar", "-t", 1, "--spec-type", "lookup", *flags, launcher=launcher) as server:
+            texts.append(together(server, requests))
+    check(texts[0] == texts[1], texts)
+    lines, words = "Hello\n/regen\nWhat is Paris?\n", ["chat", "-m", REFERENCE, "-n", 10, *GREEDY]
+    check(command(ridge, *words, stdin=lines, layout=("--pp", "2")) == command(ridge, *words, stdin=lines, ranks=1), "another conversation")
 
 
 def bitnet_is_bit_for_bit_that_of_one_process(ridge):
@@ -241,7 +253,7 @@ def idle_ranks_wait_in_peace(ridge):
     return f"{100 * share:.0f} % of a processor"
 
 
-TESTS = [clients_get_the_text_of_run, bitnet_is_bit_for_bit_that_of_one_process, parked_sequences_go_on, prefixes_outlive_the_server,
+TESTS = [clients_get_the_text_of_run, stages_answer_as_one_process, bitnet_is_bit_for_bit_that_of_one_process, parked_sequences_go_on, prefixes_outlive_the_server,
          draft_tokens_change_no_text, conversations_are_those_of_one_process, what_ranks_cannot_do_is_refused, sigterm_ends_all_cleanly,
          a_dead_rank_ends_answers_with_its_name, a_dead_first_rank_leaves_nothing, a_stopped_rank_is_named,
          a_conversation_ends_with_its_ranks, idle_ranks_wait_in_peace]

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "engine/rank_state.h"
+#include "engine/engine.h"
 #include "op/attn/attn.h"
 
 namespace ridge::lab {
@@ -139,20 +139,6 @@ Passed pass(Sequences& reference, std::span<const int32_t> tokens, std::span<con
   return passed;
 }
 
-/// Some layers of a sequence as the whole model has them: of several ranks on the first one, nothing on the others.
-std::optional<SequenceImage> whole_image(Engine& engine, std::span<const KvLayerConfig> configs, SequencePool& pool,
-                                         SeqId seq, std::span<const int> layers) {
-  SequenceImage own = pool.save(seq, layers);
-  if (!engine.ranks()) return own;
-  return gather_image(RankCaches(*engine.ranks(), *engine.slice(), configs).of_layers(layers), std::move(own));
-}
-
-/// Waits for what the first rank computes alone, with kernels that take their time.
-void wait_for_first(Ranks* ranks) {
-  constexpr double kMoreForReference = 10;
-  if (ranks) ranks->gather("", kMoreForReference * ranks->timeout_s());
-}
-
 }  // namespace
 
 BenchReference::BenchReference(const std::string& path) : engine_(path, {.device = "cpu", .isa = "scalar"}) {}
@@ -165,13 +151,9 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
   const std::set<int> chosen{0, n_layers / 2, n_layers - 1};
   const std::vector<int> layers(chosen.begin(), chosen.end());
   const std::vector<KvLayerConfig> configs = layer_configs(session_options(of.kv, n_ctx, kTokens), engine.plan());
-  // Of several ranks the first one judges what all of them computed.
-  Ranks* const ranks = engine.ranks();
-  const bool judges = !ranks || ranks->is_first();
-  const std::vector<KvLayerConfig> whole = engine.slice() ? whole_layers(*engine.slice(), configs) : configs;
   std::vector<KvLayerConfig> some_configs;
   for (const int layer : layers) {
-    some_configs.push_back(whole[size_t(layer)]);
+    some_configs.push_back(configs[size_t(layer)]);
     some_configs.back().layer = layer;
   }
   const int n_pages = of.n_seq * std::max(1, pages_for(configs, n_ctx));
@@ -179,7 +161,7 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
 
   const SomeLayers some(engine_.plan(), engine_.weights(), layers);
   const std::unique_ptr<Backend> backend = make_cpu_backend(engine_.context(), some.plan, some.weights);
-  const KvMetric* const metric = engine_.kv_metric(whole);
+  const KvMetric* const metric = engine_.kv_metric(configs);
   std::vector<KvMetricView> views;
   for (const int layer : layers)
     if (metric) views.push_back({metric->layer(KvSide::k, layer), metric->layer(KvSide::v, layer)});
@@ -193,10 +175,9 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
     const SeqId seq = tested.pool->open().or_throw();
     tested.pool->fill(seq, depth + i * kCheckDepthApart, seed + uint64_t(i)).or_throw();
     tested.seqs.push_back({seq, 0});
-    const std::optional<SequenceImage> image = whole_image(engine, configs, *tested.pool, seq, layers);
-    if (!image) continue;
-    exact.seqs.push_back({exact.pool->load(*image).or_throw(), 0});
-    rounded.seqs.push_back({rounded.pool->load(*image).or_throw(), 0});
+    const SequenceImage image = tested.pool->save(seq, layers);
+    exact.seqs.push_back({exact.pool->load(image).or_throw(), 0});
+    rounded.seqs.push_back({rounded.pool->load(image).or_throw(), 0});
   }
 
   const double levels = level_error(configs[0]);
@@ -211,10 +192,6 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
     });
     tested.run(tokens);
     engine.backend().watch(nullptr, nullptr);
-    if (!judges) {
-      wait_for_first(ranks);
-      continue;
-    }
     for (const auto& [at, x] : inputs) {
       const auto& [layer, block] = at;
       const Weights& w = engine_.weights();
@@ -260,13 +237,11 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
     const View2<const float> logits = tested.outputs->logits();
     judge("output", n_layers, added_nmse({logits.data, expected.logits.size()}, {}, expected.logits, {}),
           added_nmse(shifted.logits, {}, expected.logits, {}), kProduct);
-    wait_for_first(ranks);
   }
   const double bound = given_bound.value_or(worst.bound);
-  const bool passed = worst.finite && worst.nmse <= bound;
   return {
       .done = true,
-      .passed = ranks ? ranks->from_first(passed ? "yes" : "no") == "yes" : passed,
+      .passed = worst.finite && worst.nmse <= bound,
       .nmse = worst.nmse,
       .bound = bound,
       .depth = depth,

@@ -47,12 +47,6 @@ class ProfileRunner {
     if (hooks_.on_status) hooks_.on_status(what, done, params_.n_steps);
   }
 
-  /// What the first of several ranks found, whose clock is that of all.
-  bool first_says(bool own) const {
-    Ranks* const ranks = model_.engine().ranks();
-    return ranks ? ranks->from_first(own ? "yes" : "no") == "yes" : own;
-  }
-
   /// Steps on the CPU, every other one without a trace. False when asked to stop.
   bool run_host(std::vector<ProfiledStep>& steps, std::vector<double>& untraced, Profile& profile) {
     CpuContext& context = model_.engine().context();
@@ -75,7 +69,7 @@ class ProfileRunner {
     bool at_depth = false;
     for (int i = -kHostWarmUp; i < 2 * params_.n_steps; ++i) {
       const double seconds = (now_us() - begin) * 1e-6;
-      if (int(steps.size()) >= 2 && first_says(seconds > params_.max_seconds)) break;
+      if (int(steps.size()) >= 2 && seconds > params_.max_seconds) break;
       if (!at_depth || params_.n_prompt > 0) session.fill(params_.n_depth, params_.seed);
       at_depth = true;
       if (profile.step_read_bytes == 0) profile.step_read_bytes = session.decode_read_bytes();

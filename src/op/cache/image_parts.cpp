@@ -104,22 +104,4 @@ SequenceImage cut_image(WholeLayouts whole, const SequenceImage& image, std::spa
   return own;
 }
 
-SequenceImage join_images(WholeLayouts whole, std::vector<SequenceImage> images,
-                          std::span<const std::vector<SidePart>> parts) {
-  RIDGE_CHECK(!images.empty() && images.size() == parts.size(), "{} images of {} parts", images.size(), parts.size());
-  SequenceImage joined{.n = images[0].n, .calibrated = images[0].calibrated, .sides = {}};
-  for (size_t i = 0; i < 2 * whole.size(); ++i) {
-    std::vector<SideImage> sides;
-    std::vector<SidePart> of;
-    for (size_t r = 0; r < images.size(); ++r) {
-      RIDGE_CHECK(images[r].n == joined.n && images[r].calibrated == joined.calibrated,
-                  "{} positions of rank {}, {} of rank 0", images[r].n, r, joined.n);
-      sides.push_back(std::move(images[r].sides[i]));
-      of.push_back(parts[r][i]);
-    }
-    joined.sides.push_back(join_sides(whole[i / 2].side(kKvSides[i % 2]), joined.n, sides, of));
-  }
-  return joined;
-}
-
 }  // namespace ridge

@@ -29,8 +29,5 @@ SideImage join_sides(const KvLayout& whole, int n, std::span<const SideImage> im
 
 /// All sides: `parts` is [2 n_layers], K and V of each layer.
 SequenceImage cut_image(WholeLayouts whole, const SequenceImage& image, std::span<const SidePart> parts);
-/// parts[r] are the sides of images[r].
-SequenceImage join_images(WholeLayouts whole, std::vector<SequenceImage> images,
-                          std::span<const std::vector<SidePart>> parts);
 
 }  // namespace ridge

@@ -83,6 +83,8 @@ class KvMemory {
   int64_t page_bytes(PageClass of) const { return page_bytes_[size_t(of)]; }
   int64_t page_bytes() const { return page_bytes_[0] + page_bytes_[1]; }
   int64_t slot_bytes() const { return slot_bytes_; }
+  /// The part of it that this process has, where several share it.
+  virtual const KvMemory& here() const { return *this; }
   /// What the allocator gave one side: its pages and slots, and overhead_bytes().
   virtual int64_t allocated_bytes(int layer, KvSide side) const = 0;
   /// Padding behind rows, and counts.
