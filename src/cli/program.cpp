@@ -13,7 +13,7 @@
 #include "base/interrupt.h"
 #include "chat/text_out.h"
 #include "cli/options.h"
-#include "engine/rank_state.h"
+#include "engine/lead.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
 #include "lab/rows/results.h"

@@ -82,6 +82,11 @@ class CallWriter {
   std::string text_;
 };
 
+inline std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
 /// A place with memory of its own for what it refers to.
 struct HeardPlace {
   SequencePlace place;

@@ -4,7 +4,6 @@
 
 #include "engine/cuda_model.h"
 #include "engine/cuda_step_buffers.h"
-#include "engine/rank_state.h"
 #include "engine/ranked_backend.h"
 #include "op/collective/process_rank_cuda.h"
 

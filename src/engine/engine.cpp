@@ -12,7 +12,6 @@
 #include "engine/kv_state.h"
 #include "engine/lead.h"
 #include "engine/rank_device.h"
-#include "engine/rank_state.h"
 #include "io/text.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"

@@ -5,14 +5,12 @@
 #include "engine/calls.h"
 #include "engine/engine.h"
 #include "engine/lead.h"
-#include "engine/rank_state.h"
 
 namespace ridge {
 namespace {
 
 /// A memory of the rank's own heads. Its pool decides nothing: sequences are where the first rank's pool has them.
 struct Followed {
-  RankCaches caches;
   std::unique_ptr<SequencePool> pool;
   std::unique_ptr<Outputs> outputs;
   std::vector<std::vector<int32_t>> pages[kPageClasses] = {};  // of each slot
@@ -83,9 +81,7 @@ void Follower::open(CallReader& calls) {
   const std::vector<KvLayerConfig> layers = layers_of_part(whole, side_parts(*engine_->slice(), ranks_.rank()));
   Result<std::vector<int64_t>> own = std::vector<int64_t>();
   try {
-    Followed of{{ranks_, *engine_->slice(), layers},
-                engine_->open_pool(layers, {n_full, n_sliding}, n_slots),
-                engine_->backend().make_outputs()};
+    Followed of{engine_->open_pool(layers, {n_full, n_sliding}, n_slots), engine_->backend().make_outputs()};
     for (auto& of_class : of.pages) of_class.resize(size_t(n_slots));
     own = side_bytes(of.memory());
     memories_.emplace(number, std::move(of));
@@ -134,8 +130,13 @@ void Follower::do_with(Followed& of, Call call, CallReader& calls) {
       return;
     }
     case Call::write: {
+      SequenceImage image{.n = calls.get<int>(), .calibrated = calls.get<bool>(), .sides = {}};
+      image.sides.resize(size_t(calls.get<int64_t>()));
+      for (SideImage& side : image.sides) side.ring_first = calls.get<int>(), side.coded_first = calls.get<int>();
       const HeardPlace heard = calls.get_place();
-      return memory.write(scatter_image(of.caches, nullptr), heard.place);
+      const std::vector<BytesOut> nothing(size_t(ranks_.size()));
+      for (SideImage& side : image.sides) side.bytes = bytes_of(ranks_.trade(nothing, file_seconds(ranks_)).front());
+      return memory.write(image, heard.place);
     }
     case Call::fill: {
       const auto seed = calls.get<uint64_t>();

@@ -5,7 +5,6 @@
 
 #include "engine/calls.h"
 #include "engine/rank_device.h"
-#include "engine/rank_state.h"
 
 namespace ridge {
 namespace {
@@ -27,10 +26,7 @@ class LeadingMemory final : public KvMemory {
  public:
   LeadingMemory(Lead& lead, Backend& backend, std::span<const KvLayerConfig> layers,
                 std::span<const KvMetricView> metrics, PageNumbers n_pages, int n_slots)
-      : KvMemory(layers, lead.on_device, n_pages, n_slots),
-        lead_(lead),
-        number_(lead.n_memories++),
-        caches_(lead.ranks, lead.slice, layers) {
+      : KvMemory(layers, lead.on_device, n_pages, n_slots), lead_(lead), number_(lead.n_memories++) {
     std::vector<LayerCall> calls;
     for (const KvLayerConfig& layer : layers) calls.push_back(call_of(layer));
     call(Call::open_memory, n_pages.full, n_pages.sliding, n_slots);
@@ -109,18 +105,27 @@ class LeadingMemory final : public KvMemory {
     to[0] = own.bytes;
     std::vector<SideImage> images;
     std::vector<SidePart> parts;
-    for (const std::string& bytes : lead_.ranks.trade(to, file_seconds(lead_.ranks))) {
-      const auto of_rank = std::as_bytes(std::span(bytes));
-      images.push_back({own.ring_first, {of_rank.begin(), of_rank.end()}, own.coded_first});
-    }
+    for (const std::string& bytes : lead_.ranks.trade(to, file_seconds(lead_.ranks)))
+      images.push_back({own.ring_first, bytes_of(bytes), own.coded_first});
     for (const auto& sides : lead_.sides) parts.push_back(sides[side_index(layer, side)]);
     return join_sides(layout(layer, side), place.n, images, parts);
   }
   void write(const SequenceImage& image, const SequencePlace& place) override {
-    call(Call::write);
+    call(Call::write, image.n, image.calibrated, ssize(image.sides));
+    for (const SideImage& side : image.sides) lead_.calls.put(side.ring_first), lead_.calls.put(side.coded_first);
     lead_.calls.put_place(place);
     lead_.send();
-    own_->write(scatter_image(caches_, &image), place);
+    SequenceImage own{.n = image.n, .calibrated = image.calibrated, .sides = {}};
+    for (size_t i = 0; i < image.sides.size(); ++i) {
+      std::vector<SideImage> parts;  // keeps what is on its way
+      std::vector<BytesOut> to;
+      for (const auto& sides : lead_.sides)
+        parts.push_back(cut_side(layouts_[i / 2].side(kKvSides[i % 2]), image.n, image.sides[i], sides[i]));
+      for (const SideImage& part : parts) to.push_back(part.bytes);
+      lead_.ranks.trade(to, file_seconds(lead_.ranks));
+      own.sides.push_back(std::move(parts[0]));
+    }
+    own_->write(own, place);
   }
   void fill(const SequencePlace& place, uint64_t seed) override {
     call(Call::fill, seed);
@@ -167,7 +172,6 @@ class LeadingMemory final : public KvMemory {
 
   Lead& lead_;
   const int number_;
-  const RankCaches caches_;
   std::unique_ptr<KvMemory> own_;
   std::vector<int64_t> side_bytes_;  // of all ranks
 };

@@ -6,7 +6,6 @@
 #include <fstream>
 
 #include "engine/device_name.h"
-#include "engine/rank_state.h"
 #include "gpu/device_query.h"
 #include "gpu/nccl.h"
 #include "io/json.h"

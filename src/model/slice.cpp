@@ -367,15 +367,4 @@ std::vector<KvMetricView> metrics_of_part(std::span<const KvLayerConfig> whole, 
   return own;
 }
 
-std::vector<KvLayerConfig> whole_layers(const ModelSlice& slice, std::span<const KvLayerConfig> own) {
-  const Config& whole = slice.whole;
-  RIDGE_CHECK(ssize(own) == whole.n_layers, "caches of {} layers of {}", own.size(), whole.n_layers);
-  std::vector<KvLayerConfig> layers(own.begin(), own.end());
-  for (int i = 0; i < whole.n_layers; ++i) {
-    layers[size_t(i)].n_kv_heads = whole.has_delta(i) ? 0 : whole.n_kv_heads;
-    layers[size_t(i)].state_values = whole.has_delta(i) ? whole.delta.state_values() : 0;
-  }
-  return layers;
-}
-
 }  // namespace ridge

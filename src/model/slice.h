@@ -90,7 +90,5 @@ std::vector<SidePart> side_parts(const ModelSlice& slice, int rank);
 std::vector<KvLayerConfig> layers_of_part(std::span<const KvLayerConfig> whole, std::span<const SidePart> part);
 std::vector<KvMetricView> metrics_of_part(std::span<const KvLayerConfig> whole, std::span<const KvMetricView> metrics,
                                           std::span<const SidePart> part);
-/// The layers of the whole model's caches of those of a rank, whose formats they have.
-std::vector<KvLayerConfig> whole_layers(const ModelSlice& slice, std::span<const KvLayerConfig> own);
 
 }  // namespace ridge

@@ -223,4 +223,9 @@ void Ranks::require_same(std::string_view what, const std::string& text, std::st
                   texts[0], next);
 }
 
+double file_seconds(const Ranks& ranks) {
+  constexpr double kMoreForFiles = 10;
+  return std::max<double>(kMoreForFiles, ranks.n_stages()) * ranks.timeout_s();
+}
+
 }  // namespace ridge

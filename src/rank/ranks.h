@@ -99,6 +99,10 @@ class Ranks {
   AlignedBuffer parts_, packed_;
 };
 
+/// How long ranks wait for what stands behind a file, a whole cache or a computation of the first rank alone: no wait in
+/// a pass is longer.
+double file_seconds(const Ranks& ranks);
+
 /// Floats from which on all_reduce() adds a part of the values on each rank and sends the sums around; below every rank
 /// adds all values, which takes one exchange in place of two.
 inline constexpr int64_t kSplitSum = 16384;
