@@ -7,6 +7,21 @@ set(RIDGE_AVXVNNI_FLAGS ${RIDGE_AVX2_FLAGS} -mavxvnni)
 set(RIDGE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi -mfma -mf16c -ffp-contract=off
                        -mprefer-vector-width=512
                        -Wno-uninitialized -Wno-maybe-uninitialized) # g++ 12's own intrinsics headers trip these
+set(RIDGE_NEON_FLAGS -march=armv8.2-a+dotprod -ffp-contract=off)
+
+# The processors' family: its ISAs' files are compiled, those of others are left out.
+string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
+if(processor MATCHES "^(x86_64|amd64)$")
+  set(RIDGE_FOREIGN_ISAS neon)
+elseif(processor MATCHES "^(aarch64|arm64)$")
+  set(RIDGE_FOREIGN_ISAS avx2|avxvnni|avx512)
+else()
+  set(RIDGE_FOREIGN_ISAS neon|avx2|avxvnni|avx512)
+endif()
+if(processor MATCHES "^(aarch64|arm64)$")
+  # As on x86: its base has no fused multiply-add, and char has a sign.
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off> $<$<COMPILE_LANGUAGE:CXX>:-fsigned-char>)
+endif()
 
 # Warnings, hardening and sanitizers of every target.
 function(ridge_target name)
@@ -57,8 +72,8 @@ function(ridge_joined name)
   endforeach()
 endfunction()
 
-# Files ending in _avx2.cpp, _avxvnni.cpp or _avx512.cpp get their ISA's flags and must be reached only after a run-time
-# check (op/cpu.h).
+# Files ending in _avx2.cpp, _avxvnni.cpp, _avx512.cpp or _neon.cpp get their ISA's flags and must be reached only after a
+# run-time check (op/cpu.h).
 function(ridge_isa_flags)
   foreach(source IN LISTS ARGN)
     if(source MATCHES "_avx2\\.cpp$")
@@ -67,6 +82,8 @@ function(ridge_isa_flags)
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVXVNNI_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
     elseif(source MATCHES "_avx512\\.cpp$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_AVX512_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
+    elseif(source MATCHES "_neon\\.cpp$")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${RIDGE_NEON_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
 endfunction()
@@ -85,7 +102,7 @@ endfunction()
 # the X.cpp beside it.
 function(ridge_layer name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "(/main|_cuda)\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "(/main|_cuda|_(${RIDGE_FOREIGN_ISAS}))\\.cpp$")
   if(RIDGE_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cu
                                                      ${PROJECT_SOURCE_DIR}/src/${name}/*_cuda.cpp)
@@ -116,6 +133,7 @@ function(ridge_test name)
     list(APPEND patterns ${PROJECT_SOURCE_DIR}/tests/${name}/*.cu)
   endif()
   file(GLOB sources CONFIGURE_DEPENDS ${patterns})
+  list(FILTER sources EXCLUDE REGEX "_(${RIDGE_FOREIGN_ISAS})\\.cpp$")
   if(NOT RIDGE_CUDA)
     list(FILTER sources EXCLUDE REGEX "_cuda_test\\.cpp$")
   endif()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Checks that objects compiled for AVX2, AVX-VNNI or AVX-512 define no weak function.
+"""Checks that objects compiled for AVX2, AVX-VNNI, AVX-512 or NEON with dot products define no weak function.
 
 An inline function or template that the compiler emitted out of line is a weak symbol, and the linker keeps one copy of
 it for the whole program. If that copy came from a file with ISA flags, code that runs before any CPU check would crash
 on an older processor. Kernels keep their helpers in unnamed namespaces and their headers small; this is the proof.
-Usage: check_isa_symbols.py OBJECT...   (files not named *_avx2.cpp.o, *_avxvnni.cpp.o or *_avx512.cpp.o are left alone)
+Usage: check_isa_symbols.py OBJECT...   (files not named *_avx2.cpp.o, *_avxvnni.cpp.o, *_avx512.cpp.o or *_neon.cpp.o are left alone)
 """
 import re
 import subprocess
 import sys
 
-ISA_OBJECT = re.compile(r"_(avx2|avxvnni|avx512)\.cpp\.o$")
+ISA_OBJECT = re.compile(r"_(avx2|avxvnni|avx512|neon)\.cpp\.o$")
 
 
 def weak_functions(path):

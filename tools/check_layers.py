@@ -34,9 +34,15 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 HAVE_DEVICE_HEADERS = {("src", "gpu"), ("tests", "emulate")}  # the second one brings its own
 LAYERS_OF_FOLDERS = ("op", "lab")  # their folders are layers too, in an order that only has to be one
 DEVICE_HEADER = re.compile(r"^(cuda|nv|cub/|thrust/|cooperative_groups|mma\.h|hip/|rocm)")
-INTRINSICS_HEADER = re.compile(r"^([a-z]+mmintrin|immintrin|x86intrin)\.h$")
-ISAS = ("avx2", "avxvnni", "avx512")  # the flags of one have the instructions of those before it that its files use
-ISA_FILE = re.compile(r"(?:^|[_/])(avx2|avxvnni|avx512)\.(h|cpp)$")
+INTRINSICS_HEADER = re.compile(r"^([a-z]+mmintrin|immintrin|x86intrin|arm_neon)\.h$")
+# Who may include code of an instruction set: files whose flags have its instructions.
+USERS = {
+    "avx2": ("avx2", "avxvnni", "avx512"),
+    "avxvnni": ("avxvnni", "avx512"),
+    "avx512": ("avx512",),
+    "neon": ("neon",),
+}
+ISA_FILE = re.compile(rf"(?:^|[_/])({'|'.join(USERS)})\.(h|cpp)$")
 C_HEADERS = {"stdbool.h", "stddef.h", "stdint.h"}
 
 
@@ -79,9 +85,9 @@ def reach_offence(path, header):
         return ("a machine without a GPU toolkit must build this file", ["src/gpu/*", "tests/emulate/*", "*.cu", "*.hip"])
     own, other = ISA_FILE.search(path.name), ISA_FILE.search(header)
     if INTRINSICS_HEADER.match(header) and not own:
-        return ("vector intrinsics stay where the compiler's ISA flags are", [f"*{isa}.{{h,cpp}}" for isa in ISAS])
-    if other and (not own or ISAS.index(own.group(1)) < ISAS.index(other.group(1))):
-        may = ISAS[ISAS.index(other.group(1)):]
+        return ("vector intrinsics stay where the compiler's ISA flags are", [f"*{isa}.{{h,cpp}}" for isa in USERS])
+    may = USERS[other.group(1)] if other else ()
+    if other and (not own or own.group(1) not in may):
         return (f"only {', '.join(may)} code may see {other.group(1)} code", [f"*{isa}.{{h,cpp}}" for isa in may])
     return None
 

@@ -21,7 +21,7 @@ for_groups format_of index_of magnitude pick plan_step_buffers pool put_map quan
 quantize_tokens query_forms read_format result_row run store_row strip strip_ends tile_int_scores tile_values
 tokenize tokens told tuple write_quoted write_row
 """.split()
-KERNELS = re.compile(r"(\.cu|_cuda\.h|_simd\.h|_body\.h|_avx2\.cpp|_avx512\.cpp)$|/simd/")
+KERNELS = re.compile(r"(\.cu|_cuda\.h|_simd\.h|_body\.h|_(avx2|avx512|neon)\.cpp)$|/simd/")
 # A type, a name and `(` at the beginning of a declaration: no statement, no call.
 HEAD = re.compile(r"(?:^|[;{}:])\s*(?:template\s*<[^;{}]*?>\s*)?((?:[\w:<>,*&\[\]]+\s+)+[*&]?)([\w:~]+)\(", re.M)
 NO_TYPE = re.compile(r"\b(return|else|throw|new|delete|case|using|typedef|co_return|goto|operator)\b")

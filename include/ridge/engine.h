@@ -26,7 +26,7 @@ struct LoadOptions {
   std::string device = "cpu";
   int n_stages = 1;                  ///< of several devices: equal groups, in order, that have some of the layers each
   int n_threads = 0;                 ///< 0: one per available processor
-  std::string isa;                   ///< limit: "scalar", "avx2", "avx512"; empty: the best this processor runs
+  std::string isa;                   ///< limit: "scalar", "avx2", "avx512", "neon"; empty: the best this processor runs
   std::vector<std::string> kernels;  ///< "op=name" each: force a kernel, see `ridge explain`; on a device gemv=, gemm=,
                                      ///< launch=plain or launch=overlap
   bool float_activations = false;    ///< BitNet: keep activations in float, to compare with references

@@ -31,6 +31,8 @@ constexpr uint32_t kOpen = 1 << 13, kInside = kOpen - 1, kRegion = kOpen << 1;
 inline void pause_cpu() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 

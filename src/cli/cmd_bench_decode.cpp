@@ -163,7 +163,7 @@ static Action declare_bench_decode(CLI::App& app) {
   add_repeatable(app, "-m,--model", f.models, "MODEL", "GGUF file, directory or synth:SHAPE (comma list, repeatable)")
       ->required();
   add_text(app, "--device", f.device.device, "NAME", "cpu, cuda[:N], or cuda:N,M,... to share a model (-dev)");
-  add_text(app, "--isa", f.device.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
+  add_text(app, "--isa", f.device.isa, "NAME", "highest instruction set to use: " + isa_names());
   add_repeatable(app, "--kernel", f.device.kernels, "OP=NAME", "force a kernel, OP=NAME (repeatable)");
   add_rank_flags(app, &f.device.n_stages);
   in_group(app, "Tests");

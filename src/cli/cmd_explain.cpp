@@ -176,7 +176,7 @@ static Action declare_explain(CLI::App& app) {
   add_whole(app, "--keys", f.n_keys, 1, 1 << 26, "cached tokens, for attention");
   add_whole(app, "--tokens", f.n_tokens, 1, 1 << 26, "new tokens of a sequence, for attention on a device");
   add_text(app, "--device", f.device, "NAME", "cpu or cuda[:N]: whose kernels");
-  add_text(app, "--isa", f.isa, "NAME", "highest instruction set to consider: scalar, avx2, avx512");
+  add_text(app, "--isa", f.isa, "NAME", "highest instruction set to consider: " + isa_names());
   add_output_flags(app, f.output, false);
   return [flags] { return explain(*flags); };
 }

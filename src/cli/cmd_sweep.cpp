@@ -211,7 +211,7 @@ static Action declare_sweep(CLI::App& app) {
   in_group(app, "Model");
   add_text(app, "--device", f.devices, "LIST", "cpu or cuda[:N], or several: cpu,cuda (-dev)");
   add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads; 0: one per processor");
-  add_text(app, "--isa", f.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
+  add_text(app, "--isa", f.isa, "NAME", "highest instruction set to use: " + isa_names());
   add_output_flags(app, f.output, false);
   return [flags] { return sweep(*flags); };
 }

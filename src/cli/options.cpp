@@ -260,7 +260,7 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
            "cpu, cuda[:N], or cuda:N,M,...: several GPUs hold the model together (-dev)");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads,
             "number of threads; 0: one per usable processor, or fewer by a container's CPU quota");
-  add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: scalar, avx2, avx512");
+  add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: " + isa_names());
 }
 
 void add_device_flags(CLI::App& app, ModelFlags& flags) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/aligned.h"
 #include "base/result.h"
@@ -14,15 +15,23 @@
 
 namespace ridge {
 
-/// Instruction sets kernels are built for, in rising order; each includes the ones before it.
-/// avx2 means AVX2+FMA+F16C; avx512 means AVX-512 F/BW/DQ/VL + VNNI + VBMI.
-enum class Isa : uint8_t { scalar, avx2, avx512 };
+/// Instruction sets kernels are written for. A build has those of its processor's family, in rising order; each includes
+/// the ones before it. neon means ARMv8.2 with the dot products of int8; avx2 means AVX2+FMA+F16C; avx512 means AVX-512
+/// F/BW/DQ/VL + VNNI + VBMI.
+enum class Isa : uint8_t { scalar, neon, avx2, avx512 };
 std::string_view isa_name(Isa isa);
-/// By name; the empty name is the best there is. The failure lists the names.
+/// Those of this build.
+std::span<const Isa> isas();
+/// Their names: "scalar, avx2, avx512".
+std::string isa_names();
+/// By name among isas(); the empty name is the best there is. The failure lists the names.
 Result<Isa> find_isa(std::string_view name);
 
 /// The best one this processor runs.
 Isa detect_isa();
+
+/// What the processor has of the abilities that kernels ask for, by the names of the operating system.
+std::vector<std::string_view> cpu_abilities();
 
 /// Whether the processor has the integer dot product of AVX-VNNI beside AVX2.
 bool has_avxvnni();

@@ -40,7 +40,8 @@ TEST(BitnetGoldenSlow, FloatActivationsEqualTheReference) {
 TEST(BitnetGoldenSlow, Int8ActivationsAreWithinTheSpreadOfImplementations) {
   const auto r = ridge_bitnet();
   if (!r) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
-  for (const char* isa : {"avx512", "avx2", "scalar"}) {
+  for (const Isa each : isas()) {
+    const std::string isa(isa_name(each));
     const Model model = Model::load(r->path, {.isa = isa});
     EXPECT_EQ(model.info().weight_format, "i2_s");
     const Difference d = against_golden(model, r->golden, r->ids, "f32", false);

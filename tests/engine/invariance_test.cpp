@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cases/paths.h"
+#include "op/cpu.h"
 #include "ridge/engine.h"
 
 namespace ridge {
@@ -57,7 +58,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(Invariance, StepsOfEverySizeGiveTheBitsOfSingleTokens) {
   // The larger model takes its time; its formats are those of the others.
   const bool is_large = std::string_view(GetParam()).find("ridge-ref") != std::string_view::npos;
-  for (const char* isa : {"avx2", "avx512"}) {
+  for (const Isa each : isas().subspan(1)) {
+    const std::string isa(isa_name(each));
     const Model one = Model::load(GetParam(), {.n_threads = 1, .isa = isa});
     const Model three = Model::load(GetParam(), {.n_threads = 3, .isa = isa});
     std::vector<int32_t> tokens;

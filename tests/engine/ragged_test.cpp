@@ -521,11 +521,11 @@ TEST_P(RaggedPairs, EverySequenceIsAsAlone) {
 }
 
 TEST(Ragged, KernelsOfEveryIsaAndHeadsOfOtherSizes) {
-  for (const char* isa : {"scalar", "avx2", "avx512"})
+  for (const Isa isa : isas())
     for (const char* shape : {"tiny", "tiny-64"})
       run_case({.model = fmt::format("synth:{}@layers=2@weights=q8_0", shape),
-                .crowd = {.n_threads = 2, .isa = isa},
-                .alone = {.n_threads = 1, .isa = isa},
+                .crowd = {.n_threads = 2, .isa = std::string(isa_name(isa))},
+                .alone = {.n_threads = 1, .isa = std::string(isa_name(isa))},
                 .kv = {"rotor-3", "q8_0:window=32:sinks=3/rotor-4:planar:window=64"},
                 .n_sequences = 4,
                 .n_steps = 16},

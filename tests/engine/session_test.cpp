@@ -8,6 +8,7 @@
 #include "base/metrics.h"
 #include "cases/paths.h"
 #include "format/list.h"
+#include "op/cpu.h"
 #include "ridge/engine.h"
 
 namespace ridge {
@@ -75,7 +76,8 @@ TEST(Session, KernelsOfEveryIsaAgree) {
   SessionOptions usable = options;
   usable.v.format = "f16";  // q8_0 needs a head_dim of 32, this model has 8
   const std::vector<float> expected = last_logits(Model::load(kModel, {.isa = "scalar"}), usable, tokens, 100);
-  for (const char* isa : {"avx2", "avx512"}) {
+  for (const Isa each : isas().subspan(1)) {
+    const std::string isa(isa_name(each));
     const Model model = Model::load(kModel, {.isa = isa});
     EXPECT_LT(compare(last_logits(model, usable, tokens, 100), expected).nmse, 1e-4) << isa;
     EXPECT_LT(compare(last_logits(model, usable, tokens, 1), expected).nmse, 1e-4) << isa;
@@ -116,7 +118,7 @@ TEST(Session, BadOptionsNameTheChoice) {
 
 TEST(Session, BadLoadOptionsNameTheChoice) {
   const auto load = [](LoadOptions options) { return [options] { Model::load(kModel, options); }; };
-  EXPECT_TRUE(contains(error_of(load({.isa = "sse9"}), ErrorKind::usage), "scalar, avx2, avx512"));
+  EXPECT_TRUE(contains(error_of(load({.isa = "sse9"}), ErrorKind::usage), isa_names()));
   EXPECT_TRUE(contains(error_of(load({.kernels = {"gemv=warp"}}), ErrorKind::usage), "no kernel 'warp'"));
   EXPECT_TRUE(contains(error_of(load({.kernels = {"gemw=ref"}}), ErrorKind::usage), "unknown op 'gemw'"));
   for (const int n : {-1, 1025, 4096, 100000})
@@ -135,7 +137,8 @@ TEST(Session, ForcedKernelIsUsedOrRefused) {
   EXPECT_NE(std::find(kernels.begin(), kernels.end(), "gemv=ref"), kernels.end());
   session.decode(1);
   // An f32 model has no panels: forcing their kernel must say so, not fall back.
-  const Model forced = Model::load(kModel, {.kernels = {"gemv=panel-2planes-avx2"}});
+  const Model forced =
+      Model::load(kModel, {.kernels = {fmt::format("gemv=panel-2planes-{}", isa_name(isas().back()))}});
   Session refused(forced, {.n_ctx = 16});
   EXPECT_TRUE(contains(error_of([&] { refused.decode(1); }, ErrorKind::usage), "f32 has no panel layout"));
 }

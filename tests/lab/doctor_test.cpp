@@ -88,6 +88,15 @@ TEST_F(Doctor, AMachineWithoutFaultsIsGreen) {
   expect("gpu", Finding::ok, "none");
 }
 
+TEST_F(Doctor, NamesWhatTheProcessorHas) {
+  here.machine.isa = "neon";
+  here.machine.abilities = {"asimddp", "i8mm"};
+  expect("processor", Finding::ok, "Some CPU, kernels up to neon (has asimddp, i8mm)");
+  here.machine.isa = "scalar";
+  here.machine.abilities = {};
+  expect("processor", Finding::note, "only the scalar kernels", "asimddp");
+}
+
 TEST_F(Doctor, OptionalProgramsAreNotes) {
   expect("matplotlib", Finding::note, "no ridge report", "apt-get install");
   expect("chromium", Finding::note, "not found", "apt-get install");

@@ -27,17 +27,17 @@ TEST(Plan, EveryPartIsWhatTheEngineAllocates) {
        {"synth:tiny", "synth:tiny-64@weights=q8_0", "synth:tiny-64@weights=q4_k@head=q8_0", "synth:tiny-bitnet",
         "synth:tiny-gemma", "synth:tiny-latent", "synth:tiny-delta", "synth:tiny-experts", "synth:tiny-oss", kStories})
     for (const char* kv : {"f16", "q8_0:window=32:sinks=4", "rotor-3"})
-      for (const char* isa : {"scalar", "avx2", ""}) {
+      for (const Isa isa : isas()) {
         const std::string_view name(path);
         if (name == kStories && std::string_view(kv) != "f16") continue;  // heads of 8 values
         // Scalar kernels take their time: for rows and for ternary codes once each.
-        if (find_isa(isa).or_throw() == Isa::scalar && name != "synth:tiny" && name != "synth:tiny-bitnet") continue;
-        if (find_isa(isa).or_throw() > detect_isa()) continue;
-        const LoadOptions place{.n_threads = 2, .isa = isa};
+        if (isa == Isa::scalar && name != "synth:tiny" && name != "synth:tiny-bitnet") continue;
+        if (isa > detect_isa()) continue;
+        const LoadOptions place{.n_threads = 2, .isa = std::string(isa_name(isa))};
         const PlannedModel model = plan_model(path, place);
         const MemoryPlan plan = plan_of(model, kv, path == kStories ? 300 : 700, 3);
         const PlanCheck check = check_plan(path, plan, place);
-        SCOPED_TRACE(fmt::format("{} {} {}", path, kv, isa));
+        SCOPED_TRACE(fmt::format("{} {} {}", path, kv, isa_name(isa)));
         EXPECT_LE(check.difference(plan), kPlanTolerance);
         ASSERT_EQ(check.found.size(), plan.parts.size());
         for (const PlanPart& part : check.found) {

@@ -192,7 +192,7 @@ TEST(Profile, AModelsPartsHaveItsBytesAndFillTheStep) {
     if (part.op == "gemv") products += part.work.read_bytes, calls += part.calls;
     if (part.op == "attention") attention += part.work.read_bytes;
   }
-  const bool panels = detect_isa() >= Isa::avx2;  // whose kernels take matrices of one input together
+  const bool panels = detect_isa() > Isa::scalar;  // whose kernels take matrices of one input together
   EXPECT_DOUBLE_EQ(calls, (panels ? 4 : 7) * p->model.n_layers + 1);
   // What the session declares at depth 100, up to 2 + 16 more rows by the last step, and inputs of products and
   // queries.

@@ -100,7 +100,7 @@ TEST(Slice, RowsAndColumnsOfEveryFormatAreThoseOfTheWhole) {
 /// are within twice that of each other. A kernel that rounds activations to int8 does so by groups of 32 columns, which
 /// no slice cuts, and so to the same values.
 TEST(Slice, ProductsOfColumnsAddUpToTheWholeProduct) {
-  for (const Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : isas()) {
     if (isa > detect_isa()) continue;
     CpuContext context(1, isa);
     for (const WeightFormat& format : weight_formats()) {

@@ -12,7 +12,13 @@ struct RowDecoder {
   Isa isa;
   DecodeRows (*find)(const KvFormat&, int head_dim);
 };
+#if defined(__x86_64__)
 constexpr RowDecoder kRowDecoders[] = {{Isa::avx2, decode_rows_avx2}, {Isa::avx512, decode_rows_avx512}};
+#elif defined(__aarch64__)
+constexpr RowDecoder kRowDecoders[] = {{Isa::neon, decode_rows_neon}};
+#else
+constexpr std::array<RowDecoder, 0> kRowDecoders{};
+#endif
 
 /// Decodes `count` rows of bytes with the ISA's decoder from a fenced buffer and expects the reference's bits.
 void expect_equal_rows(const RowDecoder& decoder, const KvFormat& format, int head_dim, std::span<const uint8_t> bytes,

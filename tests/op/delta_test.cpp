@@ -13,7 +13,7 @@ namespace ridge {
 namespace {
 
 class GatedDelta : public testing::TestWithParam<Isa> {};
-INSTANTIATE_TEST_SUITE_P(Isas, GatedDelta, testing::Values(Isa::scalar, Isa::avx2, Isa::avx512),
+INSTANTIATE_TEST_SUITE_P(Isas, GatedDelta, testing::ValuesIn(isas().begin(), isas().end()),
                          [](const auto& isa) { return std::string(isa_name(isa.param)); });
 
 TEST_P(GatedDelta, IsTheFormula) {

@@ -25,7 +25,11 @@ TEST(Rates, SumsAreExactUpToTheMostRounds) {
 }
 
 TEST(Rates, EveryNumberThatACpuMultipliesHasARow) {
-  for (const std::string_view number : {"f32", "int8", "bf16", "f16"}) {
+  std::vector<std::string_view> numbers{"f32", "int8"};
+#if defined(__x86_64__)
+  numbers.insert(numbers.end(), {"bf16", "f16"});
+#endif
+  for (const std::string_view number : numbers) {
     EXPECT_TRUE(std::ranges::any_of(rate_variants(), [&](const RateVariant& v) { return v.number == number; }))
         << number;
   }

@@ -21,13 +21,17 @@ struct SimdEntries {
   /// The decoder row and tile kernels use; format.decode where the ISA has none of its own.
   void (*(*row_decoder)(const WeightFormat& format))(const std::byte* blocks, int64_t n, float* out);
 };
-extern const SimdEntries kEntriesAvx2, kEntriesAvx512;
+extern const SimdEntries kEntriesAvx2, kEntriesAvx512, kEntriesNeon;
 
 /// The entries this processor can run.
 inline std::vector<SimdEntries> runnable_entries() {
   std::vector<SimdEntries> entries;
+#if defined(__x86_64__)
   for (const SimdEntries* e : {&kEntriesAvx2, &kEntriesAvx512})
     if (e->isa <= detect_isa()) entries.push_back(*e);
+#elif defined(__aarch64__)
+  if (Isa::neon <= detect_isa()) entries.push_back(kEntriesNeon);
+#endif
   return entries;
 }
 

@@ -41,6 +41,9 @@ class CheckLayers(unittest.TestCase):
             ("src/op/gemv/rows_avx2.cpp", '"op/simd/avx512.h"'),
             ("src/op/gemv/ref.cpp", '"op/simd/avx2.h"'),
             ("src/op/gemv/panel_avxvnni.cpp", '"op/simd/avx512.h"'),
+            ("src/op/gemv/panel_neon.cpp", '"op/simd/avx2.h"'),
+            ("src/op/gemv/panel_avx512.cpp", '"op/simd/neon.h"'),
+            ("src/op/norm_rope/norm.cpp", "<arm_neon.h>"),
         ]:
             with self.subTest(file=file, include=include):
                 code, out = run((file, include))
@@ -61,6 +64,8 @@ class CheckLayers(unittest.TestCase):
             ("src/op/gemv/rows_sm90.cu", "<cuda_fp16.h>"),
             ("src/op/gemv/rows_avx512.cpp", '"op/simd/avx512.h"'),
             ("src/op/simd/avx2.h", "<immintrin.h>"),
+            ("src/op/simd/bytes_neon.h", "<arm_neon.h>"),
+            ("src/op/gemv/panel_neon.cpp", '"op/simd/neon.h"'),
             ("src/op/gemv/panel_avxvnni.cpp", '"op/simd/avx2.h"'),
             ("tests/op/gemv_test.cpp", '"cases/gemv_cases.h"'),
         ]:

@@ -38,7 +38,7 @@ FILES = {  # the first part of a file's name that fits decides
 # Records of a choice: what was tried once, on builds that were not kept. They do not age.
 TRIALS = ("attention-tried", "bricks-tried", "int-products-tried", "packs-tried", "quantise-inside", "ranks-tried", "decode-chain", "decode-stages", "decode-variants",
           "kv-spot", "kv-integers", "attention-kernels", "int4-planes")
-ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "cpu_*")
+ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "*_neon.cpp", "cpu_*")
 ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*")
 GPU_HEADERS = ("src/gpu/launch.h", "src/gpu/tensor.h", "src/gpu/dot_mma.h")
 CPU_HEADERS = ("src/op/simd",)

@@ -188,6 +188,7 @@ void measure_rates(CpuContext& context, const CeilingOptions& options, Ceilings&
     if (options.stop && options.stop()) return;
     RateResult& rate = result.rates.emplace_back();
     rate.number = number;
+    rate.why_not = fmt::format("no kernel for {} on this kind of processor", number);
     const RateVariant* best = nullptr;
     for (const RateVariant& variant : rate_variants()) {
       if (variant.number != number) continue;

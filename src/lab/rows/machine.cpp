@@ -35,6 +35,16 @@ std::string proc_field(const std::filesystem::path& path, std::string_view name)
 
 int64_t meminfo_bytes(std::string_view name) { return std::atoll(proc_field("/proc/meminfo", name).c_str()) * 1024; }
 
+/// The processor's name. ARM Linux has numbers alone, and on some boards the name of the board.
+std::string cpu_model() {
+  if (std::string name = proc_field("/proc/cpuinfo", "model name"); !name.empty()) return name;
+  const std::string board = proc_field("/proc/cpuinfo", "Model"),
+                    maker = proc_field("/proc/cpuinfo", "CPU implementer");
+  const std::string numbers =
+      maker.empty() ? "" : fmt::format("CPU implementer {} part {}", maker, proc_field("/proc/cpuinfo", "CPU part"));
+  return board.empty() || numbers.empty() ? board + numbers : fmt::format("{}, {}", board, numbers);
+}
+
 std::vector<CacheInfo> caches_of_first_processor() {
   std::vector<CacheInfo> caches;
   for (int index = 0; index < 16; ++index) {
@@ -64,7 +74,7 @@ std::string first_line(const std::filesystem::path& path) {
 
 MachineInfo machine_info() {
   MachineInfo info;
-  info.cpu_model = proc_field("/proc/cpuinfo", "model name");
+  info.cpu_model = cpu_model();
   info.n_processors = affine_processors();
   info.n_threads = available_processors();
   info.caches = caches_of_first_processor();
@@ -72,6 +82,7 @@ MachineInfo machine_info() {
   info.available_bytes = available_memory().value_or(0);
   info.load_1min = std::atof(first_line("/proc/loadavg").c_str());
   info.isa = isa_name(detect_isa());
+  info.abilities = cpu_abilities();
   return info;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ridge::lab {
@@ -24,6 +25,7 @@ struct MachineInfo {
   int64_t available_bytes = 0;  ///< without swapping, limits of containers and of the process respected; 0: unknown
   double load_1min = 0;         ///< processes that wanted to run, averaged over the last minute
   std::string isa;              ///< best instruction set kernels exist for
+  std::vector<std::string_view> abilities = {};  ///< cpu_abilities()
 
   /// Largest cache, 0 when unknown.
   int64_t last_level_cache_bytes() const;

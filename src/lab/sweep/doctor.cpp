@@ -35,9 +35,11 @@ Check check_build(const Surroundings& here) {
 Check check_processor(const Surroundings& here) {
   const MachineInfo& machine = here.machine;
   Check check{"processor", Finding::ok, fmt::format("{}, kernels up to {}", machine.cpu_model, machine.isa), ""};
+  if (!machine.abilities.empty()) check.what += fmt::format(" (has {})", fmt::join(machine.abilities, ", "));
   if (machine.isa == "scalar")
     check.worsen(Finding::note, ": only the scalar kernels run here, far below the roof",
-                 "a processor with AVX2; in a virtual machine pass the host's features on");
+                 "a processor with AVX2, or with ARM's dot products (asimddp); in a virtual machine pass the host's "
+                 "features on");
   return check;
 }
 

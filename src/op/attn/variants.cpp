@@ -9,6 +9,7 @@ namespace {
 const KvFormat& format_of(int number) { return kv_formats()[size_t(number)]; }
 
 Support any(const Attention&) { return {}; }
+#if defined(__x86_64__)
 /// The rest of the formats takes floats there too; a problem without integers belongs to the kernel of floats.
 Support any_integers(const Attention& a) {
   for (const KvTiles* t : {&a.k, &a.v}) {
@@ -17,6 +18,7 @@ Support any_integers(const Attention& a) {
   }
   return {false, fmt::format("no rows of integers, or head_dim {} is not 64, 128 or 256", a.k.head_dim)};
 }
+#endif
 
 }  // namespace
 
@@ -38,10 +40,14 @@ std::optional<IntRounding> int_rounding(const KvFormat& format, int head_dim) {
 
 std::span<const AttentionVariant> attention_variants() {
   static constexpr AttentionVariant kVariants[] = {
-      {"ref", Isa::scalar, any, attention_ref},
-      {"float-avx2", Isa::avx2, any, attention_avx2, attention_avx2_scratch},
-      {"float-avx512", Isa::avx512, any, attention_avx512, attention_avx512_scratch},
-      {"int-avx512", Isa::avx512, any_integers, attention_int_avx512, attention_int_avx512_scratch, true},
+    {"ref", Isa::scalar, any, attention_ref},
+#if defined(__x86_64__)
+    {"float-avx2", Isa::avx2, any, attention_avx2, attention_avx2_scratch},
+    {"float-avx512", Isa::avx512, any, attention_avx512, attention_avx512_scratch},
+    {"int-avx512", Isa::avx512, any_integers, attention_int_avx512, attention_int_avx512_scratch, true},
+#elif defined(__aarch64__)
+    {"float-neon", Isa::neon, any, attention_neon, attention_neon_scratch},
+#endif
   };
   return kVariants;
 }

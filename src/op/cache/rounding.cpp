@@ -15,9 +15,13 @@ Support whole_blocks(int head_dim) {
 
 std::span<const RoundRowVariant> kv_round_variants() {
   static constexpr RoundRowVariant kVariants[] = {
-      {"ref", Isa::scalar, any_dim, round_weighted},
-      {"rows-avx2", Isa::avx2, whole_blocks, round_row_avx2},
-      {"rows-avx512", Isa::avx512, whole_blocks, round_row_avx512},
+    {"ref", Isa::scalar, any_dim, round_weighted},
+#if defined(__x86_64__)
+    {"rows-avx2", Isa::avx2, whole_blocks, round_row_avx2},
+    {"rows-avx512", Isa::avx512, whole_blocks, round_row_avx512},
+#elif defined(__aarch64__)
+    {"rows-neon", Isa::neon, whole_blocks, round_row_neon},
+#endif
   };
   return kVariants;
 }

@@ -19,5 +19,6 @@ RoundRow select_round_row(const CpuContext& context, int head_dim);
 
 void round_row_avx2(const float* u, const float* metric, int dim, const float* levels, int count, RoundedRow& out);
 void round_row_avx512(const float* u, const float* metric, int dim, const float* levels, int count, RoundedRow& out);
+void round_row_neon(const float* u, const float* metric, int dim, const float* levels, int count, RoundedRow& out);
 
 }  // namespace ridge

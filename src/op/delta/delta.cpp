@@ -64,9 +64,13 @@ void delta_step_ref(int64_t key_dim, int64_t value_dim, float keep, float beta, 
 
 std::span<const DeltaVariant> delta_variants() {
   static constexpr DeltaVariant kVariants[] = {
-      {"ref", Isa::scalar, always, delta_step_ref},
-      {"columns-avx2", Isa::avx2, always, delta_step_avx2},
-      {"columns-avx512", Isa::avx512, always, delta_step_avx512},
+    {"ref", Isa::scalar, always, delta_step_ref},
+#if defined(__x86_64__)
+    {"columns-avx2", Isa::avx2, always, delta_step_avx2},
+    {"columns-avx512", Isa::avx512, always, delta_step_avx512},
+#elif defined(__aarch64__)
+    {"columns-neon", Isa::neon, always, delta_step_neon},
+#endif
   };
   return kVariants;
 }

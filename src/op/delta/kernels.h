@@ -5,6 +5,6 @@
 
 namespace ridge {
 
-DeltaStep delta_step_ref, delta_step_avx2, delta_step_avx512;
+DeltaStep delta_step_ref, delta_step_avx2, delta_step_avx512, delta_step_neon;
 
 }  // namespace ridge

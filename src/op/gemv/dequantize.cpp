@@ -11,9 +11,13 @@ void dequantize_rows_ref(const Linear& w, int64_t first, int64_t last, float* ou
 
 std::span<const DequantizeVariant> dequantize_variants() {
   static constexpr DequantizeVariant kVariants[] = {
-      {"ref", Isa::scalar, needs_rows, dequantize_rows_ref},
-      {"rows-avx2", Isa::avx2, needs_rows, dequantize_rows_avx2},
-      {"rows-avx512", Isa::avx512, needs_rows, dequantize_rows_avx512},
+    {"ref", Isa::scalar, needs_rows, dequantize_rows_ref},
+#if defined(__x86_64__)
+    {"rows-avx2", Isa::avx2, needs_rows, dequantize_rows_avx2},
+    {"rows-avx512", Isa::avx512, needs_rows, dequantize_rows_avx512},
+#elif defined(__aarch64__)
+    {"rows-neon", Isa::neon, needs_rows, dequantize_rows_neon},
+#endif
   };
   return kVariants;
 }

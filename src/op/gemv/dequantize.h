@@ -8,7 +8,7 @@ namespace ridge {
 
 /// Decodes rows [first, last) of a matrix to out [n_out, n_in].
 using DequantizeRows = void(const Linear& w, int64_t first, int64_t last, float* out);
-DequantizeRows dequantize_rows_ref, dequantize_rows_avx2, dequantize_rows_avx512;
+DequantizeRows dequantize_rows_ref, dequantize_rows_avx2, dequantize_rows_avx512, dequantize_rows_neon;
 
 struct DequantizeVariant {
   std::string_view name;

@@ -138,7 +138,7 @@ template <class F, int kPlanes, int kTokens>
           for (int t = 0; t < kTokens; ++t) {
             for (int plane = 0; plane < kPlanes - 1; ++plane) dot[t][plane] = Simd::izero();
             dot[t][kPlanes - 1] =
-                Unit::kZero ? Simd::iset1(-Unit::kZero * sum_of<kScaled>(sum[t], part)) : Simd::izero();
+                kDotZero<F> ? Simd::iset1(-kDotZero<F> * sum_of<kScaled>(sum[t], part)) : Simd::izero();
           }
           unrolled<kScaled / 4>([&](auto step) {
             constexpr int k = part * (kScaled / 4) + step;
@@ -260,8 +260,8 @@ void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const
       int64_t t = 0;
       const auto tiles_of = [&]<int kT>() {
         for (; t + kT <= n_tokens; t += kT)
-          panel_tile<kT, kPlanes, Unit::kScaled, kLargeWeights<F>, Unit::kZero != 0, kMin>(
-              decoded, n, x, chunk, first + t, Unit::kZero, sums[t]);
+          panel_tile<kT, kPlanes, Unit::kScaled, kLargeWeights<F>, kDotZero<F> != 0, kMin>(
+              decoded, n, x, chunk, first + t, kDotZero<F>, sums[t]);
       };
       tiles_of.template operator()<kTokens>();
       tiles_of.template operator()<1>();

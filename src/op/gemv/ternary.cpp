@@ -40,7 +40,7 @@ Support needs_ternary_panels(const Linear& w) {
   return {};
 }
 
-bool wants_ternary_panels(const Linear& w, Isa isa) { return w.int8_activations && isa >= Isa::avx2; }
+bool wants_ternary_panels(const Linear& w, Isa isa) { return w.int8_activations && isa > Isa::scalar; }
 
 int64_t ternary_panel_bytes(int64_t n_out, int64_t n_in) {
   return (n_out + kTernaryRows - 1) / kTernaryRows * kTernaryRows * n_in / 4;

@@ -39,23 +39,32 @@ ScratchBytes panel_scratch(const Linear& w, int64_t n_tokens, int) {
 
 std::span<const LinearVariant> gemv_variants() {
   static constexpr LinearVariant kVariants[] = {
-      {"ref", Isa::scalar, needs_rows, linear_ref, linear_ref_scratch},
-      {"rows-avx2", Isa::avx2, needs_rows, rows_avx2, rows_avx2_scratch},
-      {"rows-avx512", Isa::avx512, needs_rows, rows_avx512, rows_avx512_scratch},
-      {"panel-1plane-avx2", Isa::avx2, needs_panels, alone<panel_1plane_avx2>, panel_scratch<1>, 1, panel_1plane_avx2},
-      {"panel-1plane-avxvnni", Isa::avx2, needs_avxvnni, alone<panel_1plane_avxvnni>, panel_scratch<1>, 1,
-       panel_1plane_avxvnni},
-      {"panel-1plane-avx512", Isa::avx512, needs_panels, alone<panel_1plane_avx512>, panel_scratch<1>, 1,
-       panel_1plane_avx512},
-      {"panel-2planes-avx2", Isa::avx2, needs_panels, alone<panel_2planes_avx2>, panel_scratch<2>, 2,
-       panel_2planes_avx2},
-      {"panel-2planes-avxvnni", Isa::avx2, needs_avxvnni, alone<panel_2planes_avxvnni>, panel_scratch<2>, 2,
-       panel_2planes_avxvnni},
-      {"panel-2planes-avx512", Isa::avx512, needs_panels, alone<panel_2planes_avx512>, panel_scratch<2>, 2,
-       panel_2planes_avx512},
-      {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref, ternary_ref_scratch},
-      {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2, ternary_scratch},
-      {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512, ternary_scratch},
+    {"ref", Isa::scalar, needs_rows, linear_ref, linear_ref_scratch},
+#if defined(__x86_64__)
+    {"rows-avx2", Isa::avx2, needs_rows, rows_avx2, rows_avx2_scratch},
+    {"rows-avx512", Isa::avx512, needs_rows, rows_avx512, rows_avx512_scratch},
+    {"panel-1plane-avx2", Isa::avx2, needs_panels, alone<panel_1plane_avx2>, panel_scratch<1>, 1, panel_1plane_avx2},
+    {"panel-1plane-avxvnni", Isa::avx2, needs_avxvnni, alone<panel_1plane_avxvnni>, panel_scratch<1>, 1,
+     panel_1plane_avxvnni},
+    {"panel-1plane-avx512", Isa::avx512, needs_panels, alone<panel_1plane_avx512>, panel_scratch<1>, 1,
+     panel_1plane_avx512},
+    {"panel-2planes-avx2", Isa::avx2, needs_panels, alone<panel_2planes_avx2>, panel_scratch<2>, 2, panel_2planes_avx2},
+    {"panel-2planes-avxvnni", Isa::avx2, needs_avxvnni, alone<panel_2planes_avxvnni>, panel_scratch<2>, 2,
+     panel_2planes_avxvnni},
+    {"panel-2planes-avx512", Isa::avx512, needs_panels, alone<panel_2planes_avx512>, panel_scratch<2>, 2,
+     panel_2planes_avx512},
+#elif defined(__aarch64__)
+    {"rows-neon", Isa::neon, needs_rows, rows_neon, rows_neon_scratch},
+    {"panel-1plane-neon", Isa::neon, needs_panels, alone<panel_1plane_neon>, panel_scratch<1>, 1, panel_1plane_neon},
+    {"panel-2planes-neon", Isa::neon, needs_panels, alone<panel_2planes_neon>, panel_scratch<2>, 2, panel_2planes_neon},
+#endif
+    {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref, ternary_ref_scratch},
+#if defined(__x86_64__)
+    {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2, ternary_scratch},
+    {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512, ternary_scratch},
+#elif defined(__aarch64__)
+    {"ternary-neon", Isa::neon, needs_ternary_panels, ternary_neon, ternary_scratch},
+#endif
   };
   return kVariants;
 }
@@ -125,7 +134,7 @@ void linear(CpuContext& context, View2<const float> x, std::initializer_list<Lin
 }
 
 bool wants_panels(const WeightFormat& format, int64_t n_in, Isa isa) {
-  return isa >= Isa::avx2 && has_panels(format) && n_in % format.group == 0;
+  return isa > Isa::scalar && has_panels(format) && n_in % format.group == 0;
 }
 
 }  // namespace ridge

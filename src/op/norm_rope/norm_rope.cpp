@@ -53,9 +53,13 @@ const NormRopeVariant& select(const CpuContext& context) {
 
 std::span<const NormRopeVariant> norm_rope_variants() {
   static constexpr NormRopeVariant kVariants[] = {
-      {"ref", Isa::scalar, always, rms_norm_ref, swiglu_ref, gelu_glu_ref},
-      {"rows-avx2", Isa::avx2, always, rms_norm_avx2, swiglu_avx2, gelu_glu_avx2},
-      {"rows-avx512", Isa::avx512, always, rms_norm_avx512, swiglu_avx512, gelu_glu_avx512},
+    {"ref", Isa::scalar, always, rms_norm_ref, swiglu_ref, gelu_glu_ref},
+#if defined(__x86_64__)
+    {"rows-avx2", Isa::avx2, always, rms_norm_avx2, swiglu_avx2, gelu_glu_avx2},
+    {"rows-avx512", Isa::avx512, always, rms_norm_avx512, swiglu_avx512, gelu_glu_avx512},
+#elif defined(__aarch64__)
+    {"rows-neon", Isa::neon, always, rms_norm_neon, swiglu_neon, gelu_glu_neon},
+#endif
   };
   return kVariants;
 }

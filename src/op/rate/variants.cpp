@@ -10,17 +10,15 @@ namespace {
 
 Support always() { return {}; }
 
-/// A bit of the processor's leaf 7; false where there is none.
-[[maybe_unused]] bool leaf7([[maybe_unused]] unsigned sub_leaf, [[maybe_unused]] int which, [[maybe_unused]] int bit) {
 #if defined(__x86_64__)
+/// A bit of the processor's leaf 7; false where there is none.
+bool leaf7(unsigned sub_leaf, int which, int bit) {
   unsigned r[4] = {};
   return __get_cpuid_count(7, sub_leaf, &r[0], &r[1], &r[2], &r[3]) && (r[which] >> bit & 1);
-#else
-  return false;
-#endif
 }
 Support has_bf16() { return {leaf7(1, 0, 5), "this processor has no AVX512-BF16"}; }
 Support has_f16() { return {leaf7(0, 3, 23), "this processor has no AVX512-FP16"}; }
+#endif
 
 template <class T>
 int64_t run_ref(int64_t n) {
@@ -47,14 +45,22 @@ int64_t rate_int8_ref(int64_t n) { return run_ref<int32_t>(n); }
 
 std::span<const RateVariant> rate_variants() {
   static constexpr RateVariant kVariants[] = {
-      row("f32", "f32-ref", Isa::scalar, always, 1, rate_f32_ref),
-      row("f32", "f32-avx2", Isa::avx2, always, 8, rate_f32_avx2),
-      row("f32", "f32-avx512", Isa::avx512, always, 16, rate_f32_avx512),
-      row("int8", "int8-ref", Isa::scalar, always, 1, rate_int8_ref),
-      row("int8", "int8-avx2", Isa::avx2, always, 32, rate_int8_avx2),
-      row("int8", "int8-avx512", Isa::avx512, always, 64, rate_int8_avx512),
-      row("bf16", "bf16-avx512", Isa::avx512, has_bf16, 32, rate_bf16_avx512),
-      row("f16", "f16-avx512", Isa::avx512, has_f16, 32, rate_f16_avx512),
+    row("f32", "f32-ref", Isa::scalar, always, 1, rate_f32_ref),
+#if defined(__x86_64__)
+    row("f32", "f32-avx2", Isa::avx2, always, 8, rate_f32_avx2),
+    row("f32", "f32-avx512", Isa::avx512, always, 16, rate_f32_avx512),
+#elif defined(__aarch64__)
+    row("f32", "f32-neon", Isa::neon, always, 8, rate_f32_neon),
+#endif
+    row("int8", "int8-ref", Isa::scalar, always, 1, rate_int8_ref),
+#if defined(__x86_64__)
+    row("int8", "int8-avx2", Isa::avx2, always, 32, rate_int8_avx2),
+    row("int8", "int8-avx512", Isa::avx512, always, 64, rate_int8_avx512),
+    row("bf16", "bf16-avx512", Isa::avx512, has_bf16, 32, rate_bf16_avx512),
+    row("f16", "f16-avx512", Isa::avx512, has_f16, 32, rate_f16_avx512),
+#elif defined(__aarch64__)
+    row("int8", "int8-neon", Isa::neon, always, 32, rate_int8_neon),
+#endif
   };
   return kVariants;
 }

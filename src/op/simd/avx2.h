@@ -1,9 +1,7 @@
 // The vector operations of op/simd/avx512.h for AVX2 + FMA + F16C. Include only from *_avx2.cpp files.
 #pragma once
 
-#include <immintrin.h>
-
-#include <cstdint>
+#include "op/simd/bytes_avx2.h"
 
 namespace ridge {
 namespace {
@@ -95,6 +93,7 @@ struct Simd {
   static I izero() { return _mm256_setzero_si256(); }
   static I iset1(int32_t x) { return _mm256_set1_epi32(x); }
   static I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static constexpr int kDot4Zero = 0;
   /// As on AVX-512.
   static I dot4(I acc, I weights, I activations) {
 #if defined(__AVXVNNI__)
@@ -132,6 +131,7 @@ struct Simd {
   }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 2;
+  static void keep(F& a) { asm("" : "+v"(a)); }
 };
 
 }  // namespace

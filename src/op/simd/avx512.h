@@ -1,10 +1,8 @@
-// The handful of vector operations kernels are written in, for AVX-512. Kernel templates take this struct (or its AVX2
-// twin) as a parameter; include only from *_avx512.cpp files, whose flags the rest of the program must not get.
+// The handful of vector operations kernels are written in, for AVX-512. Kernel templates are compiled with this struct
+// or its twin of AVX2 or NEON; include only from *_avx512.cpp files, whose flags the rest of the program must not get.
 #pragma once
 
-#include <immintrin.h>
-
-#include <cstdint>
+#include "op/simd/bytes_avx2.h"
 
 namespace ridge {
 namespace {
@@ -113,9 +111,10 @@ struct Simd {
   static I izero() { return _mm512_setzero_si512(); }
   static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
   static I iload(const void* p) { return _mm512_loadu_si512(p); }
-  /// acc[r] += sum of 4: unsigned weight bytes times signed activation bytes (weights <= 255)
+  static constexpr int kDot4Zero = 0;  ///< what dot4() takes off each weight
+  /// acc[r] += sum of 4: unsigned weight bytes, less kDot4Zero, times signed activation bytes (weights <= 255)
   static I dot4(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
-  /// The same for weights up to 127.
+  /// The same for weights up to 127, of which nothing is taken off.
   static I dot4_small(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
   static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
   static I ior(I a, I b) { return _mm512_or_si512(a, b); }
@@ -135,6 +134,8 @@ struct Simd {
   }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 1;  // vectors per 16 rows
+  /// Keeps the value in a register: the compiler may not make it again.
+  static void keep(F& a) { asm("" : "+v"(a)); }
 };
 
 }  // namespace

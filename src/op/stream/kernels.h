@@ -5,6 +5,6 @@
 
 namespace ridge {
 
-extern const StreamKernels kStreamAvx2, kStreamAvx512;
+extern const StreamKernels kStreamAvx2, kStreamAvx512, kStreamNeon;
 
 }  // namespace ridge

@@ -12,6 +12,7 @@ struct Vector {
   static V load(const std::byte* p) { return _mm256_load_si256(reinterpret_cast<const V*>(p)); }
   static void store(std::byte* p, V x) { _mm256_store_si256(reinterpret_cast<V*>(p), x); }
   static void store_nt(std::byte* p, V x) { _mm256_stream_si256(reinterpret_cast<V*>(p), x); }
+  static void fence() { _mm_sfence(); }
   static V zero() { return _mm256_setzero_si256(); }
   static V bytes_of(uint8_t value) { return _mm256_set1_epi8(char(value)); }
   static V add(V a, V b) { return _mm256_add_epi64(a, b); }

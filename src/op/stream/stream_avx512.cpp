@@ -12,6 +12,7 @@ struct Vector {
   static V load(const std::byte* p) { return _mm512_load_si512(reinterpret_cast<const V*>(p)); }
   static void store(std::byte* p, V x) { _mm512_store_si512(reinterpret_cast<V*>(p), x); }
   static void store_nt(std::byte* p, V x) { _mm512_stream_si512(reinterpret_cast<V*>(p), x); }
+  static void fence() { _mm_sfence(); }
   static V zero() { return _mm512_setzero_si512(); }
   static V bytes_of(uint8_t value) { return _mm512_set1_epi8(char(value)); }
   static V add(V a, V b) { return _mm512_add_epi64(a, b); }

@@ -1,5 +1,5 @@
 // Streams over vectors. Included once per ISA after its Vector: V, load(), store(), store_nt(), zero(), bytes_of() all
-// bytes of a value, add() of 64-bit words, and triad(a, b) = a + 3 b of floats.
+// bytes of a value, add() of 64-bit words, triad(a, b) = a + 3 b of floats, and fence() behind store_nt().
 #pragma once
 
 #include "op/stream/kernels.h"
@@ -31,8 +31,7 @@ uint64_t stream_read(const std::byte* in, int64_t n) {
 #pragma GCC unroll 4
     for (int64_t part = 0; part < 4; ++part) {
       const std::byte* at = in + part * quarter + i;
-      for (int64_t line = 0; line < 2 * kBytes; line += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(at) + 1024 + line, _MM_HINT_T0);
+      for (int64_t line = 0; line < 2 * kBytes; line += 64) __builtin_prefetch(at + 1024 + line);
       sums[2 * part] = Vector::add(sums[2 * part], Vector::load(at));
       sums[2 * part + 1] = Vector::add(sums[2 * part + 1], Vector::load(at + kBytes));
     }
@@ -53,7 +52,7 @@ void stream_write(std::byte* out, int64_t n, uint8_t value) {
 void stream_write_nt(std::byte* out, int64_t n, uint8_t value) {
   const V x = Vector::bytes_of(value);
   each_vector(n, [&](int64_t i) { Vector::store_nt(out + i, x); });
-  _mm_sfence();
+  Vector::fence();
 }
 
 void stream_copy(const std::byte* in, std::byte* out, int64_t n) {
@@ -62,7 +61,7 @@ void stream_copy(const std::byte* in, std::byte* out, int64_t n) {
 
 void stream_copy_nt(const std::byte* in, std::byte* out, int64_t n) {
   each_vector(n, [&](int64_t i) { Vector::store_nt(out + i, Vector::load(in + i)); });
-  _mm_sfence();
+  Vector::fence();
 }
 
 void stream_triad(const std::byte* a, const std::byte* b, std::byte* out, int64_t n) {

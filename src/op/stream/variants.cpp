@@ -38,9 +38,13 @@ void triad_ref(const std::byte* a, const std::byte* b, std::byte* out, int64_t n
 
 std::span<const StreamVariant> stream_variants() {
   static const StreamVariant kVariants[] = {
-      {{read_ref, write_ref, nullptr, copy_ref, nullptr, triad_ref}, "ref", Isa::scalar, always},
-      {kStreamAvx2, "stream-avx2", Isa::avx2, always},
-      {kStreamAvx512, "stream-avx512", Isa::avx512, always},
+    {{read_ref, write_ref, nullptr, copy_ref, nullptr, triad_ref}, "ref", Isa::scalar, always},
+#if defined(__x86_64__)
+    {kStreamAvx2, "stream-avx2", Isa::avx2, always},
+    {kStreamAvx512, "stream-avx512", Isa::avx512, always},
+#elif defined(__aarch64__)
+    {kStreamNeon, "stream-neon", Isa::neon, always},
+#endif
   };
   return kVariants;
 }

@@ -1,0 +1,16 @@
+// Panel kernels (op/gemv/panel_simd.h) for NEON.
+#include "op/simd/neon.h"
+// The Simd struct above must come first.
+#include "op/gemv/panel_simd.h"
+#include "op/kernels.h"
+
+namespace ridge {
+
+void panel_1plane_neon(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) {
+  run_panels<1>(context, x, all);
+}
+void panel_2planes_neon(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) {
+  run_panels<2>(context, x, all);
+}
+
+}  // namespace ridge
