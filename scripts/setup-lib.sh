@@ -32,6 +32,11 @@ packages_of() {
                 shellcheck: command shellcheck' ;;
     report) echo 'python3: command python3
                   python3-matplotlib: module matplotlib' ;;
+    arm64) echo 'cmake: version 3.22 cmake
+                 ninja-build: command ninja
+                 python3: command python3
+                 g++-aarch64-linux-gnu: command aarch64-linux-gnu-g++
+                 qemu-user-static: command qemu-aarch64-static' ;;
     hip) echo 'clang-19: command clang++-19
                libamdhip64-dev: file /usr/include/hip/hip_runtime.h' ;;
     newest) newest_clang | sed -n 's/..*/clang-&: command clang++-&/p' ;;
@@ -59,6 +64,7 @@ other_names() {
     clang-format-14) echo 'debian-13: - fedora: - arch: - suse: -' ;;
     shellcheck) echo 'fedora: ShellCheck suse: ShellCheck' ;;
     python3-matplotlib) echo 'arch: python-matplotlib' ;;
+    g++-aarch64-linux-gnu | qemu-user-static) echo 'fedora: - arch: - suse: -' ;;
     clang-19) echo 'ubuntu-22.04: - fedora: clang arch: clang suse: clang19' ;;
     libamdhip64-dev) echo 'ubuntu-22.04: - fedora: rocm-hip-devel arch: hip-runtime-amd suse: -' ;;
   esac
