@@ -38,7 +38,8 @@ FILES = {  # the first part of a file's name that fits decides
 # Records of a choice: what was tried once, on builds that were not kept. They do not age.
 TRIALS = ("attention-tried", "bricks-tried", "int-products-tried", "packs-tried", "quantise-inside", "ranks-tried", "decode-chain", "decode-stages", "decode-variants",
           "kv-spot", "kv-integers", "attention-kernels", "int4-planes")
-ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "*_neon.cpp", "cpu_*")
+ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "cpu_*")
+ONLY_ARM = ("*_neon.cpp", "neon.h", "bytes_neon.h")  # no row was measured there
 ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*")
 GPU_HEADERS = ("src/gpu/launch.h", "src/gpu/tensor.h", "src/gpu/dot_mma.h")
 CPU_HEADERS = ("src/op/simd",)
@@ -105,8 +106,8 @@ def watched(name, op):
     if isinstance(paths, dict):
         paths = paths.get(op, KERNELS)
     if base.endswith("-cuda"):
-        return (*paths, *GPU_HEADERS), ONLY_CPU
-    return (*paths, *CPU_HEADERS), ONLY_GPU if base.endswith("-cpu") else ()
+        return (*paths, *GPU_HEADERS), ONLY_CPU + ONLY_ARM
+    return (*paths, *CPU_HEADERS), ONLY_ARM + (ONLY_GPU if base.endswith("-cpu") else ())
 
 
 def state(build, paths, left_out, known):
