@@ -70,7 +70,7 @@ std::span<const Isa> isas() { return kIsas; }
 
 std::string isa_names() {
   std::string names;
-  for (const Isa isa : kIsas) names += (names.empty() ? "" : ", ") + std::string(isa_name(isa));
+  for (const Isa isa : kIsas) names.append(names.empty() ? "" : ", ").append(isa_name(isa));
   return names;
 }
 

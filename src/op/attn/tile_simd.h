@@ -66,7 +66,7 @@ inline void tile_values_rows(const float* p, int64_t p_stride, const float* rows
       Simd::F row[kWidth];
       unrolled<kWidth>([&](auto v) {
         row[v] = Simd::load(from + v * Simd::kLanes);
-        Simd::keep(row[v]);  // for few queries GCC 12 loads it again for each
+        RIDGE_KEEP(row[v]);  // for few queries GCC 12 loads it again for each
       });
       unrolled<kRows>([&](auto j) {
         const Simd::F weight = Simd::set1(p[j * p_stride + i]);

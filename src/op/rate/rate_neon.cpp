@@ -10,7 +10,7 @@ int64_t rate_f32_neon(int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
 #pragma GCC unroll 12
     for (int j = 0; j < kRateSums; ++j) sums[j] = Simd::fma(one, one, sums[j]);
-    Simd::keep(one);
+    RIDGE_KEEP(one);
   }
   double total = 0;
   float lanes[Simd::kLanes];
@@ -27,7 +27,7 @@ int64_t rate_int8_neon(int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
 #pragma GCC unroll 12
     for (int j = 0; j < kRateSums; ++j) sums[j] = Simd::dot4_small(sums[j], ones, ones);
-    asm("" : "+w"(ones.low), "+w"(ones.high));
+    RIDGE_KEEP(ones);
   }
   int64_t total = 0;
   int32_t lanes[Simd::kLanes];

@@ -131,7 +131,6 @@ struct Simd {
   }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 2;
-  static void keep(F& a) { asm("" : "+v"(a)); }
 };
 
 }  // namespace

@@ -134,8 +134,6 @@ struct Simd {
   }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 1;  // vectors per 16 rows
-  /// Keeps the value in a register: the compiler may not make it again.
-  static void keep(F& a) { asm("" : "+v"(a)); }
 };
 
 }  // namespace

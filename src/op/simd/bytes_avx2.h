@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+/// Keeps a vector in its register: the compiler may not make it again. A function that took a reference to it would put
+/// arrays of vectors into memory.
+#define RIDGE_KEEP(vector) asm("" : "+v"(vector))
+
 namespace ridge {
 namespace {
 

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+/// As on x86, for a pair of registers.
+#define RIDGE_KEEP(pair) asm("" : "+w"((pair).low), "+w"((pair).high))
+
 namespace ridge {
 namespace {
 

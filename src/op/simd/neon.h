@@ -146,7 +146,6 @@ struct Simd {
     return {vcvtq_f32_s32(vreinterpretq_s32_u8(a.low)), vcvtq_f32_s32(vreinterpretq_s32_u8(a.high))};
   }
   static constexpr int kPanelVectors = 2;
-  static void keep(F& a) { asm("" : "+w"(a.low), "+w"(a.high)); }
 
  private:
   static void transpose_quarter(float32x4_t (&v)[4]) {
