@@ -109,9 +109,11 @@ def bits_at(r, n):
 
 def policies(window, sinks):
     """Caches of one policy, and those without one: every codec beside the others with as many exact rows."""
+    found = [r for r in finished("kv-policy") if {policy_of(r["kv_k"]), policy_of(r["kv_v"])} <= {None, (window, sinks)}]
+    others = {(r["model_name"], r["n_ctx"]) for r in found if r["kv"] not in ("f16", "f32")}
     lines = []
-    for r in finished("kv-policy"):
-        if not {policy_of(r["kv_k"]), policy_of(r["kv_v"])} <= {None, (window, sinks)}:
+    for r in found:
+        if (r["model_name"], r["n_ctx"]) not in others:
             continue
         percentiles = r["kld"]["percentiles"]
         name = re.sub(":(window|sinks)=[0-9]+", "", r["kv"])

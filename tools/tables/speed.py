@@ -368,7 +368,7 @@ def collectives():
         cells.setdefault((card(r), r["n_ranks"], r["bytes"]), {})[r["kernel"]] = r
     lines = []
     for (where, n, size), cell in cells.items():
-        if size.bit_length() % 3 != 1:  # every third size
+        if size.bit_length() % 3 != 1 or n == 3:  # every third size
             continue
         us = {kernel: f"{r['median_us']:.2f}" for kernel, r in cell.items()}
         best = min(cell.values(), key=lambda r: r["median_us"])
@@ -398,6 +398,7 @@ def ranks(name="ranks-cuda"):
         ways.add(way)
         shared = re.search("@(?:shared|distinct)=[0-9]+", r["model_filename"])
         cells.setdefault((card(r), model_text(r["model_filename"]) + (f" `{shared[0]}`" if shared else ""), what, cache(r)), {})[way[1]] = (r["speed_tg"] if batch else r["avg_ts"], r["checked"])
+    cells = {key: cell for key, cell in cells.items() if list(cell) != ["1 GPU"]}
     shown = [name for _, name in sorted(ways)]
     lines = []
     for key, cell in cells.items():
