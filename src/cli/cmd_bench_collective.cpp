@@ -80,8 +80,8 @@ static Action declare_bench_collective(CLI::App& app) {
   add_text(app, "--device", f.device, "NAMES", "GPUs that are the ranks: cuda:0,1; or cpu (-dev)");
   add_rank_flags(app, nullptr);
   in_group(app, "Run");
-  add_repeatable(app, "--kernel", f.kernels, "NAME", "of GPUs, timed in turns: one-shot, two-shot, nccl; all: every one that can",
-                 "what models take");
+  add_repeatable(app, "--kernel", f.kernels, "NAME",
+                 "of GPUs, timed in turns: one-shot, two-shot, nccl; all: every one that can", "what models take");
   add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on GPUs replays of a graph of calls");
   add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a size, five at least");
   add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 14, "MiB of a copy for the link's rate; 0: 256, of the CPU 32");

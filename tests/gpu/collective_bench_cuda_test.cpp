@@ -45,8 +45,7 @@ TEST_F(CollectiveBenchCuda, RowsAreCheckedAndTimed) {
 }
 
 TEST_F(CollectiveBenchCuda, RefusesUnknownKernelsAndTakesTheModelsOne) {
-  CollectiveBenchParams params{
-      .bytes = {64}, .devices = {0, 1}, .kernels = {"tree"}, .replays = 1, .roof_bytes = 64};
+  CollectiveBenchParams params{.bytes = {64}, .devices = {0, 1}, .kernels = {"tree"}, .replays = 1, .roof_bytes = 64};
   try {
     run_collective_bench_on_gpus(params, {});
     ADD_FAILURE() << "tree was taken";

@@ -89,7 +89,7 @@ bool time_test(const Model& model, const BenchParams& params, const BenchHooks& 
   BenchRunner runner(model, row.test, params, hooks);
   row.cache = runner.session().kv_report();
   row.kernels = runner.session().kernels();
-  if (params.warm_up && !runner.run_once(row.test.n_prompt, std::min(row.test.n_gen, 1))) return false;
+  if (params.warm_up && !runner.run_once(row.test.n_prompt, std::min(row.test.n_gen, kWarmUpTokens))) return false;
   for (int repeat = 0; repeat < params.repeats; ++repeat) {
     const auto seconds = runner.run_once(row.test.n_prompt, row.test.n_gen);
     if (!seconds) return false;

@@ -21,6 +21,9 @@ Result<PromptGen> parse_prompt_gen(std::string_view text);
 /// The cache that a decision record names for a model and a text of up to n tokens.
 using KvByRecord = std::function<KvChoice(const Model& model, int n_tokens)>;
 
+/// Tokens of the run before the timed ones: a device records its steps at the second one, which takes four GPUs 30 ms.
+inline constexpr int kWarmUpTokens = 4;
+
 struct BenchParams {
   std::vector<std::string> models;
   std::vector<int> n_prompt{512}, n_gen{128}, n_depth{0}, n_batch{2048}, n_ubatch{512};
