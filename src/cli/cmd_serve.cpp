@@ -37,7 +37,7 @@ struct ServeFlags {
   std::vector<std::string> hosts, origins;
   int port = 8080, n_pools = 1;
   std::optional<int> patience;
-  bool log_prompts = false;
+  bool log_prompts = false, trace_ops = false;
   OutputFlags output;
 };
 
@@ -138,6 +138,9 @@ void print_start(const ServeFlags& flags, Engine& engine, const serve::Scheduler
 }
 
 int serve_model(const ServeFlags& flags) {
+  if (flags.trace_ops && flags.model.device != "cpu")
+    bad_flag("--trace-ops", "a GPU replays recorded passes, in which the host cannot time ops",
+             "`ridge profile --device cuda` times the kernels");
   check_kv_flags(flags.kv);  // refuses nonsense before the model is read
   flags.spec.check();
   check_device(flags.model.device);
@@ -178,6 +181,7 @@ int serve_model(const ServeFlags& flags) {
   const int n_ctx = flags.scheduler.n_ctx > 0 ? flags.scheduler.n_ctx : engine.info().n_ctx_train;
   const KvChoice kv = choice_for(flags.kv, *model, n_ctx, flags.output.quiet);
   serve::SchedulerOptions scheduler = flags.scheduler.options(engine, kv, flags.n_pools, open);
+  scheduler.trace_ops = flags.trace_ops;
   scheduler.pool.spec_depth = flags.spec.depth;
   scheduler.pool.spec_rejects = flags.spec.sampling == "reject";
   server->serve(engine, model_id(flags, engine.info()), std::move(chat_template), scheduler);
@@ -236,6 +240,8 @@ static Action declare_serve(CLI::App& app) {
   add_spec_flags(app, f.spec);
   in_group(app, "Output");
   app.add_flag("--log-prompts", f.log_prompts, "write prompts to the log");
+  app.add_flag("--trace-ops", f.trace_ops,
+               "time ops by layer for /slots, /metrics and `ridge top` (CPU; two readings of the clock an op)");
   add_output_flags(app, f.output, false);
   return [flags] { return serve_model(*flags); };
 }

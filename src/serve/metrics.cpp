@@ -26,6 +26,13 @@ std::string Histogram::text(std::string_view name, std::string_view help) const 
   return text + fmt::format("{0}_bucket{{le=\"+Inf\"}} {1}\n{0}_sum {2}\n{0}_count {1}\n", name, count_, sum_);
 }
 
+void OpTimes::take(OpTrace& trace, double pass_seconds) {
+  ++passes;
+  seconds += pass_seconds;
+  for (const OpCall& call : trace.calls) ops[call.layer][call.op] += 1e-6 * call.us;
+  trace.clear();
+}
+
 void Totals::count_end(FinishReason reason, const Usage& usage, double seconds) {
   ++(reason == FinishReason::cancelled ? cancelled : reason == FinishReason::failed ? failed : finished);
   prompt_tokens += usage.n_prompt - usage.n_cached;

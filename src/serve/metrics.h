@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "engine/decode/step_record.h"
+#include "op/trace.h"
 #include "serve/request.h"
 
 namespace ridge::serve {
@@ -33,6 +36,16 @@ class Histogram {
 /// Names of StepPart.
 inline constexpr std::array<std::string_view, kNStepParts> kStepParts = {"planning", "model", "sampling", "events"};
 
+/// Seconds that the CPU's ops took since the start.
+struct OpTimes {
+  int64_t passes = 0;
+  double seconds = 0;                                     ///< of these passes, with what lies between ops
+  std::map<int, std::map<std::string_view, double>> ops;  ///< by layer (-1: outside the layers) and op
+
+  /// Takes the calls of one pass out of the trace.
+  void take(OpTrace& trace, double pass_seconds);
+};
+
 /// Kept by the scheduler's thread; copies are free.
 struct Totals {
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0;
@@ -45,6 +58,7 @@ struct Totals {
   double step_seconds = 0;
   std::array<double, kStepParts.size()> part_seconds{};
   Histogram queue, first_token, between_tokens, step, request;
+  std::optional<OpTimes> ops;                      ///< where the server times them
   std::deque<StepRecord> recent;                   ///< the newest last
   std::function<void(const Totals&)> on_end = {};  ///< called before a client hears that its text has ended
 

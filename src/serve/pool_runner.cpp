@@ -361,6 +361,7 @@ void PoolRunner::score(std::span<const Row> rows) {
 
 void PoolRunner::count_step(const StepRecord& record) {
   totals_.count_step(record);
+  if (totals_.ops) totals_.ops->take(*engine_.context().trace, record.seconds);
   if (record.n_decode == 0) return;
   const auto mix = [](double& average, double value) { average = average == 0 ? value : 0.8 * average + 0.2 * value; };
   if (record.n_prompt_tokens == 0) return mix(decode_seconds_, record.seconds);

@@ -27,6 +27,11 @@ std::vector<Job*> by_turn(std::span<const std::unique_ptr<Job>> waiting, const s
 
 Scheduler::Scheduler(Engine& engine, const SchedulerOptions& options)
     : engine_(engine), options_(options), default_kv_(kv_text(options.pool.kv)) {
+  RIDGE_CHECK(!options.trace_ops || !engine.on_device(), "ops of a device have no trace");
+  if (options.trace_ops) {
+    engine.context().trace = &trace_;
+    totals_.ops.emplace();
+  }
   known_kv_.push_back(default_kv_);
   runner(default_kv_);
   totals_.on_end = [this](const Totals& totals) {
@@ -40,6 +45,7 @@ Scheduler::Scheduler(Engine& engine, const SchedulerOptions& options)
 Scheduler::~Scheduler() {
   stop(0);
   thread_.join();
+  if (options_.trace_ops) engine_.context().trace = nullptr;
 }
 
 /// The formats as kv_text() writes them; a failure for formats that cannot work with this model.

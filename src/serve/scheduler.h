@@ -14,8 +14,9 @@
 namespace ridge::serve {
 
 struct SchedulerOptions {
-  PoolOptions pool;   ///< of every pool; `kv` is that of requests that name none
-  int max_queue = 0;  ///< requests that wait
+  PoolOptions pool;        ///< of every pool; `kv` is that of requests that name none
+  int max_queue = 0;       ///< requests that wait
+  bool trace_ops = false;  ///< times the ops of every pass, on the CPU only
   int max_pools = 1;  ///< pools, one per set of cache formats; each gets its share of pool.kv_bytes and pool.swap_bytes
   /// Called on the scheduler's thread with a pool that was just opened, and with every pool when all requests have
   /// ended.
@@ -87,6 +88,7 @@ class Scheduler {
   std::map<std::string, std::unique_ptr<PoolRunner>> runners_;
   std::vector<std::unique_ptr<Job>> waiting_;  // in the order they came
   Totals totals_;
+  OpTrace trace_;  // of the engine's ops, with options_.trace_ops
 
   mutable std::mutex board_mutex_;  // guards the board
   Board board_;

@@ -137,6 +137,12 @@ Json parts_json(const std::deque<StepRecord>& steps, int64_t n) {
   return parts;
 }
 
+Json ops_json(const OpTimes& times) {
+  Json layers = Json::array();
+  for (const auto& [layer, ops] : times.ops) layers.push_back({{"layer", layer}, {"seconds", ops}});
+  return {{"passes", times.passes}, {"seconds", times.seconds}, {"layers", std::move(layers)}};
+}
+
 }  // namespace
 
 std::string kv_line(Engine& engine, const PoolOptions& pool) {
@@ -240,6 +246,7 @@ Json slots_json(Scheduler& scheduler, int64_t n_steps) {
               {"steps", totals.steps},
               {"decode_rows", totals.decode_rows},
               {"step_seconds", totals.step_seconds}}}};
+    if (totals.ops) json["ops"] = ops_json(*totals.ops);
   });
   return json;
 }
@@ -281,6 +288,13 @@ std::string metrics_text(const Board& board, const http::Counts& counts) {
   text += "# TYPE ridge_step_part_seconds_total counter\n";
   for (size_t i = 0; i < kStepParts.size(); ++i)
     text += fmt::format("ridge_step_part_seconds_total{{part=\"{}\"}} {}\n", kStepParts[i], t.part_seconds[i]);
+  if (t.ops) {
+    text += "# HELP ridge_op_seconds_total Seconds of the CPU's ops by layer; -1: outside the layers.\n";
+    text += "# TYPE ridge_op_seconds_total counter\n";
+    for (const auto& [layer, ops] : t.ops->ops)
+      for (const auto& [op, seconds] : ops)
+        text += fmt::format("ridge_op_seconds_total{{op=\"{}\",layer=\"{}\"}} {}\n", op, layer, seconds);
+  }
   add("gauge", "requests_running", "Requests with a place in the cache.", double(board.n_running));
   add("gauge", "requests_parked", "Requests whose cache is in host memory.", double(board.n_parked));
   add("gauge", "requests_waiting", "Requests in the queue.", double(board.n_waiting));

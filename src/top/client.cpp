@@ -26,7 +26,10 @@ Status ask(const Target& target, bool by_page, const std::atomic<bool>* stop, Kn
     RIDGE_TRY(known.props, read_props(text));
   }
   RIDGE_TRY(const std::string slots, target.get("/slots", stop));
+  const OpTimes before = std::move(known.slots.ops);
   RIDGE_TRY(known.slots, read_slots(slots));
+  // The last passes that were timed stay in sight while nothing runs.
+  if (known.slots.ops.passes != before.passes) known.ops = known.slots.ops.since(before);
   RIDGE_TRY(const std::string kv, target.get(by_page ? "/kv?by=page" : "/kv", stop));
   RIDGE_TRY(known.pools, read_pools(kv));
   remember(known.tok_s, known.slots.tok_s);

@@ -10,6 +10,7 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr size_t kMostEntries = 4096;
+constexpr size_t kMostOps = 64;
 
 const Json& field_of(const Json& json, std::string_view name) {
   static const Json kNone;
@@ -51,6 +52,16 @@ Side side_of(const Json& json) {
   return {measure_of(json), count_of(json, "saturated"), list_of<Measure>(json, "pages", measure_of)};
 }
 
+LayerTimes layer_times_of(const Json& json) {
+  const Json& ops = field_of(json, "seconds");
+  LayerTimes times;
+  if (real_of(json, "layer") >= 0) times.layer = count_of(json, "layer");
+  if (!ops.is_object()) return times;
+  for (const auto& [op, seconds] : ops.items())
+    if (times.seconds.size() < kMostOps) times.seconds[op] = std::max(0.0, real_of(ops, op));
+  return times;
+}
+
 Pool pool_of(const std::string& kv, const Json& json) {
   const Json &formats = field_of(json, "kv_formats"), &pages = field_of(json, "pages"),
              &slots = field_of(json, "slots");
@@ -82,6 +93,17 @@ Result<Json> object_of(std::string_view text, std::string_view where) {
 
 }  // namespace
 
+OpTimes OpTimes::since(const OpTimes& before) const {
+  const auto known = [](const LayerTimes& a, const LayerTimes& b) { return a.layer == b.layer; };
+  if (before.passes > passes || !std::ranges::equal(before.layers, layers, known)) return *this;
+  OpTimes times = *this;
+  times.passes -= before.passes;
+  times.seconds -= before.seconds;
+  for (size_t i = 0; i < layers.size(); ++i)
+    for (const auto& [op, time] : before.layers[i].seconds) times.layers[i].seconds[op] -= time;
+  return times;
+}
+
 Result<Props> read_props(std::string_view text) {
   RIDGE_TRY(const Json json, object_of(text, "/props"));
   Props props{
@@ -111,6 +133,10 @@ Result<Slots> read_slots(std::string_view text) {
   s.cancelled = count_of(totals, "cancelled"), s.failed = count_of(totals, "failed");
   s.parked = count_of(totals, "parked"), s.cached_tokens = count_of(totals, "cached_tokens");
   s.generated_tokens = count_of(totals, "generated_tokens");
+  const Json& ops = field_of(json, "ops");
+  s.times_ops = ops.is_object();
+  s.ops = {count_of(ops, "passes"), std::max(0.0, real_of(ops, "seconds")),
+           list_of<LayerTimes>(ops, "layers", layer_times_of)};
   return s;
 }
 

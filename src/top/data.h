@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,20 @@ struct Sequence {
   double tok_s = 0;
 };
 
+/// Seconds of ops, by layer in the order of the server; layer -1 is outside the layers.
+struct LayerTimes {
+  int64_t layer = -1;
+  std::map<std::string, double> seconds;  ///< by op
+};
+struct OpTimes {
+  int64_t passes = 0;
+  double seconds = 0;  ///< of the passes, with what lies between ops
+  std::vector<LayerTimes> layers;
+
+  /// Without the passes up to `before`; all of them where the server began anew.
+  OpTimes since(const OpTimes& before) const;
+};
+
 struct Slots {
   int64_t queue = 0, parallel = 0;
   std::vector<Sequence> running;
@@ -29,6 +44,8 @@ struct Slots {
   double planning_ms = 0, model_ms = 0, sampling_ms = 0, events_ms = 0;  ///< parts of a step, p50 each
   int64_t decode_seqs = 0, prompt_tokens = 0;                            ///< of the newest step
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0, parked = 0, cached_tokens = 0, generated_tokens = 0;
+  bool times_ops = false;
+  OpTimes ops;  ///< since the start
 };
 
 struct Measure {

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <span>
 
 namespace ridge::top {
 namespace {
 
-constexpr std::string_view kNames[kPages] = {"chat", "requests", "cache", "pools"};
+constexpr std::string_view kNames[kPages] = {"chat", "requests", "cache", "pools", "layers"};
 
 /// A bar of parts, each `glyph` in its style, together as wide as `width`; a part that is there gets a column at least.
 struct Part {
@@ -126,6 +128,38 @@ std::string side_text(const Side& side, bool error) {
                      side.saturated, value_text(range.low, error), value_text(range.high, error));
 }
 
+constexpr int kLayerColumn = 9, kTimeColumn = 11;
+
+/// Ops with their seconds in all layers, the longest first.
+std::vector<std::pair<std::string, double>> ops_by_time(const OpTimes& times) {
+  std::map<std::string, double> sums;
+  for (const LayerTimes& layer : times.layers)
+    for (const auto& [op, seconds] : layer.seconds) sums[op] += seconds;
+  std::vector<std::pair<std::string, double>> ops(sums.begin(), sums.end());
+  std::ranges::stable_sort(ops, std::ranges::greater(), &std::pair<std::string, double>::second);
+  return ops;
+}
+
+std::string ms_text(const OpTimes& times, double seconds) {
+  return fmt::format("{:.3f}", 1e3 * seconds / double(times.passes));
+}
+
+/// "12.500 ms a pass of the newest 3: gemv 61 %, attention 20 %, between ops 4 %"
+std::string ops_text(const OpTimes& times, std::span<const std::pair<std::string, double>> by_time) {
+  std::string text = fmt::format("{} ms a pass of the newest {}:", ms_text(times, times.seconds), times.passes);
+  double rest = times.seconds;
+  const auto add = [&](std::string_view op, double seconds) {
+    text += fmt::format(" {} {:.0f} %,", op, times.seconds > 0 ? 100 * seconds / times.seconds : 0.0);
+  };
+  for (const auto& [op, seconds] : by_time) {
+    add(op, seconds);
+    rest -= seconds;
+  }
+  add("between ops", std::max(0.0, rest));
+  text.pop_back();
+  return text;
+}
+
 }  // namespace
 
 void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
@@ -158,6 +192,8 @@ void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
     put_fact(canvas, row, bottom, "parts",
              fmt::format("planning {:.2f}  model {:.2f}  sampling {:.2f}  events {:.2f} ms (p50 each)", s.planning_ms,
                          s.model_ms, s.sampling_ms, s.events_ms));
+  if (roomy && view.known.ops.passes > 0)
+    put_fact(canvas, row, bottom, "ops", ops_text(view.known.ops, ops_by_time(view.known.ops)));
   for (const Pool& p : view.known.pools) {
     if (bottom - row < 5) break;  // the table comes first
     put_fact(canvas, row, bottom, "pages", "");
@@ -258,6 +294,59 @@ void draw_pools(const View& view, Canvas& canvas, int top, int bottom) {
   }
 }
 
+void draw_layers(const View& view, Canvas& canvas, int top, int bottom) {
+  const OpTimes& times = view.known.ops;
+  if (times.passes == 0) {
+    canvas.put(top, 0,
+               view.known.slots.times_ops ? "no pass has run yet"
+                                          : "ops are not timed here: ridge serve --trace-ops (CPU; GPU: ridge profile)",
+               Style::dim);
+    return;
+  }
+  const auto by_time = ops_by_time(times);
+  int row = top;
+  canvas.put(row++, 0, ops_text(times, by_time), Style::bold);
+  const auto put_times = [&](const std::string& name, std::span<const LayerTimes> of, Style style) {
+    if (row >= bottom) return;
+    canvas.put(row, 0, name, style, kLayerColumn);
+    double all = 0;
+    for (const LayerTimes& layer : of)
+      for (const auto& [op, seconds] : layer.seconds) all += seconds;
+    int end = kLayerColumn + kTimeColumn;
+    canvas.put_right(row, end, ms_text(times, all), style);
+    for (const auto& [op, total] : by_time) {
+      if ((end += kTimeColumn) > canvas.columns()) break;
+      double sum = 0;
+      for (const LayerTimes& layer : of)
+        if (const auto found = layer.seconds.find(op); found != layer.seconds.end()) sum += found->second;
+      canvas.put_right(row, end, ms_text(times, sum), style);
+    }
+    ++row;
+  };
+  if (row < bottom) {
+    canvas.put(row, 0, "layer", Style::dim);
+    int end = kLayerColumn + kTimeColumn;
+    canvas.put_right(row, end, "ms", Style::dim);
+    for (const auto& [op, total] : by_time)
+      if ((end += kTimeColumn) <= canvas.columns())
+        canvas.put_right(row, end, op.substr(0, kTimeColumn - 1), Style::dim);
+    ++row;
+  }
+  // The layers behind what is outside of them; several a row where they are too many.
+  const bool has_outside = !times.layers.empty() && times.layers[0].layer < 0;
+  const std::span<const LayerTimes> all = times.layers, layers = all.subspan(has_outside);
+  const size_t room = size_t(std::max(1, bottom - row - 2)),
+               a_row = std::max<size_t>(1, (layers.size() + room - 1) / room);
+  for (size_t first = 0; first < layers.size(); first += a_row) {
+    const auto some = layers.subspan(first, std::min(a_row, layers.size() - first));
+    put_times(some.size() == 1 ? fmt::format("{}", some[0].layer)
+                               : fmt::format("{}-{}", some.front().layer, some.back().layer),
+              some, Style::plain);
+  }
+  if (has_outside) put_times("outside", all.first(1), Style::plain);
+  put_times("all", all, Style::bold);
+}
+
 void draw_chat(const View& view, Canvas& canvas, int top, int bottom) {
   const int columns = canvas.columns(), room = bottom - top - 2;
   std::vector<std::pair<std::u32string, Style>> lines;
@@ -317,16 +406,18 @@ void draw(const View& view, Canvas& canvas) {
       case Page::requests: draw_requests(view, canvas, 2, bottom); break;
       case Page::cache: draw_cache(view, canvas, 2, bottom); break;
       case Page::pools: draw_pools(view, canvas, 2, bottom); break;
+      case Page::layers: draw_layers(view, canvas, 2, bottom); break;
     }
   }
   static constexpr std::string_view kKeys[kPages] = {
       "Enter sends  Esc stops  Ctrl-R resets  Tab transcript  Ctrl-C quits",
-      "1-4 pages  Tab prompts/answers  Up/Down table  q quits",
-      "1-4 pages  Tab norm/error  Up/Down layer  p pool  q quits",
-      "1-4 pages  Tab next pool  q quits",
+      "1-5 pages  Tab prompts/answers  Up/Down table  q quits",
+      "1-5 pages  Tab norm/error  Up/Down layer  p pool  q quits",
+      "1-5 pages  Tab next pool  q quits",
+      "1-5 pages  q quits",
   };
   std::string_view keys = kKeys[int(view.page)];
-  if (view.page == Page::chat && !view.typing) keys = "1-4 pages  Tab input  Up/Down scroll  Esc stops  q quits";
+  if (view.page == Page::chat && !view.typing) keys = "1-5 pages  Tab input  Up/Down scroll  Esc stops  q quits";
   if (bottom > 1) {
     canvas.put(bottom, canvas.put(bottom, 0, "F1/F2 ", Style::bold), keys, Style::dim);
   }

@@ -6,8 +6,8 @@
 
 namespace ridge::top {
 
-enum class Page { chat, requests, cache, pools };
-inline constexpr int kPages = 4;
+enum class Page { chat, requests, cache, pools, layers };
+inline constexpr int kPages = 5;
 
 /// A line of the transcript.
 struct Turn {
@@ -24,6 +24,7 @@ struct Chat {
 struct Known {
   Props props;
   Slots slots;
+  OpTimes ops;  ///< of the newest passes: those between two polls
   std::vector<Pool> pools;
   std::vector<double> tok_s, prompt_tok_s;  ///< by poll, newest last
   bool connected = false;
@@ -48,6 +49,8 @@ void draw(const View& view, Canvas& canvas);
 void draw_requests(const View& view, Canvas& canvas, int top, int bottom);
 void draw_cache(const View& view, Canvas& canvas, int top, int bottom);
 void draw_pools(const View& view, Canvas& canvas, int top, int bottom);
+/// Time of the ops by layer.
+void draw_layers(const View& view, Canvas& canvas, int top, int bottom);
 void draw_chat(const View& view, Canvas& canvas, int top, int bottom);
 
 }  // namespace ridge::top

@@ -22,6 +22,7 @@ void press_tab(View& view) {
     case Page::requests: view.shows_prompts = !view.shows_prompts; break;
     case Page::cache: view.shows_error = !view.shows_error; break;
     case Page::pools: ++view.pool; break;
+    case Page::layers: break;
   }
 }
 

@@ -145,6 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{run_with({"-dev", "cuda:1"}), 6, "not available"},
                     Wrong{{"bench", "decode", "-m", kTinyModel, "--device", "cuda"}, 6, "not available"},
                     Wrong{run_with({"--device", "cuda:0,1,0"}), 2, "names 0 twice"},
+                    Wrong{{"serve", "-m", kTinyModel, "--device", "cuda", "--trace-ops"}, 2, "ridge profile"},
                     Wrong{run_with({"--device", "cuda:0,1"}), 6, "device cuda:0,1 is not available"},
                     Wrong{{"bench", "decode", "-m", "synth:tiny@shared=1"}, 2, "shared=1 is for devices"}));
 

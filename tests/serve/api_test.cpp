@@ -707,5 +707,41 @@ TEST_F(ApiTest, ViewsSayWhatRuns) {
   EXPECT_GT(seconds, 0.9 * get("/slots")["totals"]["step_seconds"].get<double>());
 }
 
+TEST_F(ApiTest, OpsAreTimedByLayerWhereTheServerWasAskedTo) {
+  open();
+  ok("/v1/completions", story(5));
+  EXPECT_FALSE(get("/slots").contains("ops"));
+  EXPECT_THAT(client().get("/metrics")->body, Not(HasSubstr("ridge_op_seconds_total")));
+  server_.reset();
+
+  SchedulerOptions options = scheduler_options();
+  options.trace_ops = true;
+  open({}, options);
+  EXPECT_EQ(get("/slots")["ops"]["passes"], 0);
+  const Json answer = ok("/v1/completions", story(20));
+  const Json slots = get("/slots"), ops = slots["ops"];
+  EXPECT_EQ(ops["passes"], slots["totals"]["steps"]);
+  EXPECT_EQ(ops["seconds"], slots["totals"]["step_seconds"]);
+  ASSERT_EQ(ops["layers"].size(), size_t(model().info().n_layers) + 1) << "embedding and output are in no layer";
+  double sum = 0;
+  int layer = -1;
+  for (const Json& of : ops["layers"]) {
+    EXPECT_EQ(of["layer"], layer);
+    for (const char* op : {"gemv", "attention", "norm"})
+      EXPECT_TRUE(layer < 0 || of["seconds"][op].get<double>() > 0) << op << " of layer " << layer;
+    for (const auto& [op, seconds] : of["seconds"].items()) sum += seconds.get<double>();
+    ++layer;
+  }
+  EXPECT_GT(ops["layers"][0]["seconds"]["embed"].get<double>(), 0);
+  EXPECT_LE(sum, ops["seconds"].get<double>());
+  EXPECT_GT(sum, 0.2 * ops["seconds"].get<double>());
+  EXPECT_THAT(client().get("/metrics")->body, HasSubstr("ridge_op_seconds_total{op=\"attention\",layer=\"4\"} "));
+  server_.reset();
+  EXPECT_EQ(model().engine().context().trace, nullptr) << "the next server times nothing";
+
+  open();
+  EXPECT_EQ(ok("/v1/completions", story(20))["choices"], answer["choices"]) << "times change no text";
+}
+
 }  // namespace
 }  // namespace ridge::serve

@@ -162,6 +162,48 @@ TEST(TopLayout, ALostServerIsSaidAndTheLastFiguresStay) {
   EXPECT_THAT(draw_at(view, 24, 80), testing::AllOf(HasSubstr("trying again"), HasSubstr("80.5 made")));
 }
 
+TEST(TopLayers, TimesOfTheNewestPassesByLayerAndOp) {
+  View view = busy_view();
+  view.page = Page::layers;
+  EXPECT_THAT(draw_at(view, 24, 80), HasSubstr("ridge serve --trace-ops"));
+  const auto slots = [](int passes, double seconds) {
+    std::string layers = fmt::format(R"({{"layer":-1,"seconds":{{"embed":{}}}}})", 0.02 * seconds);
+    for (int i = 0; i < 8; ++i)
+      layers +=
+          fmt::format(R"(,{{"layer":{},"seconds":{{"gemv":{},"attention":{}}}}})", i, 0.08 * seconds, 0.03 * seconds);
+    return read_slots(fmt::format(R"({{"ops":{{"passes":{},"seconds":{},"layers":[{}]}}}})", passes, seconds, layers))
+        .or_throw();
+  };
+  view.known.slots = slots(0, 0);
+  EXPECT_THAT(draw_at(view, 24, 80), HasSubstr("no pass has run yet"));
+  view.known.slots = slots(30, 3);
+  view.known.ops = view.known.slots.ops.since(slots(10, 1).ops);
+  const std::string text = draw_at(view, 24, 80);
+  for (const char* part :
+       {"100.000 ms a pass of the newest 20: gemv 64 %, attention 24 %, embed 2 %, between ops 10 %",
+        "layer            ms       gemv  attention      embed", "0            11.000      8.000      3.000      0.000",
+        "outside       2.000      0.000      0.000      2.000", "all          90.000     64.000     24.000      2.000"})
+    EXPECT_THAT(text, HasSubstr(part)) << text;
+  const std::string small = draw_at(view, 10, 40);
+  EXPECT_THAT(small, testing::AllOf(HasSubstr("0-2          33.000"), HasSubstr("6-7 "), HasSubstr("all ")))
+      << "several layers a line" << small;
+  view.page = Page::requests;
+  EXPECT_THAT(draw_at(view, 24, 100), HasSubstr("ops       100.000 ms a pass of the newest 20: gemv 64 %"));
+  EXPECT_EQ(slots(2, 1).ops.since(slots(10, 1).ops).passes, 2) << "the server began anew";
+}
+
+TEST(TopLayers, HostileTimesReadAsNothing) {
+  for (const char* ops :
+       {"3", "[]", "{}", R"({"passes":2})", R"({"passes":2,"seconds":-1,"layers":[3,{"layer":"x"}]})",
+        R"({"passes":1e300,"layers":[{"layer":1e300,"seconds":[1]},{"seconds":{"a":"b","c":-1}}]})"}) {
+    View view;
+    view.known.slots = read_slots(fmt::format(R"({{"ops":{}}})", ops)).or_throw();
+    view.known.ops = view.known.slots.ops;
+    view.page = Page::layers;
+    for (const int rows : {1, 3, 24}) EXPECT_TRUE(is_safe(draw_at(view, rows, 80))) << ops;
+  }
+}
+
 TEST(TopData, WrongFieldsReadAsNothing) {
   for (const char* text : {"{}", R"({"running":5,"step":[],"totals":"x","queue":"3","parallel":null})",
                            R"({"queue":-1,"step":{"ms_p50":"9","tok_s":{}},"totals":{"finished":true}})"}) {
