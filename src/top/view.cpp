@@ -144,9 +144,9 @@ std::string ms_text(const OpTimes& times, double seconds) {
   return fmt::format("{:.3f}", 1e3 * seconds / double(times.passes));
 }
 
-/// "12.500 ms a pass of the newest 3: gemv 61 %, attention 20 %, between ops 4 %"
+/// "12.500 ms a pass (last 3): gemv 61 %, attention 20 %, gaps 4 %"; gaps lie between ops.
 std::string ops_text(const OpTimes& times, std::span<const std::pair<std::string, double>> by_time) {
-  std::string text = fmt::format("{} ms a pass of the newest {}:", ms_text(times, times.seconds), times.passes);
+  std::string text = fmt::format("{} ms a pass (last {}):", ms_text(times, times.seconds), times.passes);
   double rest = times.seconds;
   const auto add = [&](std::string_view op, double seconds) {
     text += fmt::format(" {} {:.0f} %,", op, times.seconds > 0 ? 100 * seconds / times.seconds : 0.0);
@@ -155,7 +155,7 @@ std::string ops_text(const OpTimes& times, std::span<const std::pair<std::string
     add(op, seconds);
     rest -= seconds;
   }
-  add("between ops", std::max(0.0, rest));
+  add("gaps", std::max(0.0, rest));
   text.pop_back();
   return text;
 }

@@ -179,16 +179,17 @@ TEST(TopLayers, TimesOfTheNewestPassesByLayerAndOp) {
   view.known.slots = slots(30, 3);
   view.known.ops = view.known.slots.ops.since(slots(10, 1).ops);
   const std::string text = draw_at(view, 24, 80);
-  for (const char* part :
-       {"100.000 ms a pass of the newest 20: gemv 64 %, attention 24 %, embed 2 %, between ops 10 %",
-        "layer            ms       gemv  attention      embed", "0            11.000      8.000      3.000      0.000",
-        "outside       2.000      0.000      0.000      2.000", "all          90.000     64.000     24.000      2.000"})
+  for (const char* part : {"100.000 ms a pass (last 20): gemv 64 %, attention 24 %, embed 2 %, gaps 10 %",
+                           "layer             ms       gemv  attention      embed",
+                           "0             11.000      8.000      3.000      0.000",
+                           "outside        2.000      0.000      0.000      2.000",
+                           "all           90.000     64.000     24.000      2.000"})
     EXPECT_THAT(text, HasSubstr(part)) << text;
   const std::string small = draw_at(view, 10, 40);
-  EXPECT_THAT(small, testing::AllOf(HasSubstr("0-2          33.000"), HasSubstr("6-7 "), HasSubstr("all ")))
+  EXPECT_THAT(small, testing::AllOf(HasSubstr("0-2           33.000"), HasSubstr("6-7 "), HasSubstr("all ")))
       << "several layers a line" << small;
   view.page = Page::requests;
-  EXPECT_THAT(draw_at(view, 24, 100), HasSubstr("ops       100.000 ms a pass of the newest 20: gemv 64 %"));
+  EXPECT_THAT(draw_at(view, 24, 100), HasSubstr("ops       100.000 ms a pass (last 20): gemv 64 %"));
   EXPECT_EQ(slots(2, 1).ops.since(slots(10, 1).ops).passes, 2) << "the server began anew";
 }
 
