@@ -19,12 +19,6 @@ BenchOutput::BenchOutput(const OutputFlags& flags, const std::string& format, st
       results_(lab::ResultsFile::open(flags.results).or_throw()),
       progress_("bench", !flags.quiet) {}
 
-void BenchOutput::add(const std::string& line, const lab::Row& row, bool store) {
-  progress_.clear();
-  writer_.add(line, row);
-  if (store) results_.add(row);
-}
-
 void BenchOutput::failed(const std::string& test, const lab::BenchCheck& check) {
   progress_.clear();
   fmt::print(stderr, "error: {}: check failed: NMSE {:.3g} over the bound {:.3g} ({}); no speed is given for it\n",

@@ -5,6 +5,7 @@
 #include "base/progress.h"
 #include "cli/options.h"
 #include "lab/model/bench_check.h"
+#include "lab/rows/columns.h"
 #include "lab/rows/row_writer.h"
 
 namespace ridge::cli {
@@ -23,8 +24,14 @@ class BenchOutput {
       progress_.set(done, total, what);
     };
   }
-  /// A row's line of the table and its fields, shown and, if `store`, added to --results.
-  void add(const std::string& line, const lab::Row& row, bool store = true);
+  /// Shows a row as a line of the table or as its fields, and adds it to --results if `store`.
+  template <class T>
+  void add(const lab::Columns<T>& columns, const T& row, bool store = true) {
+    progress_.clear();
+    const lab::Row fields = columns.fields(row);
+    writer_.add(columns.line(row), fields);
+    if (store) results_.add(fields);
+  }
   /// Removes the progress, so that something else can be said.
   void clear() { progress_.clear(); }
   /// Says that a test's check failed.

@@ -19,28 +19,6 @@ struct BandwidthFlags {
   int repeats = 21;
 };
 
-void print_streams(const std::vector<lab::StreamResult>& streams) {
-  fmt::print("| stream | GB/s median | quartiles | max | repeats |\n|---|---:|---:|---:|---:|\n");
-  for (const lab::StreamResult& s : streams)
-    fmt::print("| {} | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", s.name, s.gb_s.median, s.gb_s.lower, s.gb_s.upper,
-               s.gb_s.max, s.repeats);
-}
-
-void print_rates(const std::vector<lab::RateResult>& rates, double read_gb_s) {
-  fmt::print(
-      "\n| multiply-adds | kernel | Gop/s median | quartiles | max | ridge op/byte | repeats |\n"
-      "|---|---|---:|---:|---:|---:|---:|\n");
-  for (const lab::RateResult& r : rates)
-    if (r.kernel.empty()) fmt::print("| {} | none: {} | | | | | |\n", r.number, r.why_not);
-    else
-      fmt::print("| {} | {} | {:.1f} | {:.1f} - {:.1f} | {:.1f} | {:.1f} | {} |\n", r.number, r.kernel, r.gop_s.median,
-                 r.gop_s.lower, r.gop_s.upper, r.gop_s.max, r.ridge_op_per_byte(read_gb_s), r.repeats);
-  fmt::print(
-      "\nA multiply-add is two operations. Work with fewer operations a byte than the ridge is bound by reading "
-      "memory ({:.1f} GB/s).\n",
-      read_gb_s);
-}
-
 void print_bandwidths(const lab::Bandwidths& b, double read_gb_s, std::string_view cache_unit) {
   fmt::print("buffers of {} MiB ({})\n\n", b.size.bytes >> 20, b.size.why);
   std::vector<lab::StreamResult> streams = b.streams;
@@ -48,8 +26,12 @@ void print_bandwidths(const lab::Bandwidths& b, double read_gb_s, std::string_vi
     streams.push_back(cache.stream);
     streams.back().name += fmt::format(", {} {}", cache.bytes >> 10, cache_unit);
   }
-  print_streams(streams);
-  print_rates(b.rates, read_gb_s);
+  std::vector<lab::RateRow> rates;
+  for (const lab::RateResult& rate : b.rates) rates.push_back({rate, read_gb_s});
+  fmt::print(
+      "{}\n{}\nA multiply-add is two operations. Work with fewer operations a byte than the ridge is bound by reading "
+      "memory ({:.1f} GB/s).\n",
+      lab::stream_columns().table(streams), lab::rate_columns().table(rates), read_gb_s);
 }
 
 void print_table(const lab::Ceilings& ceilings) {
@@ -68,10 +50,7 @@ void print_table(const lab::DeviceCeilings& ceilings) {
   fmt::print("cuda:{} {}, sm_{}, {} processors\n", ceilings.index, ceilings.device.name, ceilings.device.sm,
              ceilings.device.n_processors);
   print_bandwidths(ceilings, ceilings.read_gb_s(), "KiB");
-  fmt::print("\n| edge | us median | quartiles | least | repeats |\n|---|---:|---:|---:|---:|\n");
-  for (const lab::EdgeResult& e : ceilings.edges)
-    fmt::print("| {} ({}) | {:.2f} | {:.2f} - {:.2f} | {:.2f} | {} |\n", e.name, e.what, e.us.median, e.us.lower,
-               e.us.upper, e.us.min, e.repeats);
+  fmt::print("\n{}", lab::edge_columns().table(ceilings.edges));
   if (const lab::StreamResult* best = ceilings.best_read())
     fmt::print("\nGB = 10^9 bytes loaded and stored. The roof is `{}`: {:.1f} GB/s.\n", best->name,
                ceilings.read_gb_s());
@@ -120,6 +99,7 @@ static Action declare_bench_bandwidth(CLI::App& app) {
             "MiB of one buffer; 0: several times the last-level cache, and 1 GiB (GPU: 4 GiB)");
   add_whole(app, "-r,--repetitions", f.repeats, 3, 100000, "times each stream runs, within ten seconds");
   add_output_flags(app, f.output, true);
+  app.footer(lab::columns_help(lab::stream_columns().texts()) + lab::columns_help(lab::rate_columns().texts()));
   return [flags] { return bandwidth(*flags); };
 }
 

@@ -51,12 +51,10 @@ lab::BatchParams read_batch_params(const BatchFlags& flags) {
 int bench_batch(const BatchFlags& flags) {
   const lab::BatchParams params = read_batch_params(flags);
   check_device(flags.model.device);
-  BenchOutput output(flags.output, flags.format, lab::batch_markdown_head());
+  BenchOutput output(flags.output, flags.format, lab::batch_columns().head());
   lab::BatchHooks hooks;
   output.attach(hooks);
-  hooks.on_row = [&](const lab::BatchRow& row) {
-    output.add(lab::batch_markdown_line(row), lab::batch_fields(row, params));
-  };
+  hooks.on_row = [&](const lab::BatchRow& row) { output.add(lab::batch_columns(), row); };
   hooks.on_failed = [&](const lab::BatchRow& row) { output.failed(row.test.text(row.fill), row.check); };
   return output.finish(lab::run_batch_bench(params, hooks));
 }
@@ -86,6 +84,7 @@ static Action declare_bench_batch(CLI::App& app) {
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
+  app.footer(lab::columns_help(lab::batch_columns().texts()));
   return [flags] { return bench_batch(*flags); };
 }
 
@@ -93,7 +92,7 @@ extern const Command bench_batch_command = {
     "bench batch", "prefill and decode speed of several sequences at once",
     R"(Flags and columns are llama-batched-bench's, ours appended. For every number of sequences (-npl) the prompts
 run first; sequences share forward passes. Then every forward pass generates one token of each sequence,
-greedily, and computes the logits of every sequence. S_PP and S_TG count the tokens of all sequences. The
+greedily, and computes the logits of every sequence. The
 percentage of memory bandwidth counts what a pass must read: the weights once and each sequence's cache.
 --lengths makes the sequences unequal. --fill puts random rows into the caches instead of running the prompts,
 so that 64 x 8192 is measured in seconds. Caches that do not fit are refused before anything runs. Small

@@ -52,12 +52,10 @@ int bench_collective(const CollectiveFlags& flags) {
   Ranks* const ranks = joined_ranks();
   if (ranks && !ranks->is_first())
     return lab::run_collective_bench_on_cpu(*ranks, params, {}) > 0 ? int(ErrorKind::gate) : 0;
-  BenchOutput output(flags.output, flags.format, lab::collective_markdown_head());
+  BenchOutput output(flags.output, flags.format, lab::collective_columns().head());
   lab::CollectiveHooks hooks;
   output.attach(hooks);
-  hooks.on_row = [&](const lab::CollectiveRow& row) {
-    output.add(lab::collective_markdown_line(row), lab::collective_fields(row, params), !row.failed());
-  };
+  hooks.on_row = [&](const lab::CollectiveRow& row) { output.add(lab::collective_columns(), row, !row.failed()); };
   hooks.on_skipped = [&](const std::string&, const std::string& why) {
     output.clear();
     if (!flags.output.quiet) fmt::print(stderr, "{}\n", why);
@@ -89,6 +87,7 @@ static Action declare_bench_collective(CLI::App& app) {
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
+  app.footer(lab::columns_help(lab::collective_columns().texts()));
   return [flags] { return bench_collective(*flags); };
 }
 
@@ -97,8 +96,7 @@ extern const Command bench_collective_command = {
     "all-reduce over ranks: GPUs of one machine, or CPU ranks over MPI",
     R"(Every rank gives --bytes of floats and gets the sum. Every rank checks the result before the timing and again
 after. GPUs: one process with one thread each, calls in recorded graphs; one-shot and two-shot write into the
-other GPUs' memory, nccl is NVIDIA's library. CPU: ranks of an MPI job. GB/s is the least that a rank must send; the
-link's rate is that of large copies in the same run.)",
+other GPUs' memory, nccl is NVIDIA's library. CPU: ranks of an MPI job.)",
     R"(ridge bench collective --device cuda:0,1 --kernel all
 mpirun -np 2 --bind-to none ridge bench collective --tp 2 --bytes 4096,65536)",
     declare_bench_collective,

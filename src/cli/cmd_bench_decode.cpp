@@ -120,12 +120,10 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
     opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, {n_ctx, params.n_ubatch})));
     return opened.back()->make;
   };
-  BenchOutput output(flags.output, flags.format, lab::spec_markdown_head(), true);
+  BenchOutput output(flags.output, flags.format, lab::spec_columns().head(), true);
   lab::SpecBenchHooks hooks;
   output.attach(hooks);
-  hooks.on_row = [&](const lab::SpecBenchRow& row) {
-    output.add(lab::spec_markdown_line(row, params), lab::spec_fields(row, params));
-  };
+  hooks.on_row = [&](const lab::SpecBenchRow& row) { output.add(lab::spec_columns(), row); };
   hooks.on_failed = [&](const lab::SpecBenchRow& row) {
     if (row.texts_differ.value_or(0) == 0) return output.failed(row.name(), row.check);
     output.clear();
@@ -144,12 +142,10 @@ int bench(const BenchFlags& flags) {
   if (!flags.text.empty()) bad_flag("--text", "tokens are random here", "add --spec-type lookup");
   if (flags.forced()) bad_flag("--force-accept", "nothing is proposed", "add --spec-type lookup");
   check_device(flags.device.device);
-  BenchOutput output(flags.output, flags.format, lab::bench_markdown_head(), true);
+  BenchOutput output(flags.output, flags.format, lab::bench_columns().head(), true);
   lab::BenchHooks hooks;
   output.attach(hooks);
-  hooks.on_row = [&](const lab::BenchRow& row) {
-    output.add(lab::bench_markdown_line(row), lab::bench_fields(row, params));
-  };
+  hooks.on_row = [&](const lab::BenchRow& row) { output.add(lab::bench_columns(), row); };
   hooks.on_failed = [&](const lab::BenchRow& row) { output.failed(row.test.text(), row.check); };
   return output.finish(lab::run_bench(params, hooks));
 }
@@ -192,6 +188,8 @@ static Action declare_bench_decode(CLI::App& app) {
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, csv, json, jsonl or sql, to stdout");
   add_output_flags(app, f.output, true);
+  app.footer(lab::columns_help(lab::bench_columns().texts()) +
+             "With --spec-type:" + lab::columns_help(lab::spec_columns().texts()));
   return [flags] { return bench(*flags); };
 }
 

@@ -68,24 +68,23 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
 /// --coding: attention, then appends of one row to the same caches; a row for each coded cache has both.
 int run_coding(lab::OpBenchParams params, lab::OpBenchHooks hooks, BenchOutput& output) {
   std::vector<lab::OpRow> attention, append;
-  lab::OpDevice device;
-  hooks.on_row = [&](const lab::OpRow& row, const lab::OpDevice& of) {
+  hooks.on_row = [&](const lab::OpRow& row) {
     (row.problem.op == lab::Op::append ? append : attention).push_back(row);
-    device = of;
   };
   int n_failed = lab::run_op_bench(params, lab::op_kernels(), hooks);
   params.op = lab::Op::append;
   params.n_new = {1};
   n_failed += lab::run_op_bench(params, lab::op_kernels(), hooks);
   for (const lab::CodingCost& cost : lab::coding_costs(attention, append, params.seed))
-    output.add(lab::coding_markdown_line(cost), lab::coding_fields(cost, device, params), n_failed == 0);
+    output.add(lab::coding_columns(), cost, n_failed == 0);
   return n_failed;
 }
 
 int bench_op(const OpFlags& flags) {
   const lab::OpBenchParams params = read_params(flags);
   check_device(flags.place.device);
-  BenchOutput output(flags.output, flags.format, flags.coding ? lab::coding_markdown_head() : lab::op_markdown_head());
+  BenchOutput output(flags.output, flags.format,
+                     flags.coding ? lab::coding_columns().head() : lab::op_columns().head());
   std::map<std::string, int> skipped;  // by reason
   lab::OpBenchHooks hooks;
   output.attach(hooks);
@@ -94,9 +93,7 @@ int bench_op(const OpFlags& flags) {
     output.clear();
     fmt::print(stderr, "{}\n", lab::op_prediction(row));
   };
-  hooks.on_row = [&](const lab::OpRow& row, const lab::OpDevice& device) {
-    output.add(lab::op_markdown_line(row), lab::op_fields(row, device, params), !row.failed());
-  };
+  hooks.on_row = [&](const lab::OpRow& row) { output.add(lab::op_columns(), row, !row.failed()); };
   hooks.on_skipped = [&](const lab::OpProblem& problem, const std::string& why) {
     ++skipped[fmt::format("{} {}: {}", op_name(problem.op), problem.format_text(), why)];
   };
@@ -178,6 +175,7 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
+  app.footer(lab::columns_help(lab::op_columns().texts()));
   return [flags, &app] {
     if (flags->place.model.empty()) {
       refuse_group(app, kStudyGroup, "is of the study of a model (-m)");

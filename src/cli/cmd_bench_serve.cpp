@@ -98,7 +98,7 @@ int bench_serve(const LoadFlags& flags) {
   const std::vector<lab::LoadTest> tests = load_tests(flags);
   check_device(flags.model.device);
   allow_many_files();
-  BenchOutput output(flags.output, flags.format, lab::load_markdown_head());
+  BenchOutput output(flags.output, flags.format, lab::load_columns().head());
   struct {
     std::function<bool()> stop;
     std::function<void(const std::string&, int, int)> on_status;
@@ -120,7 +120,7 @@ int bench_serve(const LoadFlags& flags) {
       ++n_failed;
       continue;
     }
-    output.add(lab::load_markdown_line(row), lab::load_fields(row));
+    output.add(lab::load_columns(), row);
   }
   return output.finish(n_failed);
 }
@@ -163,6 +163,7 @@ static Action declare_bench_serve(CLI::App& app) {
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
+  app.footer(lab::columns_help(lab::load_columns().texts()));
   return [flags] { return bench_serve(*flags); };
 }
 
@@ -170,9 +171,7 @@ extern const Command bench_serve_command = {
     "bench serve", "a server under load, as its clients see it",
     R"(Sends streaming completions over HTTP to a running server (--url) or to one started here (-m): from clients
 that wait for their answers, one test for each number of --clients, or as Poisson arrivals (--rate). Prompts
-are random token ids of random lengths, the same for the same --seed. The table has the time to the first text
-(TTFT), between pieces of text (ITL), tokens a second of all clients, requests a second within both limits
-(good), the most bytes of the cache in use, and the server's steps. An answer of another length than asked for
+are random token ids of random lengths, the same for the same --seed. An answer of another length than asked for
 ends the command with 3. A server started here has an empty cache for every test.)",
     R"(ridge bench serve -m models/ridge-ref-q8_0.gguf --clients 1,8 --prompt-tokens 200-1000 --kv f16,rotor-3
 ridge bench serve --url http://127.0.0.1:8080 --rate 2 --seconds 60 --shared-prefix 1500 --prefixes 4

@@ -71,10 +71,10 @@ int compare(const CompareFlags& flags) {
   hooks.on_none = [&](size_t i, const std::string& why) {
     throw_error(ErrorKind::usage, "{}: no kernel for {}: {}", kNames[i], lab::SweepCell(i == 1 ? b : a).text(), why);
   };
-  hooks.on_row = [&](size_t i, const lab::OpRow& row, const lab::OpDevice& device) {
+  hooks.on_row = [&](size_t i, const lab::OpRow& row) {
     failed |= row.failed();
     rows[i] = row;
-    fields[i] = lab::op_fields(row, device, params);
+    fields[i] = lab::op_columns().fields(row);
   };
   lab::run_op_turns(params, turns, lab::op_kernels(), hooks);
   progress.clear();
@@ -89,8 +89,8 @@ int compare(const CompareFlags& flags) {
   row["b"] = fields[1];
   if (flags.output.json) fmt::print("{}\n", lab::json_text(row, 2));
   else {
-    fmt::print("{}\n", lab::op_markdown_head());
-    for (const int i : {0, 2, 1}) fmt::print("{}\n", lab::op_markdown_line(rows[i]));
+    fmt::print("{}\n", lab::op_columns().head());
+    for (const int i : {0, 2, 1}) fmt::print("{}\n", lab::op_columns().line(rows[i]));
     if (!failed)
       fmt::print("\nB ({} {}) against A ({} {}): {}\n", b.format, rows[1].kernel, a.format, rows[0].kernel,
                  lab::verdict_text(verdict));
@@ -127,6 +127,7 @@ static Action declare_compare(CLI::App& app) {
   in_group(app, "Model");
   add_place_flags(app, f.device);
   add_output_flags(app, f.output, true);
+  app.footer(lab::columns_help(lab::op_columns().texts()));
   return [flags] { return compare(*flags); };
 }
 

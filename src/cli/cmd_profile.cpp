@@ -49,7 +49,7 @@ int profile(const ProfileFlags& flags) {
                .on_status = [&](const std::string& what, int done, int total) { progress.set(done, total, what); }});
   progress.clear();
   if (!result) return int(ErrorKind::interrupted);
-  const lab::Row row = lab::profile_fields(*result, params);
+  const lab::Row row = lab::profile_columns().fields(*result);
   if (!flags.trace.empty()) {
     const lab::Row events = lab::trace_events(result->example, fmt::format("ridge {}", result->model.name));
     io::PendingFile file(flags.trace);
@@ -82,14 +82,13 @@ static Action declare_profile(CLI::App& app) {
   add_text(app, "--trace", f.trace, "FILE", "write the median step for chrome://tracing or ui.perfetto.dev");
   app.add_flag("--counters", f.counters, "instructions, cycles and cache misses of each part, where the CPU has them");
   add_output_flags(app, f.output, true);
+  app.footer(lab::columns_help(lab::profile_part_texts()));
   return [flags] { return profile(*flags); };
 }
 
 extern const Command profile_command = {
     "profile", "where the time of a forward pass goes, op by op",
-    R"(Divides the time of decode passes (with -p: of a prompt's pass) over ops on the CPU and kernels on a GPU:
-time, share, declared bytes, GB/s, percent of the read bandwidth measured in the same run, and what limits
-each op. Ops and the gaps between them add up to the pass. --trace writes one pass for ui.perfetto.dev.)",
+    R"(Divides the time of decode passes (with -p: of a prompt's pass) over ops on the CPU and kernels on a GPU. Ops and the gaps between them add up to the pass. --trace writes one pass for ui.perfetto.dev.)",
     R"(ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv-quant rotor-3
 ridge profile -m model.gguf -p 512 --trace step.json)",
     declare_profile};

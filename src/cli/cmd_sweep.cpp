@@ -134,9 +134,9 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
       rows.push_back(row);
       return;
     }
-    if (rows.empty()) fmt::print("{}\n", lab::sweep_markdown_head());
+    if (rows.empty()) fmt::print("{}\n", lab::sweep_columns().head());
     rows.push_back(nullptr);
-    fmt::print("{}\n", lab::sweep_markdown_line(cell.cell, row));
+    fmt::print("{}\n", lab::sweep_columns().line({cell.cell, row}));
     std::fflush(stdout);
   };
   for (const lab::SweepPlan& plan : plans) {
@@ -213,6 +213,7 @@ static Action declare_sweep(CLI::App& app) {
   add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads; 0: one per processor");
   add_text(app, "--isa", f.isa, "NAME", "highest instruction set to use: " + isa_names());
   add_output_flags(app, f.output, false);
+  app.footer(lab::columns_help(lab::sweep_columns().texts()));
   return [flags] { return sweep(*flags); };
 }
 

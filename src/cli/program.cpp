@@ -271,7 +271,7 @@ int run_program(const std::vector<std::string>& args) {
     actions[&app] = {command.declare(app), command.ranks};
     app.description(
         fmt::format("{}: {}\n\n{}\n", full_name(app), command.summary, wrapped(std::string(command.details), 100)));
-    app.footer(footer(command.example));
+    app.footer(app.get_footer() + footer(command.example));
   }
   complete_options(root);
   try {

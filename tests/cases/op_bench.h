@@ -27,7 +27,6 @@ struct Found {
   int n_failed = 0;
   std::vector<OpRow> rows;
   std::vector<std::string> skipped, predicted;
-  OpDevice device;
 };
 
 inline Found run(const OpBenchParams& params, std::span<const OpKernel> table = op_kernels()) {
@@ -38,10 +37,7 @@ inline Found run(const OpBenchParams& params, std::span<const OpKernel> table = 
     EXPECT_GT(row.predicted_us(), 0);
     found.predicted.push_back(row.kernel);
   };
-  hooks.on_row = [&](const OpRow& row, const OpDevice& device) {
-    found.rows.push_back(row);
-    found.device = device;
-  };
+  hooks.on_row = [&](const OpRow& row) { found.rows.push_back(row); };
   hooks.on_skipped = [&](const OpProblem& problem, const std::string& why) {
     found.skipped.push_back(problem.format_text() + ": " + why);
   };

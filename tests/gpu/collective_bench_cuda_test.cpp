@@ -40,7 +40,7 @@ TEST_F(CollectiveBenchCuda, RowsAreCheckedAndTimed) {
     EXPECT_EQ(row.seconds.size(), 2u);
     EXPECT_GT(row.calls, 0);
     EXPECT_GT(row.link_gb_s, 0);
-    EXPECT_EQ(collective_fields(row, params)["device"], "cuda:1,0");
+    EXPECT_EQ(collective_columns().fields(row)["device"], "cuda:1,0");
   }
 }
 

@@ -202,7 +202,7 @@ TEST_F(OpBenchCuda, StopsBeforeTheNextProblem) {
   OpBenchHooks hooks;
   int rows = 0;
   hooks.stop = [] { return true; };
-  hooks.on_row = [&](const OpRow&, const OpDevice&) { ++rows; };
+  hooks.on_row = [&](const OpRow&) { ++rows; };
   EXPECT_EQ(run_op_bench(params, op_kernels(), hooks), 0);
   EXPECT_EQ(rows, 0);
 }

@@ -88,13 +88,13 @@ TEST(BatchBench, FilledCachesStandForPromptsAndRowsSaySo) {
   params.fill = true;
   const std::vector<BatchRow> rows = run(params);
   ASSERT_EQ(rows.size(), 2u);
-  const Row fields = batch_fields(rows[1], params);
+  const Row fields = batch_columns().fields(rows[1]);
   EXPECT_EQ(fields["kind"], "batch");
   EXPECT_EQ(fields["prompts"], "random rows");
   EXPECT_EQ(fields["n_kv"], 4 * 205);
   EXPECT_TRUE(fields["t_pp"].is_null());
   EXPECT_EQ(fields["checked"], true);
-  EXPECT_THAT(batch_markdown_line(rows[1]), HasSubstr("| 200 (fill) | 5 | 4 | 820 |  |  |"));
+  EXPECT_THAT(batch_columns().line(rows[1]), HasSubstr("| 200 (fill) | 5 | 4 | 820 |  |  |"));
 }
 
 TEST(BatchBench, AFailedCheckGivesNoSpeed) {

@@ -34,7 +34,7 @@ TEST(SpecBench, BothWaysAreTimedOverOneText) {
     EXPECT_EQ(row.seconds.size(), 2u);
     EXPECT_EQ(row.plain_seconds.size(), 2u);
     EXPECT_EQ(row.spec.n_steps + row.spec.n_accepted, 2 * 29) << "the first token comes from the prompt's step";
-    const Row f = spec_fields(row, params);
+    const Row f = spec_columns().fields(row);
     EXPECT_EQ(f["kind"], "spec");
     EXPECT_EQ(f["spec_accepted"], row.spec.n_accepted);
     EXPECT_NEAR(f["accepted_per_step"].get<double>(), double(row.spec.n_accepted) / double(row.spec.n_steps), 1e-12);
@@ -43,7 +43,7 @@ TEST(SpecBench, BothWaysAreTimedOverOneText) {
     EXPECT_EQ(f["texts_differ"], 0);
     EXPECT_TRUE(f["forced_accept"].is_null());
     EXPECT_EQ(f["samples_repeated_share"].size(), 2u);
-    EXPECT_NE(spec_markdown_line(row, params).find("| lookup | pp40+tg30 |"), std::string::npos);
+    EXPECT_NE(spec_columns().line(row).find("| lookup | pp40+tg30 |"), std::string::npos);
   }
 }
 
@@ -75,13 +75,13 @@ TEST(SpecBench, ForcedAcceptanceIsTimedOnRandomTokensAtADepth) {
     EXPECT_EQ(run_spec_bench(params, hooks), 0);
     ASSERT_EQ(rows.size(), 2u);
     for (const SpecBenchRow& row : rows) {
-      const Row f = spec_fields(row, params);
+      const Row f = spec_columns().fields(row);
       EXPECT_EQ(f["forced_accept"], 0.8);
       EXPECT_TRUE(f["texts_differ"].is_null()) << "not compared";
       EXPECT_EQ(f["n_depth"], row.n_depth);
       EXPECT_EQ(row.spec.n_steps + row.spec.n_accepted, 2 * 29);
       const std::string name = row.n_depth > 0 ? "forced 0.8 | pp40+tg30 @ d200 |" : "forced 0.8 | pp40+tg30 |";
-      EXPECT_NE(spec_markdown_line(row, params).find(name), std::string::npos);
+      EXPECT_NE(spec_columns().line(row).find(name), std::string::npos);
     }
   }
 }

@@ -68,7 +68,7 @@ TEST(Bench, ClocksThatGiveNothingGiveNoVerdict) {
     row.seconds = {1, bad};
     EXPECT_TRUE(std::isnan(row.avg_tokens_per_second())) << bad;
     EXPECT_TRUE(std::isnan(row.pct_of_roof())) << bad;
-    const Row fields = bench_fields(row, {});
+    const Row fields = bench_columns().fields(row);
     EXPECT_TRUE(fields["avg_ts"].is_null()) << bad;
     EXPECT_TRUE(fields["avg_ns"].is_null()) << bad;
     EXPECT_TRUE(fields["median_ms"].is_null()) << bad;

@@ -41,7 +41,7 @@ TEST(Coding, ARowHasTheTimesOfItsShapeAndTheirSum) {
     EXPECT_GT(c.f16_us, 0);
     EXPECT_GT(c.coding_us, 0);
     EXPECT_LT(c.k_error, c.v_error);
-    const Row f = coding_fields(c, attention.device, params);
+    const Row f = coding_columns().fields(c);
     EXPECT_EQ(f["kind"], "coding");
     EXPECT_DOUBLE_EQ(f["sum_us"].get<double>(), c.coded_us + c.coding_us);
     EXPECT_EQ(f["checked"], true);

@@ -29,12 +29,12 @@ TEST(CollectiveBench, CpuRanksAreCheckedAndTimed) {
       EXPECT_GT(row.calls, 0);
       EXPECT_GT(row.gb_s(), 0);
       EXPECT_GT(row.link_gb_s, 0);
-      const Row fields = collective_fields(row, params);
+      const Row fields = collective_columns().fields(row);
       EXPECT_EQ(fields["kind"], "collective");
       EXPECT_EQ(fields["n_ranks"], n);
       EXPECT_EQ(fields["device"], "cpu");
       EXPECT_EQ(fields["samples_us"].size(), 3u);
-      EXPECT_THAT(collective_markdown_line(row), HasSubstr(fmt::format("| {} | {} | ranks |", n, row.bytes)));
+      EXPECT_THAT(collective_columns().line(row), HasSubstr(fmt::format("| {} | {} | ranks |", n, row.bytes)));
     }
   }
 }
@@ -61,12 +61,14 @@ TEST(CollectiveBench, AWrongSumIsCounted) {
   const OpCheck check = check_collective(sums, 3, 7);
   EXPECT_FALSE(check.passed());
   EXPECT_EQ(check.error, 2);
-  EXPECT_THAT(collective_markdown_line({.kernel = "one-shot", .n_ranks = 3, .bytes = 400, .check = check}),
-              HasSubstr("FAILED"));
+  CollectiveRow row = collective_row("one-shot", 3, 400, 1, {});
+  row.check = check;
+  EXPECT_THAT(collective_columns().line(row), HasSubstr("FAILED"));
 }
 
 TEST(CollectiveBench, WhatARankMustSendIsHeldAgainstTheLink) {
-  const CollectiveRow row{.n_ranks = 4, .bytes = 1'000'000, .seconds = {1e-3, 1e-3}, .link_gb_s = 3};
+  CollectiveRow row = collective_row("one-shot", 4, 1'000'000, 3, {});
+  row.seconds = {1e-3, 1e-3};
   EXPECT_DOUBLE_EQ(row.gb_s(), 1.5);
   EXPECT_DOUBLE_EQ(row.pct_of_link(), 50);
 }

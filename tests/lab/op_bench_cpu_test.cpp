@@ -34,8 +34,8 @@ TEST(OpBenchCpu, EveryMatmulOfEveryFormatPasses) {
   expect_all_timed(found);
   for (const WeightFormat& format : weight_formats())
     EXPECT_GE(kernels_of(found, format.name).size(), 2u) << format.name;  // the reference at least, for both batches
-  EXPECT_TRUE(found.device.is_cpu());
-  EXPECT_EQ(found.device.n_threads, 2);
+  EXPECT_TRUE(found.rows.at(0).device.is_cpu());
+  EXPECT_EQ(found.rows.at(0).device.n_threads, 2);
 }
 
 TEST(OpBenchCpu, TheTwoOpBaselineIsMeasuredWhenNamedAndStatesItsTraffic) {
@@ -195,7 +195,7 @@ TEST(OpBenchCpu, StopsBeforeTheNextProblem) {
   OpBenchHooks hooks;
   int rows = 0;
   hooks.stop = [] { return true; };
-  hooks.on_row = [&](const OpRow&, const OpDevice&) { ++rows; };
+  hooks.on_row = [&](const OpRow&) { ++rows; };
   EXPECT_EQ(run_op_bench(small(Op::gemv), op_kernels(), hooks), 0);
   EXPECT_EQ(rows, 0);
 }

@@ -170,12 +170,14 @@ OpRow sample_row() {
 }
 
 TEST(OpRow, RatesFollowFromBytesAndTheMedian) {
-  const OpRow row = sample_row();
+  OpRow row = sample_row();
+  row.device.index = 1;
+  row.seed = 7;
   EXPECT_NEAR(row.us().median, 4, 1e-9);
   EXPECT_NEAR(row.gb_s(), 4000, 1e-6);
   EXPECT_NEAR(row.pct_of_roof(), 80, 1e-6);
   EXPECT_NEAR(row.predicted_us(), 3.2, 1e-9);
-  const Row f = op_fields(row, {.index = 1}, {.op = Op::attention, .seed = 7});
+  const Row f = op_columns().fields(row);
   EXPECT_EQ(f["op"], "attention");
   EXPECT_EQ(f["n_keys"], 4096);
   EXPECT_EQ(f["kv"], "f16");
@@ -189,9 +191,9 @@ TEST(OpRow, RatesFollowFromBytesAndTheMedian) {
   EXPECT_TRUE(f["gpu_before"].is_null());
   for (const char* field : {"date", "version", "build_commit", "command", "compiler"})
     EXPECT_TRUE(f.contains(field)) << field;
-  EXPECT_THAT(op_markdown_line(row),
+  EXPECT_THAT(op_columns().line(row),
               HasSubstr("| 4.00 | 3.50 - 4.50 | 16.0 MB | 3.20 | 4000.0 | 80.0 % | NMSE 1.0e-09 |"));
-  const std::string head = op_markdown_head(), line = op_markdown_line(row);
+  const std::string head = op_columns().head(), line = op_columns().line(row);
   EXPECT_EQ(std::count(line.begin(), line.end(), '|'),
             std::count(head.begin(), head.begin() + std::ptrdiff_t(head.find('\n')), '|'));
 }
@@ -201,13 +203,13 @@ TEST(OpRow, AFailedCheckIsWrittenOutAndHasNoFigures) {
   row.check.error = 0.5;
   row.seconds.clear();
   EXPECT_TRUE(row.failed());
-  EXPECT_THAT(op_markdown_line(row), HasSubstr("FAILED"));
-  EXPECT_THAT(op_markdown_line(row), HasSubstr("NMSE 5.0e-01 > 1.0e-07"));
-  const Row f = op_fields(row, {}, {});
+  EXPECT_THAT(op_columns().line(row), HasSubstr("FAILED"));
+  EXPECT_THAT(op_columns().line(row), HasSubstr("NMSE 5.0e-01 > 1.0e-07"));
+  const Row f = op_columns().fields(row);
   EXPECT_EQ(f["checked"], false);
   for (const char* field : {"median_us", "gb_s", "pct_of_roof"}) EXPECT_TRUE(f[field].is_null()) << field;
   row.after_replays = true;
-  EXPECT_THAT(op_markdown_line(row), HasSubstr("after the replays"));
+  EXPECT_THAT(op_columns().line(row), HasSubstr("after the replays"));
   row.check.error = NAN;  // a result of NaN
   EXPECT_TRUE(row.failed());
   EXPECT_FALSE(check_nmse(std::vector<float>{NAN, 1}, std::vector<float>{1, 1}, 10, "").passed());
@@ -217,12 +219,12 @@ TEST(OpRow, ClocksThatGiveNothingGiveNoFigures) {
   for (const double bad : {0.0, -1.0, double(NAN)}) {
     OpRow row = sample_row();
     row.seconds.push_back(bad);
-    EXPECT_TRUE(op_fields(row, {}, {})["median_us"].is_null()) << bad;
-    EXPECT_THAT(op_markdown_line(row), HasSubstr("no verdict"));
+    EXPECT_TRUE(op_columns().fields(row)["median_us"].is_null()) << bad;
+    EXPECT_THAT(op_columns().line(row), HasSubstr("no verdict"));
   }
   OpRow row = sample_row();
   row.roof_gb_s = 0;
-  EXPECT_TRUE(op_fields(row, {}, {})["pct_of_roof"].is_null());
+  EXPECT_TRUE(op_columns().fields(row)["pct_of_roof"].is_null());
 }
 
 TEST(GpuState, IsThreeNumbersOrNothing) {
@@ -314,7 +316,9 @@ TEST(OpData, RowsAreLaidOutAsTheIndexSays) {
 }
 
 TEST(OpRow, OfTheCpuSaysSo) {
-  const Row f = op_fields(sample_row(), {.isa = Isa::avx2, .n_threads = 3, .cache_bytes = 5}, {});
+  OpRow row = sample_row();
+  row.device = {.isa = Isa::avx2, .n_threads = 3, .cache_bytes = 5};
+  const Row f = op_columns().fields(row);
   EXPECT_EQ(f["device"], "cpu");
   EXPECT_EQ(f["isa"], "avx2");
   EXPECT_EQ(f["n_threads"], 3);
@@ -326,7 +330,7 @@ TEST(OpRow, ABaselineIsHeldAgainstItsOwnTraffic) {
   row.moved_bytes = 32000000;
   EXPECT_NEAR(row.predicted_us(), 6.4, 1e-9);
   EXPECT_NEAR(row.gb_s(), 4000, 1e-6) << "of the declared work";
-  EXPECT_EQ(op_fields(row, {}, {})["moved_bytes"], 32000000);
+  EXPECT_EQ(op_columns().fields(row)["moved_bytes"], 32000000);
   EXPECT_EQ(
       op_prediction(row),
       "attention 64/8/128, 1 x 4096 keys f16, some: predicted 32.0 MB (the work needs 16.0 MB), 6.40 us at 5000.0 "

@@ -202,7 +202,7 @@ TEST(Profile, AModelsPartsHaveItsBytesAndFillTheStep) {
   const double grown = 18.0 * double(p->cache.bytes_per_token());
   EXPECT_GE(double(products + attention), declared);
   EXPECT_LE(double(products + attention), declared + grown);
-  const Row row = profile_fields(*p, params);
+  const Row row = profile_columns().fields(*p);
   double share = row["gap_us"].get<double>() / row["step_us"].get<double>();
   for (const Row& part : row["parts"]) share += part["share"].get<double>();
   EXPECT_NEAR(share, 1, 1e-9);
@@ -220,7 +220,7 @@ TEST(Profile, APromptsChunkRunsGemm) {
   for (const ProfilePart& part : p->attribution.parts)
     if (part.op == "gemm") flops += part.work.flops;
   EXPECT_GT(flops, 40 * 2 * p->model.d_model);
-  EXPECT_EQ(profile_fields(*p, params)["phase"], "prefill");
+  EXPECT_EQ(profile_columns().fields(*p)["phase"], "prefill");
 }
 
 TEST(CpuCounters, CountOrSayWhyNot) {

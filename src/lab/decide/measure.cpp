@@ -262,15 +262,12 @@ class Measurer {
   }
 
   void requests_of(int n_prompt, BenchReference* reference) {
-    BenchParams bench;
-    bench.models = {params_.model};
-    bench.repeats = params_.repeats;
-    bench.seed = params_.seed;
-    bench.real_prefill = true;
     std::vector<BenchRow> rows;  // f16, the candidates, f16 again
     for (size_t i = 0; i <= formats_.size(); ++i) {
       BenchRow& row = rows.emplace_back();
       row.model = model_.info();
+      row.seed = params_.seed;
+      row.real_prefill = true;
       row.test.kv = parse_kv_choice(formats_[i % formats_.size()]).or_throw();
       row.test.n_prompt = n_prompt;
       row.test.n_gen = q_.n_gen;
@@ -300,7 +297,7 @@ class Measurer {
     }
     for (size_t i = 0; i < rows.size(); ++i) {
       rows[i].date = utc_now();
-      Row row = bench_fields(rows[i], bench);
+      Row row = bench_columns().fields(rows[i]);
       row["kind"] = "service";
       for (const Request& of : requests[i]) {
         row["prompt_seconds"].push_back(number(of.prompt));

@@ -176,6 +176,9 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
         row.test = test;
         row.roof_gb_s = machine.read_gb_s;
         row.llc_bytes = machine.llc_bytes;
+        row.seed = params.seed;
+        row.real_prefill = params.real_prefill;
+        row.temperature = params.temperature;
         if (reference)
           row.check =
               reference->compare(model, {.kv = test.kv, .depth = test.n_depth}, params.seed, params.check_bound);

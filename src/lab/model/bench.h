@@ -11,7 +11,7 @@
 #include "lab/model/bench_check.h"
 #include "lab/model/bench_params.h"
 #include "lab/op/ceilings.h"
-#include "lab/rows/results.h"
+#include "lab/rows/columns.h"
 
 namespace ridge::lab {
 
@@ -24,17 +24,24 @@ struct ModelBenchRow {
   double read_bytes = 0;  ///< mean of a decode step; 0 without decode steps
   double roof_gb_s = 0;   ///< of memory
   int64_t llc_bytes = 0;  ///< last-level cache
+  uint64_t seed = 0;
   std::string date;
 
   /// What a decode step reads fits in the last-level cache: memory bandwidth is no ceiling for it.
   bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
   /// NaN without memory bandwidth.
   double pct_of_roof(double gb_s) const;
+  /// "81.3 %", "81.3 % (in cache)", "".
+  std::string roof_text(double gb_s) const;
+  /// "ok 1.2e-06", "off".
+  std::string checked_text() const;
 };
 
 struct BenchRow : ModelBenchRow {
   BenchTest test;
   std::vector<double> seconds;  ///< one per repeat
+  bool real_prefill = false;    ///< the depth was reached by running a prompt
+  float temperature = 0;
 
   int64_t n_tokens() const { return test.n_prompt + test.n_gen; }
   /// NaN when the clock gave nothing usable.
@@ -67,9 +74,9 @@ using BenchHooks = ModelBenchHooks<BenchRow>;
 int run_bench(const BenchParams& params, const BenchHooks& hooks);
 
 /// llama-bench's fields in its order, then ours.
-Row bench_fields(const BenchRow& row, const BenchParams& params);
-/// Heading (two lines) and line of the markdown table.
-std::string bench_markdown_head();
-std::string bench_markdown_line(const BenchRow& row);
+const Columns<BenchRow>& bench_columns();
+/// Those that rows of other benches of models have too: what ran where, and the cache, the check and the kernels.
+Columns<BenchRow> bench_run_columns();
+Columns<BenchRow> bench_cache_columns();
 
 }  // namespace ridge::lab

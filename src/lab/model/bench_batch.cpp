@@ -185,8 +185,6 @@ bool time_batch(const Model& model, const BatchParams& params, const BatchHooks&
   return true;
 }
 
-std::string cell(double value, int digits) { return std::isfinite(value) ? fmt::format("{:.{}f}", value, digits) : ""; }
-
 }  // namespace
 
 std::vector<int> PromptLengths::of(int n) const {
@@ -273,6 +271,7 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
     row.n_ubatch = n_ubatch;
     row.roof_gb_s = machine.read_gb_s;
     row.llc_bytes = machine.llc_bytes;
+    row.seed = params.seed;
     if (reference)
       row.check = reference->compare(
           model, {.kv = test.kv, .depth = test.longest(), .n_seq = std::min(test.n_seq(), kMostChecked)}, params.seed,
@@ -289,54 +288,38 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   return n_failed;
 }
 
-Row batch_fields(const BatchRow& row, const BatchParams& params) {
-  const BenchTest test{.n_ubatch = row.n_ubatch, .kv = row.test.kv, .n_gen = row.test.n_gen};
-  const Row known = bench_fields({row, test, {}}, {.seed = params.seed});
-  const auto copy = [&](Row& f, std::initializer_list<const char*> names) {
-    for (const char* name : names) f[name] = known.at(name);
+const Columns<BatchRow>& batch_columns() {
+  const auto known = [](const BatchRow& r) {
+    return BenchRow{r, {.n_ubatch = r.n_ubatch, .kv = r.test.kv, .n_gen = r.test.n_gen}};
   };
-  Row f;
-  f["kind"] = "batch";
-  copy(f, {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
-           "model_size", "model_n_params", "n_ubatch", "n_threads", "type_k", "type_v", "test_time", "load_1min"});
-  f["test"] = row.test.name(row.fill);
-  f["n_prompt"] = row.test.n_prompt;
-  f["n_gen"] = row.test.n_gen;
-  f["n_seq"] = row.test.n_seq();
-  f["n_kv"] = row.test.prompt_tokens() + row.test.gen_tokens();
-  f["prompts"] = row.fill ? "random rows" : "run";
-  f["t_pp"] = number(row.t_prompt());
-  f["speed_pp"] = number(row.prompt_rate());
-  f["t_tg"] = number(row.t_gen());
-  f["speed_tg"] = number(row.gen_rate());
-  f["samples_t_pp"] = row.prompt_seconds;
-  f["samples_t_tg"] = row.gen_seconds;
-  f["read_bytes"] = int64_t(row.read_bytes);
-  f["read_gb_s"] = number(row.read_gb_s());
-  f["roof_gb_s"] = number(row.roof_gb_s);
-  f["pct_of_roof"] = number(row.pct_of_roof());
-  copy(f, {"in_cache", "kv_k", "kv_v", "kv_bytes_per_token", "checked", "check_error", "check_bound", "check_what",
-           "kernels", "device", "isa", "compiler", "seed", "command"});
-  put_ranks(f, row.model.n_ranks, row.model.n_stages);
-  return f;
-}
-
-std::string batch_markdown_head() {
-  return "| kv | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s | read GB/s | % of roof | "
-         "checked (NMSE) |\n"
-         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
-}
-
-std::string batch_markdown_line(const BatchRow& row) {
-  const BatchTest& t = row.test;
-  const int64_t n_kv = t.prompt_tokens() + t.gen_tokens();
-  const double all = (t.n_gen > 0 ? row.t_gen() : 0) + (row.fill ? 0 : row.t_prompt());
-  return fmt::format("| {} | {}{} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |", kv_text(t.kv),
-                     t.prompt_text, row.fill ? " (fill)" : "", t.n_gen, t.n_seq(), n_kv, cell(row.t_prompt(), 3),
-                     cell(row.prompt_rate(), 2), cell(row.t_gen(), 3), cell(row.gen_rate(), 2),
-                     row.fill ? "" : cell(all, 3), row.fill ? "" : cell(double(n_kv) / all, 2),
-                     cell(row.read_gb_s(), 1), cell(row.pct_of_roof(), 1),
-                     row.check.done ? fmt::format("ok {:.1e}", row.check.nmse) : "off");
+  static const Columns<BatchRow> columns = {
+      {"kind", "-", "batch", [](auto&) { return "batch"; }},
+      part_of<BatchRow>(bench_run_columns(), known),
+      {"", "-", "cache format", [](auto& r) { return kv_text(r.test.kv); }, "kv"},
+      {"test", "-", "prompt (pp), generation (tg), sequences (b)", [](auto& r) { return r.test.name(r.fill); }},
+      {"", "tokens", "of each prompt", [](auto& r) { return r.test.prompt_text + (r.fill ? " (fill)" : ""); }, ">PP"},
+      {"n_prompt", "tokens", "of each prompt", [](auto& r) { return r.test.n_prompt; }},
+      {"n_gen", "tokens", "generated of each sequence", [](auto& r) { return r.test.n_gen; }, ">TG"},
+      {"n_seq", "sequences", "at a time", [](auto& r) { return r.test.n_seq(); }, ">B"},
+      {"n_kv", "tokens", "of all sequences", [](auto& r) { return r.test.n_kv(); }, ">N_KV"},
+      {"prompts", "-", "run, or random rows in their place", [](auto& r) { return r.fill ? "random rows" : "run"; }},
+      {"t_pp", "s", "all prompts", &BatchRow::t_prompt, ">T_PP s", "{:.3f}"},
+      {"speed_pp", "tokens/s", "of all prompts", &BatchRow::prompt_rate, ">S_PP t/s", "{:.2f}"},
+      {"t_tg", "s", "all generation", &BatchRow::t_gen, ">T_TG s", "{:.3f}"},
+      {"speed_tg", "tokens/s", "generated, of all sequences", &BatchRow::gen_rate, ">S_TG t/s", "{:.2f}"},
+      {"", "s", "prompts and generation", &BatchRow::t_all, ">T s", "{:.3f}"},
+      {"", "tokens/s", "of both", [](auto& r) { return double(r.test.n_kv()) / r.t_all(); }, ">S t/s", "{:.2f}"},
+      {"samples_t_pp", "s", "every repetition", &BatchRow::prompt_seconds},
+      {"samples_t_tg", "s", "every repetition", &BatchRow::gen_seconds},
+      {"read_bytes", "bytes", "that a decode step must read", [](auto& r) { return int64_t(r.read_bytes); }},
+      {"read_gb_s", "GB/s", "those bytes in the step's time", &BatchRow::read_gb_s, ">read GB/s", "{:.1f}"},
+      {"roof_gb_s", "GB/s", "memory bandwidth, measured in the same run", &BatchRow::roof_gb_s},
+      {"pct_of_roof", "%", "of memory bandwidth", [](auto& r) { return r.pct_of_roof(); }, ">% of roof", "{:.1f}"},
+      {"", "-", "error of a block against the reference kernels", &BatchRow::checked_text, ">checked (NMSE)"},
+      part_of<BatchRow>(bench_cache_columns(), known),
+      part_of<BatchRow>(bench_columns().picked({"in_cache", "n_ranks", "pp"}), known),
+  };
+  return columns;
 }
 
 }  // namespace ridge::lab

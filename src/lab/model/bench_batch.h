@@ -48,6 +48,7 @@ struct BatchTest {
   int n_seq() const { return int(n_prompt.size()); }
   int64_t prompt_tokens() const;
   int64_t gen_tokens() const { return int64_t(n_gen) * n_seq(); }
+  int64_t n_kv() const { return prompt_tokens() + gen_tokens(); }
   int longest() const;  ///< positions that the longest sequence ends with
   /// "pp512+tg128 b16", with "fill" for pp where prompts do not run.
   std::string name(bool fill) const;
@@ -66,6 +67,7 @@ struct BatchRow : ModelBenchRow {
   /// Mean over the repeats; NaN where nothing was timed.
   double t_prompt() const { return mean_deviation(prompt_seconds).mean; }
   double t_gen() const { return mean_deviation(gen_seconds).mean; }
+  double t_all() const { return fill ? NAN : t_prompt() + (test.n_gen > 0 ? t_gen() : 0); }
   double prompt_rate() const { return double(test.prompt_tokens()) / t_prompt(); }
   double gen_rate() const { return double(test.gen_tokens()) / t_gen(); }
   double read_gb_s() const { return read_bytes * test.n_gen / t_gen() / 1e9; }
@@ -77,10 +79,8 @@ using BatchHooks = ModelBenchHooks<BatchRow>;
 /// when the caches of one do not fit.
 int run_batch_bench(const BatchParams& params, const BatchHooks& hooks);
 
-/// The fields of bench decode's rows that say what ran where, then those of this bench. kind: "batch".
-Row batch_fields(const BatchRow& row, const BatchParams& params);
-/// Heading (two lines) and line of the markdown table: llama-batched-bench's columns, ours behind them.
-std::string batch_markdown_head();
-std::string batch_markdown_line(const BatchRow& row);
+/// The fields of bench decode's rows that say what ran where, and those of this bench. The table has
+/// llama-batched-bench's columns, ours behind them.
+const Columns<BatchRow>& batch_columns();
 
 }  // namespace ridge::lab

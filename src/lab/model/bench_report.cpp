@@ -24,10 +24,10 @@ std::string model_type(const ModelInfo& model) {
   return fmt::format("{} {} {}", model.arch, human_count(model.n_params), model.weight_format);
 }
 
-Row side_row(const KvSideReport& side) {
-  return fmt::format("{} rotation={} centre={} window={} of {} sinks={} scale={} rounding={}", side.format,
+std::string side_text(const BenchRow& row, const KvSideReport& side) {
+  return fmt::format("{} rotation={} centre={} window={} of {} sinks={} scale={} rounding={}{}", side.format,
                      side.rotation, side.centre ? "on" : "off", side.window, side.recent, side.sinks, side.scale,
-                     side.rounding);
+                     side.rounding, row.cache.layers_differ() ? " layers=" + kv_text(row.test.kv) : "");
 }
 
 /// Milliseconds a token over the repeats; NaN without repeats or with a clock that gave nothing.
@@ -44,118 +44,147 @@ std::string quartiles(const Spread& ms) {
              : "";
 }
 
-std::string plus_minus(double mean, double deviation) {
-  return std::isfinite(mean) ? fmt::format("{:.2f} ± {:.2f}", mean, deviation) : "no verdict";
+std::string rate_text(const BenchRow& row) {
+  const double mean = row.avg_tokens_per_second();
+  return std::isfinite(mean) ? fmt::format("{:.2f} ± {:.2f}", mean, row.stddev_tokens_per_second()) : "no verdict";
 }
-
-std::string optional_number(double value, std::string_view unit = "") {
-  return std::isfinite(value) ? fmt::format("{:.1f}{}", value, unit) : "";
-}
-
-std::string checked_word(const BenchCheck& check) { return check.done ? fmt::format("ok {:.1e}", check.nmse) : "off"; }
 
 bool on_device(const BenchRow& row) { return row.model.device.starts_with("cuda"); }
 
+/// "cuda:0" and "NAME" of "cuda:0 NAME".
+std::string device_word(const BenchRow& row, bool is_name) {
+  const size_t end = row.model.device.find(' ');
+  return is_name ? row.model.device.substr(end + 1) : row.model.device.substr(0, end);
+}
+
+std::string backend(const BenchRow& row) { return on_device(row) ? row.model.device : "CPU " + row.model.isa; }
+const char* split_mode(const BenchRow& row) { return row.model.device.find(',') == std::string::npos ? "none" : "row"; }
+const char* depth_fill(const BenchRow& row) {
+  return row.test.n_depth == 0 ? "none" : row.real_prefill ? "prefill" : "random";
+}
+
+Row samples_ns(const BenchRow& row) {
+  Row list = Row::array();
+  for (const double seconds : row.seconds) list.push_back(int64_t(seconds * 1e9));
+  return list;
+}
+Row samples_ts(const BenchRow& row) {
+  Row list = Row::array();
+  for (const double seconds : row.seconds) list.push_back(number(double(row.n_tokens()) / seconds));
+  return list;
+}
+
+/// A field of llama-bench that has one value here.
+Column<BenchRow> fixed(std::string_view key, Row value) {
+  return {key, "-", "always this value; llama-bench has the field", [value](auto&) { return value; }};
+}
+
 }  // namespace
 
-std::string bench_markdown_head() {
-  return "| model | size | params | backend | threads | type_k | type_v | test | t/s | ms a token (quartiles) | read "
-         "GB/s "
-         "| % of roof | checked (NMSE) |\n"
-         "| --- | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |";
+std::string ModelBenchRow::roof_text(double gb_s) const {
+  const double pct = pct_of_roof(gb_s);
+  return std::isfinite(pct) ? fmt::format("{:.1f} %{}", pct, in_cache() ? " (in cache)" : "") : "";
 }
 
-std::string bench_markdown_line(const BenchRow& row) {
-  return fmt::format("| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |", model_type(row.model),
-                     human_bytes(row.model.weight_bytes), human_count(row.model.n_params),
-                     on_device(row) ? row.model.device : "CPU " + row.model.isa,
-                     on_device(row) ? "" : std::to_string(row.model.n_threads), kv_side_text(row.test.kv.k),
-                     kv_side_text(row.test.kv.v), row.test.name(),
-                     plus_minus(row.avg_tokens_per_second(), row.stddev_tokens_per_second()),
-                     quartiles(ms_per_token(row)), optional_number(row.read_gb_s()),
-                     optional_number(row.pct_of_roof(), row.in_cache() ? " % (in cache)" : " %"),
-                     checked_word(row.check));
+std::string ModelBenchRow::checked_text() const { return check.done ? fmt::format("ok {:.1e}", check.nmse) : "off"; }
+
+const Columns<BenchRow>& bench_columns() {
+  static const Columns<BenchRow> columns = {
+      {"build_commit", "-", "commit of the build", [](auto&) { return build_info().commit; }},
+      {"build_number", "commits", "up to that commit", [](auto&) { return build_info().number; }},
+      {"cpu_info", "-", "processor", [](auto&) { return machine_info().cpu_model; }},
+      {"gpu_info", "-", "GPU", [](auto& r) { return on_device(r) ? device_word(r, true) : ""; }},
+      {"backends", "-", "CPU or CUDA", [](auto& r) { return on_device(r) ? "CUDA" : "CPU"; }},
+      {"model_filename", "-", "as it was named", [](auto& r) { return r.model.path; }},
+      {"model_type", "-", "architecture, parameters, weight format", [](auto& r) { return model_type(r.model); },
+       "model"},
+      {"", "-", "weights", [](auto& r) { return human_bytes(r.model.weight_bytes); }, ">size"},
+      {"", "-", "weights, in number", [](auto& r) { return human_count(r.model.n_params); }, ">params"},
+      {"model_size", "bytes", "weights", [](auto& r) { return r.model.weight_bytes; }},
+      {"model_n_params", "values", "weights", [](auto& r) { return r.model.n_params; }},
+      {"n_batch", "tokens", "given to the engine at a time", [](auto& r) { return r.test.n_batch; }},
+      {"n_ubatch", "tokens", "most of a forward pass", [](auto& r) { return r.test.n_ubatch; }},
+      {"", "-", "device, or the CPU's instruction set", &backend, "backend"},
+      {"", "threads", "of the CPU", [](auto& r) { return when(!on_device(r), r.model.n_threads); }, ">threads"},
+      {"n_threads", "threads", "of the CPU", [](auto& r) { return r.model.n_threads; }},
+      fixed("cpu_mask", "0x0"),
+      fixed("cpu_strict", false),
+      fixed("poll", 50),
+      {"", "-", "cache format of K, options included", [](auto& r) { return kv_side_text(r.test.kv.k); }, "type_k"},
+      {"", "-", "cache format of V", [](auto& r) { return kv_side_text(r.test.kv.v); }, "type_v"},
+      {"type_k", "-", "cache format of K", [](auto& r) { return r.cache.k.format; }},
+      {"type_v", "-", "cache format of V", [](auto& r) { return r.cache.v.format; }},
+      {"n_gpu_layers", "layers", "on GPUs", [](auto& r) { return on_device(r) ? r.model.n_layers : 0; }},
+      fixed("n_cpu_moe", 0),
+      {"split_mode", "-", "row where devices share the model", &split_mode},
+      fixed("main_gpu", 0),
+      fixed("no_kv_offload", false),
+      fixed("flash_attn", true),
+      {"devices", "-", "GPUs by number", [](auto& r) { return on_device(r) ? device_word(r, false) : "none"; }},
+      fixed("tensor_split", "0.00"),
+      fixed("tensor_buft_overrides", "none"),
+      fixed("load_mode", "mmap"),
+      fixed("embeddings", false),
+      fixed("no_op_offload", 0),
+      fixed("no_host", false),
+      fixed("fit_target", 0),
+      fixed("fit_min_ctx", 0),
+      {"n_prompt", "tokens", "of the prompt", [](auto& r) { return r.test.n_prompt; }},
+      {"n_gen", "tokens", "generated", [](auto& r) { return r.test.n_gen; }},
+      {"n_depth", "tokens", "in the cache before", [](auto& r) { return r.test.n_depth; }},
+      {"test_time", "UTC", "end of the measurement", &BenchRow::date},
+      {"avg_ns", "ns", "mean of the repetitions", [](auto& r) { return when(r.avg_ns() > 0, int64_t(r.avg_ns())); }},
+      {"stddev_ns", "ns", "their standard deviation", [](auto& r) { return int64_t(r.stddev_ns()); }},
+      {"avg_ts", "tokens/s", "mean of the repetitions", [](auto& r) { return r.avg_tokens_per_second(); }},
+      {"stddev_ts", "tokens/s", "their standard deviation", [](auto& r) { return r.stddev_tokens_per_second(); }},
+      {"samples_ns", "ns", "every repetition", &samples_ns},
+      {"samples_ts", "tokens/s", "every repetition", &samples_ts},
+      {"test", "-", "prompt (pp) and generation (tg), depth (d)", [](auto& r) { return r.test.name(); }, "test"},
+      {"", "tokens/s", "mean and standard deviation", &rate_text, ">t/s"},
+      {"", "ms", "median and quartiles of a token", [](auto& r) { return quartiles(ms_per_token(r)); },
+       ">ms a token (quartiles)"},
+      {"median_ms", "ms", "of a token", [](auto& r) { return ms_per_token(r).median; }},
+      {"lower_quartile_ms", "ms", "of a token", [](auto& r) { return ms_per_token(r).lower; }},
+      {"upper_quartile_ms", "ms", "of a token", [](auto& r) { return ms_per_token(r).upper; }},
+      {"load_1min", "processes", "load of the machine", [](auto&) { return machine_info().load_1min; }},
+      {"kv_k", "-", "cache of K with its options", [](auto& r) { return side_text(r, r.cache.k); }},
+      {"kv_v", "-", "cache of V with its options", [](auto& r) { return side_text(r, r.cache.v); }},
+      {"kv_bytes_per_token", "bytes", "of the cache", [](auto& r) { return r.cache.bytes_per_token(); }},
+      {"depth_fill", "-", "how the depth was reached", &depth_fill},
+      {"read_bytes", "bytes", "a decode step's", [](auto& r) { return when(r.test.n_gen > 0, int64_t(r.read_bytes)); }},
+      {"read_gb_s", "GB/s", "those bytes in the step's time", &BenchRow::read_gb_s, ">read GB/s", "{:.1f}"},
+      {"roof_gb_s", "GB/s", "memory bandwidth, measured in the same run", &BenchRow::roof_gb_s},
+      {"pct_of_roof", "%", "share of memory bandwidth", [](auto& r) { return r.pct_of_roof(); }},
+      {"", "%", "share of memory bandwidth", [](auto& r) { return r.roof_text(r.read_gb_s()); }, ">% of roof"},
+      {"in_cache", "-", "those bytes fit in the last-level cache", &BenchRow::in_cache},
+      {"", "-", "error of a block against the reference kernels", &BenchRow::checked_text, ">checked (NMSE)"},
+      {"checked", "-", "the check passed", [](auto& r) { return r.check.done && r.check.passed; }},
+      {"check_error", "NMSE", "largest for its bound", [](auto& r) { return when(r.check.done, r.check.nmse); }},
+      {"check_bound", "NMSE", "of that error", [](auto& r) { return r.check.bound; }},
+      {"check_what", "-", "what was compared", [](auto& r) { return r.check.what; }},
+      {"kernels", "-", "of the model's ops", [](auto& r) { return fmt::format("{}", fmt::join(r.kernels, " ")); }},
+      {"device", "-", "device, with its name", [](auto& r) { return r.model.device; }},
+      {"n_ranks", "ranks", "where there are several",
+       [](auto& r) { return only(r.model.n_ranks > 1, r.model.n_ranks); }},
+      {"pp", "stages", "where there are several", [](auto& r) { return only(r.model.n_stages > 1, r.model.n_stages); }},
+      {"isa", "-", "highest instruction set", [](auto& r) { return r.model.isa; }},
+      {"compiler", "-", "of the build", [](auto&) { return build_info().compiler; }},
+      {"seed", "-", "of tokens and cache rows", &BenchRow::seed},
+      {"temperature", "-", "of sampling", [](auto& r) { return only(r.temperature > 0, r.temperature); }},
+      {"command", "-", "the command line", [](auto&) { return command_line(); }},
+  };
+  return columns;
 }
 
-Row bench_fields(const BenchRow& row, const BenchParams& params) {
-  const BuildInfo& build = build_info();
-  Row f;
-  f["build_commit"] = build.commit;
-  f["build_number"] = build.number;
-  f["cpu_info"] = machine_info().cpu_model;
-  // "cuda:0 NAME"
-  f["gpu_info"] = on_device(row) ? row.model.device.substr(row.model.device.find(' ') + 1) : "";
-  f["backends"] = on_device(row) ? "CUDA" : "CPU";
-  f["model_filename"] = row.model.path;
-  f["model_type"] = model_type(row.model);
-  f["model_size"] = row.model.weight_bytes;
-  f["model_n_params"] = row.model.n_params;
-  f["n_batch"] = row.test.n_batch;
-  f["n_ubatch"] = row.test.n_ubatch;
-  f["n_threads"] = row.model.n_threads;
-  f["cpu_mask"] = "0x0";
-  f["cpu_strict"] = false;
-  f["poll"] = 50;
-  f["type_k"] = row.cache.k.format;
-  f["type_v"] = row.cache.v.format;
-  f["n_gpu_layers"] = on_device(row) ? row.model.n_layers : 0;
-  f["n_cpu_moe"] = 0;
-  f["split_mode"] = row.model.device.find(',') == std::string::npos ? "none" : "row";
-  f["main_gpu"] = 0;
-  f["no_kv_offload"] = false;
-  f["flash_attn"] = true;
-  f["devices"] = on_device(row) ? row.model.device.substr(0, row.model.device.find(' ')) : "none";
-  f["tensor_split"] = "0.00";
-  f["tensor_buft_overrides"] = "none";
-  f["load_mode"] = "mmap";
-  f["embeddings"] = false;
-  f["no_op_offload"] = 0;
-  f["no_host"] = false;
-  f["fit_target"] = 0;
-  f["fit_min_ctx"] = 0;
-  f["n_prompt"] = row.test.n_prompt;
-  f["n_gen"] = row.test.n_gen;
-  f["n_depth"] = row.test.n_depth;
-  f["test_time"] = row.date;
-  f["avg_ns"] = std::isfinite(row.avg_ns()) ? Row(int64_t(row.avg_ns())) : Row(nullptr);
-  f["stddev_ns"] = int64_t(row.stddev_ns());
-  f["avg_ts"] = number(row.avg_tokens_per_second());
-  f["stddev_ts"] = number(row.stddev_tokens_per_second());
-  f["samples_ns"] = Row::array();
-  f["samples_ts"] = Row::array();
-  for (const double seconds : row.seconds) {
-    f["samples_ns"].push_back(int64_t(seconds * 1e9));
-    f["samples_ts"].push_back(number(double(row.n_tokens()) / seconds));
-  }
-  f["test"] = row.test.name();
-  const Spread ms = ms_per_token(row);
-  f["median_ms"] = number(ms.median);  // a token
-  f["lower_quartile_ms"] = number(ms.lower);
-  f["upper_quartile_ms"] = number(ms.upper);
-  f["load_1min"] = number(machine_info().load_1min);
-  const std::string layers = row.cache.layers_differ() ? " layers=" + kv_text(row.test.kv) : "";
-  f["kv_k"] = side_row(row.cache.k).get<std::string>() + layers;
-  f["kv_v"] = side_row(row.cache.v).get<std::string>() + layers;
-  f["kv_bytes_per_token"] = row.cache.bytes_per_token();
-  f["depth_fill"] = row.test.n_depth == 0 ? "none" : params.real_prefill ? "prefill" : "random";
-  f["read_bytes"] = row.test.n_gen > 0 ? Row(int64_t(row.read_bytes)) : Row(nullptr);
-  f["read_gb_s"] = number(row.read_gb_s());
-  f["roof_gb_s"] = number(row.roof_gb_s);
-  f["pct_of_roof"] = number(row.pct_of_roof());
-  f["in_cache"] = row.in_cache();
-  f["checked"] = row.check.done && row.check.passed;
-  f["check_error"] = row.check.done ? number(row.check.nmse) : Row(nullptr);
-  f["check_bound"] = number(row.check.bound);
-  f["check_what"] = row.check.what;
-  f["kernels"] = fmt::format("{}", fmt::join(row.kernels, " "));
-  f["device"] = row.model.device;
-  put_ranks(f, row.model.n_ranks, row.model.n_stages);
-  f["isa"] = row.model.isa;
-  f["compiler"] = build.compiler;
-  f["seed"] = params.seed;
-  if (params.temperature > 0) f["temperature"] = params.temperature;
-  f["command"] = command_line();
-  return f;
+Columns<BenchRow> bench_run_columns() {
+  return bench_columns().picked({"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
+                                 "model_type", "model_size", "model_n_params", "n_ubatch", "n_threads", "type_k",
+                                 "type_v", "test_time", "load_1min"});
+}
+
+Columns<BenchRow> bench_cache_columns() {
+  return bench_columns().picked({"kv_k", "kv_v", "kv_bytes_per_token", "checked", "check_error", "check_bound",
+                                 "check_what", "kernels", "device", "isa", "compiler", "seed", "command"});
 }
 
 }  // namespace ridge::lab

@@ -148,6 +148,17 @@ std::vector<int32_t> text_of(const Model& model, const SpecBenchParams& params) 
   return text;
 }
 
+Row or_null(const auto& optional) { return optional ? Row(*optional) : Row(); }
+
+std::string differ_text(const SpecBenchRow& row) {
+  return row.texts_differ ? fmt::format("{} of {}", *row.texts_differ, row.seconds.size()) : "not compared";
+}
+
+std::string proposer_text(const SpecBenchRow& row) {
+  const SpecBenchParams& run = *row.run;
+  return run.forced_accept ? fmt::format("{}, forced {:.4g}", run.type, *run.forced_accept) : run.type;
+}
+
 }  // namespace
 
 int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
@@ -169,6 +180,8 @@ int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
         for (const int n_prompt : params.n_prompt)
           for (const int n_gen : params.n_gen) {
             SpecBenchRow& row = rows.emplace_back();
+            row.run = &params;
+            row.seed = params.seed;
             row.model = model.info();
             row.kv = kv;
             row.n_prompt = n_prompt, row.n_gen = n_gen, row.n_depth = n_depth;
@@ -190,71 +203,60 @@ int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
   return n_failed;
 }
 
-Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params) {
-  const BenchTest test{.n_ubatch = params.n_ubatch, .kv = row.kv, .n_depth = row.n_depth, .n_gen = row.n_gen};
-  const Row known = bench_fields({row, test, {}}, {.seed = params.seed});
-  const auto copy = [&](Row& f, std::initializer_list<const char*> names) {
-    for (const char* name : names) f[name] = known.at(name);
+const Columns<SpecBenchRow>& spec_columns() {
+  const auto known = [](const SpecBenchRow& r) {
+    return BenchRow{r, {.n_ubatch = r.run->n_ubatch, .kv = r.kv, .n_depth = r.n_depth, .n_gen = r.n_gen}};
   };
-  const auto samples = [&](const std::vector<double>& seconds) {
+  const auto rates = [](const SpecBenchRow& row, const std::vector<double>& seconds) {
     Row list = Row::array();
     for (const double s : seconds) list.push_back(number((row.n_gen - 1) / s));
     return list;
   };
-  const MeanDeviation with = row.rate(row.seconds), plain = row.rate(row.plain_seconds);
-  Row f;
-  f["kind"] = "spec";
-  copy(f, {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
-           "model_size", "model_n_params", "n_ubatch", "n_threads", "type_k", "type_v", "test_time", "load_1min"});
-  f["test"] = row.name();
-  f["n_prompt"] = row.n_prompt;
-  f["n_gen"] = row.n_gen;
-  f["n_depth"] = row.n_depth;
-  f["text"] = params.text_name;
-  f["temperature"] = params.temperature;
-  f["spec_type"] = params.type;
-  f["spec_depth"] = params.depth;
-  f["spec_sampling"] = params.sampling;
-  f["draft_model"] = params.draft_model;
-  f["draft_kv"] = params.draft_kv;
-  f["spec_steps"] = row.spec.n_steps;
-  f["spec_steps_ahead"] = row.spec.n_ahead;
-  f["spec_proposed"] = row.spec.n_proposed;
-  f["spec_accepted"] = row.spec.n_accepted;
-  f["accepted_per_step"] = row.spec.n_steps > 0 ? number(row.spec.tokens_per_step() - 1) : Row(nullptr);
-  f["accepted_share"] =
-      row.spec.n_proposed > 0 ? number(double(row.spec.n_accepted) / double(row.spec.n_proposed)) : Row(nullptr);
-  f["avg_ts"] = number(with.mean);
-  f["stddev_ts"] = number(with.deviation);
-  f["plain_avg_ts"] = number(plain.mean);
-  f["plain_stddev_ts"] = number(plain.deviation);
-  f["speedup"] = number(row.speedup());
-  f["repeated_share"] = number(row.mean_repeated());
-  f["samples_ts"] = samples(row.seconds);
-  f["plain_samples_ts"] = samples(row.plain_seconds);
-  f["samples_repeated_share"] = row.repeated;
-  f["texts_differ"] = row.texts_differ ? Row(*row.texts_differ) : Row(nullptr);
-  f["forced_accept"] = params.forced_accept ? number(*params.forced_accept) : Row(nullptr);
-  copy(f, {"kv_k", "kv_v", "kv_bytes_per_token", "checked", "check_error", "check_bound", "check_what", "kernels",
-           "device", "isa", "compiler", "seed", "command"});
-  return f;
-}
-
-std::string spec_markdown_head() {
-  return "| kv | proposer | test | t/s without | t/s with | ratio | accepted a step | proposed | accepted | text that "
-         "repeats | texts that differ | checked (NMSE) |\n"
-         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
-}
-
-std::string spec_markdown_line(const SpecBenchRow& row, const SpecBenchParams& params) {
-  const std::string type =
-      params.forced_accept ? fmt::format("{}, forced {:.4g}", params.type, *params.forced_accept) : params.type;
-  return fmt::format("| {} | {} | {} | {} | {} | {:.2f} | {:.2f} | {} | {} | {:.0f} % | {} | {} |", kv_text(row.kv),
-                     type, row.name(), rate_text(row.rate(row.plain_seconds)), rate_text(row.rate(row.seconds)),
-                     row.speedup(), row.spec.tokens_per_step() - 1, row.spec.n_proposed, row.spec.n_accepted,
-                     100 * row.mean_repeated(),
-                     row.texts_differ ? fmt::format("{} of {}", *row.texts_differ, row.seconds.size()) : "not compared",
-                     row.check.done ? fmt::format("ok {:.1e}", row.check.nmse) : "off");
+  static const Columns<SpecBenchRow> columns = {
+      {"kind", "-", "spec", [](auto&) { return "spec"; }},
+      part_of<SpecBenchRow>(bench_run_columns(), known),
+      {"", "-", "cache format", [](auto& r) { return kv_text(r.kv); }, "kv"},
+      {"", "-", "of draft tokens", &proposer_text, "proposer"},
+      {"test", "-", "prompt (pp) and generation (tg), depth (d)", &SpecBenchRow::name, ">test"},
+      {"n_prompt", "tokens", "of the prompt", &SpecBenchRow::n_prompt},
+      {"n_gen", "tokens", "generated", &SpecBenchRow::n_gen},
+      {"n_depth", "tokens", "in the cache before", &SpecBenchRow::n_depth},
+      {"text", "-", "where prompts come from", [](auto& r) { return r.run->text_name; }},
+      {"temperature", "-", "of sampling; 0: greedy", [](auto& r) { return r.run->temperature; }},
+      {"spec_type", "-", "proposer of draft tokens", [](auto& r) { return r.run->type; }},
+      {"spec_depth", "tokens", "most draft tokens of a step", [](auto& r) { return r.run->depth; }},
+      {"spec_sampling", "-", "exact or reject", [](auto& r) { return r.run->sampling; }},
+      {"draft_model", "-", "model that proposes", [](auto& r) { return r.run->draft_model; }},
+      {"draft_kv", "-", "its cache", [](auto& r) { return r.run->draft_kv; }},
+      {"spec_steps", "steps", "of generation", [](auto& r) { return r.spec.n_steps; }},
+      {"spec_steps_ahead", "steps", "without draft tokens, queued ahead", [](auto& r) { return r.spec.n_ahead; }},
+      {"plain_avg_ts", "tokens/s", "without speculation", [](auto& r) { return r.rate(r.plain_seconds).mean; }},
+      {"plain_stddev_ts", "tokens/s", "its deviation", [](auto& r) { return r.rate(r.plain_seconds).deviation; }},
+      {"", "tokens/s", "without speculation", [](auto& r) { return rate_text(r.rate(r.plain_seconds)); },
+       ">t/s without"},
+      {"avg_ts", "tokens/s", "with speculation", [](auto& r) { return r.rate(r.seconds).mean; }},
+      {"stddev_ts", "tokens/s", "its standard deviation", [](auto& r) { return r.rate(r.seconds).deviation; }},
+      {"", "tokens/s", "with speculation", [](auto& r) { return rate_text(r.rate(r.seconds)); }, ">t/s with"},
+      {"speedup", "-", "tokens/s with over without", &SpecBenchRow::speedup, ">ratio", "{:.2f}"},
+      {"accepted_per_step", "tokens", "accepted draft tokens",
+       [](auto& r) { return when(r.spec.n_steps > 0, r.spec.tokens_per_step() - 1); }, ">accepted a step", "{:.2f}"},
+      {"spec_proposed", "tokens", "draft tokens", [](auto& r) { return r.spec.n_proposed; }, ">proposed"},
+      {"spec_accepted", "tokens", "accepted draft tokens", [](auto& r) { return r.spec.n_accepted; }, ">accepted"},
+      {"accepted_share", "-", "of draft tokens",
+       [](auto& r) { return double(r.spec.n_accepted) / double(r.spec.n_proposed); }},
+      {"repeated_share", "-", "tokens that end eight known ones", &SpecBenchRow::mean_repeated},
+      {"", "%", "tokens that end eight known ones", [](auto& r) { return 100 * r.mean_repeated(); },
+       ">text that repeats", "{:.0f} %"},
+      {"samples_ts", "tokens/s", "every repetition", [=](auto& r) { return rates(r, r.seconds); }},
+      {"plain_samples_ts", "tokens/s", "every repetition", [=](auto& r) { return rates(r, r.plain_seconds); }},
+      {"samples_repeated_share", "-", "every repetition", &SpecBenchRow::repeated},
+      {"texts_differ", "repetitions", "with other texts", [](auto& r) { return or_null(r.texts_differ); }},
+      {"", "repetitions", "whose texts differ from those without speculation", &differ_text, ">texts that differ"},
+      {"", "-", "error of a block against the reference kernels", &SpecBenchRow::checked_text, ">checked (NMSE)"},
+      {"forced_accept", "-", "chance of a draft token", [](auto& r) { return or_null(r.run->forced_accept); }},
+      part_of<SpecBenchRow>(bench_cache_columns(), known),
+  };
+  return columns;
 }
 
 }  // namespace ridge::lab

@@ -32,6 +32,7 @@ struct SpecBenchParams {
 };
 
 struct SpecBenchRow : ModelBenchRow {
+  const SpecBenchParams* run = nullptr;  ///< what was asked; outlives the row
   KvChoice kv;
   int n_prompt = 0, n_gen = 0, n_depth = 0;
   std::vector<double> seconds, plain_seconds;  ///< of each repetition, with and without speculation
@@ -55,9 +56,7 @@ double repeated_share(std::span<const int32_t> tokens);
 /// usage for a text that is too short, and without forced acceptance for a model without a tokenizer.
 int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks);
 
-/// The fields of bench decode's rows that say what ran where, then those of this bench. kind: "spec".
-Row spec_fields(const SpecBenchRow& row, const SpecBenchParams& params);
-std::string spec_markdown_head();
-std::string spec_markdown_line(const SpecBenchRow& row, const SpecBenchParams& params);
+/// The fields of bench decode's rows that say what ran where, and those of this bench.
+const Columns<SpecBenchRow>& spec_columns();
 
 }  // namespace ridge::lab

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/kv_choice.h"
-#include "lab/rows/results.h"
+#include "lab/rows/columns.h"
 #include "op/trace.h"
 #include "ridge/engine.h"
 
@@ -102,6 +102,7 @@ struct Profile {
   ProfiledStep example;         ///< the median step
   bool counted = false;         ///< parts have counters
   std::string why_not_counted;  ///< when they were asked for
+  uint64_t seed = 0;
   std::string date;
 };
 
@@ -113,8 +114,9 @@ struct ProfileHooks {
 /// Nothing when `stop` said so. Throws as Model::load and Session do; no_device where kernels cannot be timed.
 std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHooks& hooks);
 
-/// A row of results/*.jsonl, provenance included (kind "profile").
-Row profile_fields(const Profile& profile, const ProfileParams& params);
+const Columns<Profile>& profile_columns();
+/// Fields and columns of its parts.
+std::vector<ColumnText> profile_part_texts();
 /// The table for people.
 std::string profile_markdown(const Profile& profile);
 

@@ -26,99 +26,135 @@ std::vector<std::pair<std::string, double>> by_op(const Attribution& a) {
   return ops;
 }
 
+struct PartRow {
+  const Profile& profile;
+  const ProfilePart& part;
+  bool is_moving() const { return moved(part.work) > 0; }
+  std::string bytes() const { return is_moving() ? bytes_text(moved(part.work)) : ""; }
+  double gb_s() const { return rate(moved(part.work), part.us); }
+
+  double pct_of_roof() const { return percent(gb_s(), profile.ceilings.read_gb_s); }
+  double share() const { return part.us / profile.attribution.step_us; }
+  double per_cycle() const {
+    return double(part.counters.instructions) / double(std::max<int64_t>(1, part.counters.cycles));
+  }
+  double line_gb_s() const { return rate(64.0 * double(part.counters.cache_misses), part.us); }
+};
+
+Columns<PartRow> part_columns(bool on_cpu) {
+  const auto counted = [](int64_t OpCounters::*of) {
+    return [of](const PartRow& r) { return only(r.profile.counted, r.part.counters.*of); };
+  };
+  return {
+      {"name", "-", "op, and which of them", [](auto& r) { return r.part.name(); }, "part"},
+      {"op", "-", "of the part", [](auto& r) { return r.part.op; }},
+      {"kernel", "-", "that ran", [](auto& r) { return r.part.kernel; }, "kernel"},
+      {"calls", "calls", "of a pass; on a GPU launches", [](auto& r) { return r.part.calls; },
+       on_cpu ? ">calls" : ">launches", "{:.4g}"},
+      {"us", "us", "of a pass", [](auto& r) { return r.part.us; }, ">us", "{:.1f}"},
+      {"share", "-", "of the pass", &PartRow::share},
+      {"", "%", "of the pass", [](auto& r) { return 100 * r.share(); }, ">share", "{:.1f} %"},
+      {"read_bytes", "bytes", "declared", [](auto& r) { return r.part.work.read_bytes; }},
+      {"write_bytes", "bytes", "declared", [](auto& r) { return r.part.work.write_bytes; }},
+      {"", "-", "declared, read and written", &PartRow::bytes, ">bytes"},
+      {"flops", "operations", "declared", [](auto& r) { return r.part.work.flops; }},
+      {"gb_s", "GB/s", "bytes in that time", &PartRow::gb_s},
+      {"", "GB/s", "bytes in that time", [](auto& r) { return when(r.is_moving(), r.gb_s()); }, ">GB/s", "{:.1f}"},
+      {"gflop_s", "Gop/s", "in that time", [](auto& r) { return rate(double(r.part.work.flops), r.part.us); }},
+      {"pct_of_roof", "%", "share of memory bandwidth", &PartRow::pct_of_roof},
+      {"", "%", "of memory bandwidth", [](auto& r) { return when(r.is_moving(), r.pct_of_roof()); }, ">% of roof",
+       "{:.1f} %"},
+      {"bound", "-", "memory, compute or latency", [](auto& r) { return part_bound(r.part, r.profile.ceilings); },
+       "bound"},
+      {"cycles", "cycles", "counted", counted(&OpCounters::cycles)},
+      {"instructions", "instructions", "counted", counted(&OpCounters::instructions)},
+      {"cache_misses", "lines", "from memory, counted", counted(&OpCounters::cache_misses)},
+  };
+}
+
+const Columns<PartRow>& counter_columns() {
+  static const Columns<PartRow> columns = {
+      {"", "-", "op, and which of them", [](auto& r) { return r.part.name(); }, "part"},
+      {"", "instructions", "of a pass", [](auto& r) { return r.part.counters.instructions; }, ">instructions"},
+      {"", "instructions", "of a cycle", &PartRow::per_cycle, ">a cycle", "{:.2f}"},
+      {"", "lines", "of a pass", [](auto& r) { return r.part.counters.cache_misses; }, ">lines from memory"},
+      {"", "GB/s", "of these lines", &PartRow::line_gb_s, ">GB/s", "{:.1f}"},
+  };
+  return columns;
+}
+
+bool on_cpu(const Profile& p) { return p.model.device == "cpu"; }
+Row positive(double value) { return when(value > 0, value); }
+
 }  // namespace
 
-Row profile_fields(const Profile& p, const ProfileParams& params) {
-  const Attribution& a = p.attribution;
-  const bool on_cpu = p.model.device == "cpu";
-  Row f{{"kind", "profile"},
-        {"model", params.model},
-        {"arch", p.model.arch},
-        {"weight_format", p.model.weight_format},
-        {"device", on_cpu ? "cpu" : "cuda"},
-        {"device_name", p.model.device},
-        {"isa", p.model.isa},
-        {"kv", p.kv},
-        {"depth", p.n_depth},
-        {"phase", p.prefill ? "prefill" : "decode"},
-        {"n_tokens", p.n_tokens},
-        {"steps", a.n_steps},
-        {"step_us", number(a.step_us)},
-        {"median_us", number(a.median_us)},
-        {"lower_quartile_us", number(a.lower_us)},
-        {"upper_quartile_us", number(a.upper_us)},
-        {"untraced_us", number(p.untraced_us)},
-        {"parts_us", number(a.parts_us)},
-        {"gap_us", number(a.gap_us())},
-        {"launches", number(a.calls)},
-        {"read_bytes", a.work.read_bytes},
-        {"write_bytes", a.work.write_bytes},
-        {"flops", a.work.flops},
-        {"decode_read_bytes", p.step_read_bytes},
-        {"gb_s", number(step_gb_s(p))},
-        {"roof_gb_s", number(p.ceilings.read_gb_s)},
-        {"roof_int8_gop_s", p.ceilings.int8_gop_s > 0 ? Row(p.ceilings.int8_gop_s) : Row(nullptr)},
-        {"roof_float_gop_s", p.ceilings.float_gop_s > 0 ? Row(p.ceilings.float_gop_s) : Row(nullptr)},
-        {"last_level_cache_bytes", p.ceilings.cache_bytes},
-        {"pct_of_roof", number(percent(step_gb_s(p), p.ceilings.read_gb_s))},
-        {"counted", p.counted},
-        {"parts", Row::array()}};
-  put_ranks(f, p.model.n_ranks, p.model.n_stages);
-  for (const ProfilePart& part : a.parts)
-    f["parts"].push_back({{"name", part.name()},
-                          {"op", part.op},
-                          {"kernel", part.kernel},
-                          {"calls", number(part.calls)},
-                          {"us", number(part.us)},
-                          {"share", number(part.us / a.step_us)},
-                          {"read_bytes", part.work.read_bytes},
-                          {"write_bytes", part.work.write_bytes},
-                          {"flops", part.work.flops},
-                          {"gb_s", number(rate(moved(part.work), part.us))},
-                          {"gflop_s", number(rate(double(part.work.flops), part.us))},
-                          {"pct_of_roof", number(percent(rate(moved(part.work), part.us), p.ceilings.read_gb_s))},
-                          {"bound", part_bound(part, p.ceilings)}});
-  for (size_t i = 0; p.counted && i < a.parts.size(); ++i) {
-    const OpCounters& c = a.parts[i].counters;
-    f["parts"][i].update({{"cycles", c.cycles}, {"instructions", c.instructions}, {"cache_misses", c.cache_misses}});
-  }
-  f.update(provenance(p.model.n_threads, params.seed));
-  f["date"] = p.date;
-  return f;
+std::vector<ColumnText> profile_part_texts() { return part_columns(true).texts(); }
+
+const Columns<Profile>& profile_columns() {
+  static const Columns<Profile> columns = {
+      {"kind", "-", "profile", [](auto&) { return "profile"; }},
+      {"model", "-", "as it was named", [](auto& p) { return p.model.path; }},
+      {"arch", "-", "architecture", [](auto& p) { return p.model.arch; }},
+      {"weight_format", "-", "of the weights", [](auto& p) { return p.model.weight_format; }},
+      {"device", "-", "cpu or cuda", [](auto& p) { return on_cpu(p) ? "cpu" : "cuda"; }},
+      {"device_name", "-", "device, with its name", [](auto& p) { return p.model.device; }},
+      {"isa", "-", "highest instruction set", [](auto& p) { return p.model.isa; }},
+      {"kv", "-", "cache format", &Profile::kv},
+      {"depth", "tokens", "in the cache before", &Profile::n_depth},
+      {"phase", "-", "decode or prefill", [](auto& p) { return p.prefill ? "prefill" : "decode"; }},
+      {"n_tokens", "tokens", "of a pass", &Profile::n_tokens},
+      {"steps", "passes", "that the means are of", [](auto& p) { return p.attribution.n_steps; }},
+      {"step_us", "us", "mean pass", [](auto& p) { return p.attribution.step_us; }},
+      {"median_us", "us", "of all passes", [](auto& p) { return p.attribution.median_us; }},
+      {"lower_quartile_us", "us", "of all passes", [](auto& p) { return p.attribution.lower_us; }},
+      {"upper_quartile_us", "us", "of all passes", [](auto& p) { return p.attribution.upper_us; }},
+      {"untraced_us", "us", "median pass that nobody recorded", &Profile::untraced_us},
+      {"parts_us", "us", "of the parts", [](auto& p) { return p.attribution.parts_us; }},
+      {"gap_us", "us", "between parts", [](auto& p) { return p.attribution.gap_us(); }},
+      {"launches", "calls", "of a pass", [](auto& p) { return p.attribution.calls; }},
+      {"read_bytes", "bytes", "declared by the parts", [](auto& p) { return p.attribution.work.read_bytes; }},
+      {"write_bytes", "bytes", "declared by the parts", [](auto& p) { return p.attribution.work.write_bytes; }},
+      {"flops", "operations", "declared by the parts", [](auto& p) { return p.attribution.work.flops; }},
+      {"decode_read_bytes", "bytes", "that a decode pass must read", &Profile::step_read_bytes},
+      {"gb_s", "GB/s", "those bytes in the pass", &step_gb_s},
+      {"roof_gb_s", "GB/s", "memory bandwidth, measured in the same run", [](auto& p) { return p.ceilings.read_gb_s; }},
+      {"roof_int8_gop_s", "Gop/s", "ceiling of int8", [](auto& p) { return positive(p.ceilings.int8_gop_s); }},
+      {"roof_float_gop_s", "Gop/s", "ceiling of floats", [](auto& p) { return positive(p.ceilings.float_gop_s); }},
+      {"last_level_cache_bytes", "bytes", "of the device", [](auto& p) { return p.ceilings.cache_bytes; }},
+      {"pct_of_roof", "%", "of memory bandwidth", [](auto& p) { return percent(step_gb_s(p), p.ceilings.read_gb_s); }},
+      {"counted", "-", "parts have counters of the processor", &Profile::counted},
+      {"parts", "-", "a list, see below",
+       [](auto& p) {
+         Row parts = Row::array();
+         for (const ProfilePart& part : p.attribution.parts) parts.push_back(part_columns(on_cpu(p)).fields({p, part}));
+         return parts;
+       }},
+      {"n_ranks", "ranks", "where there are several",
+       [](auto& p) { return only(p.model.n_ranks > 1, p.model.n_ranks); }},
+      {"pp", "stages", "where there are several", [](auto& p) { return only(p.model.n_stages > 1, p.model.n_stages); }},
+      part_of<Profile>(provenance_columns(),
+                       [](auto& p) {
+                         return Provenance{p.model.n_threads, p.seed, p.date};
+                       }),
+  };
+  return columns;
 }
 
 std::string profile_markdown(const Profile& p) {
   const Attribution& a = p.attribution;
-  const bool on_cpu = p.model.device == "cpu";
-  std::string text = fmt::format(
-      "{} {}, {} cache, {}{} on {}\n\n"
-      "| part | kernel | {} | us | share | bytes | GB/s | % of roof | bound |\n"
-      "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
-      p.model.name, p.model.weight_format, p.kv,
-      p.prefill ? fmt::format("{} tokens of a prompt", p.n_tokens) : std::string("a decode step"),
-      p.n_depth > 0 ? fmt::format(" at depth {}", p.n_depth) : "",
-      on_cpu ? fmt::format("CPU {}, {} threads", p.model.isa, p.model.n_threads) : p.model.device,
-      on_cpu ? "calls" : "launches");
-  for (const ProfilePart& part : a.parts) {
-    const double gb_s = rate(moved(part.work), part.us);
-    const bool counted = moved(part.work) > 0;
-    text += fmt::format("| {} | {} | {:.4g} | {:.1f} | {:.1f} % | {} | {} | {} | {} |\n", part.name(), part.kernel,
-                        part.calls, part.us, percent(part.us, a.step_us), counted ? bytes_text(moved(part.work)) : "",
-                        counted ? fmt::format("{:.1f}", gb_s) : "",
-                        counted ? fmt::format("{:.1f} %", percent(gb_s, p.ceilings.read_gb_s)) : "",
-                        part_bound(part, p.ceilings));
-  }
+  std::vector<PartRow> parts;
+  for (const ProfilePart& part : a.parts) parts.push_back({p, part});
+  std::string text =
+      fmt::format("{} {}, {} cache, {}{} on {}\n\n", p.model.name, p.model.weight_format, p.kv,
+                  p.prefill ? fmt::format("{} tokens of a prompt", p.n_tokens) : std::string("a decode step"),
+                  p.n_depth > 0 ? fmt::format(" at depth {}", p.n_depth) : "",
+                  on_cpu(p) ? fmt::format("CPU {}, {} threads", p.model.isa, p.model.n_threads) : p.model.device);
+  text += part_columns(on_cpu(p)).table(parts);
   text += fmt::format("| between them | | | {:.1f} | {:.1f} % | | | | |\n", a.gap_us(), percent(a.gap_us(), a.step_us));
   text += fmt::format("| the step | | {:.4g} | {:.1f} | 100 % | {} | {:.1f} | {:.1f} % | |\n\n", a.calls, a.step_us,
                       bytes_text(step_read_bytes(p)), step_gb_s(p), percent(step_gb_s(p), p.ceilings.read_gb_s));
   if (p.counted) {
-    text += fmt::format(
-        "| part | instructions | a cycle | lines from memory | GB/s |\n| --- | ---: | ---: | ---: | ---: |\n");
-    for (const ProfilePart& part : a.parts)
-      text += fmt::format("| {} | {} | {:.2f} | {} | {:.1f} |\n", part.name(), part.counters.instructions,
-                          double(part.counters.instructions) / double(std::max<int64_t>(1, part.counters.cycles)),
-                          part.counters.cache_misses, rate(64.0 * double(part.counters.cache_misses), part.us));
-    text += "\n";
+    text += counter_columns().table(parts) + "\n";
   } else if (!p.why_not_counted.empty()) {
     text += p.why_not_counted + "; the table has times and declared bytes only.\n\n";
   }

@@ -212,6 +212,7 @@ std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHoo
   profile.attribution = attribute(steps);
   profile.untraced_us = spread(untraced).median;
   profile.example = median_step(steps, profile.attribution.median_us);
+  profile.seed = params.seed;
   profile.date = utc_now();
   return profile;
 }

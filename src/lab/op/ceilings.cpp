@@ -252,44 +252,55 @@ Ceilings measure_ceilings(const CeilingOptions& options) {
   return result;
 }
 
-namespace {
-
-Row to_row(const StreamResult& stream) {
-  return {{"name", stream.name},
-          {"bytes_moved", stream.bytes_moved},
-          {"repeats", stream.repeats},
-          {"median_gb_s", number(stream.gb_s.median)},
-          {"lower_quartile_gb_s", number(stream.gb_s.lower)},
-          {"upper_quartile_gb_s", number(stream.gb_s.upper)},
-          {"max_gb_s", number(stream.gb_s.max)}};
+const Columns<StreamResult>& stream_columns() {
+  static const Columns<StreamResult> columns = {
+      {"name", "-", "what the kernel does", &StreamResult::name, "stream"},
+      {"bytes_moved", "bytes", "loaded and stored by a repeat", &StreamResult::bytes_moved},
+      {"median_gb_s", "GB/s", "of the repeats", [](auto& s) { return s.gb_s.median; }, ">GB/s median", "{:.2f}"},
+      {"", "GB/s", "quartiles", [](auto& s) { return s.gb_s.quartiles(2); }, ">quartiles"},
+      {"lower_quartile_gb_s", "GB/s", "of the repeats", [](auto& s) { return s.gb_s.lower; }},
+      {"upper_quartile_gb_s", "GB/s", "of the repeats", [](auto& s) { return s.gb_s.upper; }},
+      {"max_gb_s", "GB/s", "of the repeats", [](auto& s) { return s.gb_s.max; }, ">max", "{:.2f}"},
+      {"repeats", "repeats", "measured", &StreamResult::repeats, ">repeats"},
+  };
+  return columns;
 }
 
-Row to_row(const RateResult& rate, double read_gb_s) {
-  const bool none = rate.kernel.empty();
-  return {{"number", rate.number},
-          {"kernel", rate.kernel},
-          {"why_not", none ? Row(rate.why_not) : Row(nullptr)},
-          {"repeats", rate.repeats},
-          {"median_gop_s", none ? Row(nullptr) : number(rate.gop_s.median)},
-          {"lower_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.lower)},
-          {"upper_quartile_gop_s", none ? Row(nullptr) : number(rate.gop_s.upper)},
-          {"max_gop_s", none ? Row(nullptr) : number(rate.gop_s.max)},
-          {"ridge_op_per_byte", number(rate.ridge_op_per_byte(read_gb_s))}};
-}
+const Columns<RateRow>& rate_columns() {
+  const auto gop_s = [](double Spread::*of) {
+    return [of](const RateRow& r) { return when(!r.is_none(), r.rate.gop_s.*of); };
+  };
 
-}  // namespace
+  static const Columns<RateRow> columns = {
+      {"number", "-", "what is multiplied", [](auto& r) { return r.rate.number; }, "multiply-adds"},
+      {"kernel", "-", "that multiplies", [](auto& r) { return r.rate.kernel; }},
+      {"", "-", "that multiplies", [](auto& r) { return r.is_none() ? "none: " + r.rate.why_not : r.rate.kernel; },
+       "kernel"},
+      {"why_not", "-", "why there is none", [](auto& r) { return when(r.is_none(), r.rate.why_not); }},
+      {"median_gop_s", "Gop/s", "of the repeats", gop_s(&Spread::median), ">Gop/s median", "{:.1f}"},
+      {"", "Gop/s", "quartiles", [](auto& r) { return when(!r.is_none(), r.rate.gop_s.quartiles(1)); }, ">quartiles"},
+      {"lower_quartile_gop_s", "Gop/s", "of the repeats", gop_s(&Spread::lower)},
+      {"upper_quartile_gop_s", "Gop/s", "of the repeats", gop_s(&Spread::upper)},
+      {"max_gop_s", "Gop/s", "of the repeats", gop_s(&Spread::max), ">max", "{:.1f}"},
+      {"ridge_op_per_byte", "op/byte", "from here on arithmetic is the limit",
+       [](auto& r) { return r.rate.ridge_op_per_byte(r.read_gb_s); }, ">ridge op/byte", "{:.1f}"},
+      {"repeats", "repeats", "measured", [](auto& r) { return r.rate.repeats; }},
+      {"", "repeats", "measured", [](auto& r) { return when(!r.is_none(), r.rate.repeats); }, ">repeats"},
+  };
+  return columns;
+}
 
 void put_bandwidths(const Bandwidths& b, double read_gb_s, const char* cache_field, Row& row) {
   row["buffer_bytes"] = b.size.bytes;
   row["buffer_rule"] = b.size.why;
   for (const char* list : {"streams", "caches", "rates"}) row[list] = Row::array();
-  for (const StreamResult& stream : b.streams) row["streams"].push_back(to_row(stream));
+  for (const StreamResult& stream : b.streams) row["streams"].push_back(stream_columns().fields(stream));
   for (const CacheResult& cache : b.caches) {
-    row["caches"].push_back(to_row(cache.stream));
+    row["caches"].push_back(stream_columns().fields(cache.stream));
     row["caches"].back()["level"] = cache.level;
     row["caches"].back()[cache_field] = cache.bytes;
   }
-  for (const RateResult& rate : b.rates) row["rates"].push_back(to_row(rate, read_gb_s));
+  for (const RateResult& rate : b.rates) row["rates"].push_back(rate_columns().fields({rate, read_gb_s}));
 }
 
 Row to_row(const Ceilings& ceilings) {

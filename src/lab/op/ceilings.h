@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "lab/rows/columns.h"
 #include "lab/rows/machine.h"
-#include "lab/rows/results.h"
 #include "op/stream/stream.h"
 
 namespace ridge::lab {
@@ -16,6 +16,8 @@ namespace ridge::lab {
 /// Quartiles of repeated measurements.
 struct Spread {
   double median = 0, lower = 0, upper = 0, min = 0, max = 0;
+  /// "790.1 - 840.2"
+  std::string quartiles(int digits) const { return fmt::format("{:.{}f} - {:.{}f}", lower, digits, upper, digits); }
 };
 /// NaN and negative values make everything NaN; an empty span gives zeroes.
 Spread spread(std::vector<double> samples);
@@ -88,6 +90,15 @@ struct Ceilings : Bandwidths {
 
 /// Measures; throws Error(no_memory) when the buffers do not fit, Error(gate) when a kernel's result is wrong.
 Ceilings measure_ceilings(const CeilingOptions& options);
+
+const Columns<StreamResult>& stream_columns();
+/// A rate beside the memory bandwidth that its ridge point follows from.
+struct RateRow {
+  const RateResult& rate;
+  double read_gb_s;
+  bool is_none() const { return rate.kernel.empty(); }
+};
+const Columns<RateRow>& rate_columns();
 
 /// Adds them to a row, rates with the ridge points that a read bandwidth gives. `cache_field`: what CacheResult::bytes
 /// is called.

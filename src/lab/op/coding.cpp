@@ -20,6 +20,8 @@ double median_us(std::span<const OpRow> rows, const OpProblem& of, std::string_v
   return found == rows.end() || found->failed() ? std::numeric_limits<double>::quiet_NaN() : found->us().median;
 }
 
+std::string errors_text(const CodingCost& cost) { return fmt::format("{:.4f} / {:.4f}", cost.k_error, cost.v_error); }
+
 }  // namespace
 
 double codec_error(const KvSideConfig& side, int head_dim, uint64_t seed) {
@@ -49,31 +51,26 @@ std::vector<CodingCost> coding_costs(std::span<const OpRow> attention, std::span
                      .coding_us = median_us(append, p, cache),
                      .k_error = codec_error(p.k, p.head_dim, seed),
                      .v_error = codec_error(p.v, p.head_dim, seed)});
+    costs.back().attention.kind = "coding";
   }
   return costs;
 }
 
-Row coding_fields(const CodingCost& cost, const OpDevice& device, const OpBenchParams& params) {
-  Row f = op_fields(cost.attention, device, params);
-  f["kind"] = "coding";
-  f["f16_us"] = number(cost.f16_us);
-  f["coded_us"] = number(cost.coded_us);
-  f["coding_us"] = number(cost.coding_us);
-  f["sum_us"] = number(cost.sum_us());
-  f["k_error"] = number(cost.k_error);
-  f["v_error"] = number(cost.v_error);
-  return f;
-}
-
-std::string coding_markdown_head() {
-  return "| shape | cache | f16 us | coded us | coding us | coded + coding us | f16 / sum | codec error K / V |\n"
-         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |";
-}
-
-std::string coding_markdown_line(const CodingCost& c) {
-  return fmt::format("| {} | {} | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {:.2f} | {:.4f} / {:.4f} |",
-                     c.attention.problem.shape_text(), c.attention.problem.format_text(), c.f16_us, c.coded_us,
-                     c.coding_us, c.sum_us(), c.f16_us / c.sum_us(), c.k_error, c.v_error);
+const Columns<CodingCost>& coding_columns() {
+  static const Columns<CodingCost> columns = {
+      part_of<CodingCost>(op_columns(), &CodingCost::attention),
+      {"", "-", "heads, sequences and positions", [](auto& c) { return c.attention.problem.shape_text(); }, "shape"},
+      {"", "-", "cache format", [](auto& c) { return c.attention.problem.format_text(); }, "cache"},
+      {"f16_us", "us", "attention over f16", &CodingCost::f16_us, ">f16 us", "{:.2f}"},
+      {"coded_us", "us", "attention over the coded cache", &CodingCost::coded_us, ">coded us", "{:.2f}"},
+      {"coding_us", "us", "coding one new row of each sequence", &CodingCost::coding_us, ">coding us", "{:.2f}"},
+      {"sum_us", "us", "both", &CodingCost::sum_us, ">coded + coding us", "{:.2f}"},
+      {"", "-", "above 1 the coded cache pays", [](auto& c) { return c.f16_us / c.sum_us(); }, ">f16 / sum", "{:.2f}"},
+      {"k_error", "-", "relative L2 error of K's codec", &CodingCost::k_error},
+      {"v_error", "-", "relative L2 error of V's codec", &CodingCost::v_error},
+      {"", "-", "relative L2 error of a random normal row", &errors_text, ">codec error K / V"},
+  };
+  return columns;
 }
 
 }  // namespace ridge::lab

@@ -26,9 +26,6 @@ struct CodingCost {
 std::vector<CodingCost> coding_costs(std::span<const OpRow> attention, std::span<const OpRow> append, uint64_t seed);
 
 /// The fields of the attention's row with the times and errors beside them.
-Row coding_fields(const CodingCost& cost, const OpDevice& device, const OpBenchParams& params);
-/// Heading (two lines) and line of the markdown table.
-std::string coding_markdown_head();
-std::string coding_markdown_line(const CodingCost& cost);
+const Columns<CodingCost>& coding_columns();
 
 }  // namespace ridge::lab

@@ -104,6 +104,19 @@ OpCheck check_collective(std::span<const float> sums, int n_ranks, uint64_t seed
   return check;
 }
 
+CollectiveRow collective_row(std::string kernel, int n_ranks, int64_t bytes, double link_gb_s,
+                             const CollectiveBenchParams& params) {
+  CollectiveRow row;
+  row.kernel = std::move(kernel);
+  row.n_ranks = n_ranks;
+  row.bytes = bytes;
+  row.link_gb_s = link_gb_s;
+  row.devices = params.devices;
+  row.seed = params.seed;
+  row.date = utc_now();
+  return row;
+}
+
 CollectiveTurns collective_turns(double seconds, int n_kernels, const CollectiveBenchParams& params) {
   constexpr double kSeconds = 2e-3;
   constexpr int kMostCalls = 1024;
@@ -128,8 +141,7 @@ int run_collective_bench_on_cpu(Ranks& ranks, const CollectiveBenchParams& param
   for (const int64_t bytes : sizes) {
     if (!go_on()) break;
     status(bytes_text(double(bytes)), done++);
-    CollectiveRow row{
-        .kernel = "ranks", .n_ranks = ranks.size(), .bytes = bytes, .link_gb_s = link_gb_s, .date = utc_now()};
+    CollectiveRow row = collective_row("ranks", ranks.size(), bytes, link_gb_s, params);
     row.check = bench.check(bytes / 4);
     if (!row.failed()) bench.time(row);
     if (!row.failed())
@@ -144,46 +156,54 @@ int run_collective_bench_on_cpu(Ranks& ranks, const CollectiveBenchParams& param
   return n_failed;
 }
 
-Row collective_fields(const CollectiveRow& row, const CollectiveBenchParams& params) {
-  Row f{{"kind", "collective"},
-        {"op", "all_reduce"},
-        {"kernel", row.kernel},
-        {"n_ranks", row.n_ranks},
-        {"bytes", row.bytes}};
-  f.update(spread_fields(row.us()));
-  f["gb_s"] = number(row.gb_s());
-  f["link_gb_s"] = number(row.link_gb_s);
-  f["pct_of_link"] = number(row.pct_of_link());
-  f.update(check_fields(row.check, row.after_replays));
-  f.update(sample_fields(row.seconds, row.calls));
-  if (params.devices.empty()) {
-    f["device"] = "cpu";
-    f["device_name"] = machine_info().cpu_model;
-  } else {
-    const gpu::DeviceReport report = gpu::query_devices();
-    const int first = params.devices.front();
-    f.update(device_fields(first, report.devices.at(size_t(first)), report.driver_version, report.runtime_version));
-    f["device"] = fmt::format("cuda:{}", fmt::join(params.devices, ","));
-    f["nccl"] = row.kernel == "nccl" ? Row(gpu::nccl_version()) : Row(nullptr);
-  }
-  f.update(provenance(1, params.seed));
-  f["date"] = row.date;
-  return f;
+namespace {
+
+std::optional<GpuPlace> first_gpu(const CollectiveRow& row) {
+  if (row.devices.empty()) return std::nullopt;
+  const gpu::DeviceReport report = gpu::query_devices();
+  return GpuPlace{report.devices.at(size_t(row.devices.front())), report.driver_version, report.runtime_version};
 }
 
-std::string collective_markdown_head() {
-  return "| op | ranks | bytes | kernel | us | quartiles | GB/s | % of link | checked |\n"
-         "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |";
+std::string device_text(const CollectiveRow& row) {
+  return row.devices.empty() ? "cpu" : fmt::format("cuda:{}", fmt::join(row.devices, ","));
 }
 
-std::string collective_markdown_line(const CollectiveRow& row) {
-  const std::string front = fmt::format("| all_reduce | {} | {} | {} |", row.n_ranks, row.bytes, row.kernel);
-  const std::string check = fmt::format("{} {:.0f}", row.check.metric, row.check.error);
-  if (row.failed())
-    return fmt::format("{} FAILED | | | | {}{} |", front, check, row.after_replays ? " after the replays" : "");
-  const Spread us = row.us();
-  return fmt::format("{} {:.2f} | {:.2f} - {:.2f} | {:.2f} | {:.1f} % | {} |", front, us.median, us.lower, us.upper,
-                     row.gb_s(), row.pct_of_link(), check);
+std::string device_name(const CollectiveRow& row) {
+  return row.devices.empty() ? machine_info().cpu_model : first_gpu(row)->device.name;
+}
+
+std::string checked_text(const CollectiveRow& row) {
+  const char* const when = row.failed() && row.after_replays ? " after the replays" : "";
+  return fmt::format("{} {:.0f}{}", row.check.metric, row.check.error, when);
+}
+
+}  // namespace
+
+const Columns<CollectiveRow>& collective_columns() {
+  static const Columns<CollectiveRow> columns = {
+      {"kind", "-", "collective", [](auto&) { return "collective"; }},
+      {"op", "-", "sum over ranks", [](auto&) { return "all_reduce"; }, "op"},
+      {"n_ranks", "ranks", "that add", &CollectiveRow::n_ranks, ">ranks"},
+      {"bytes", "bytes", "of a rank", &CollectiveRow::bytes, ">bytes"},
+      {"kernel", "-", "way of adding", &CollectiveRow::kernel, "kernel"},
+      {"", "us", "median", [](auto& r) { return r.failed() ? Row("FAILED") : Row(r.us().median); }, ">us", "{:.2f}"},
+      {"", "us", "quartiles", [](auto& r) { return when(!r.failed(), r.us().quartiles(2)); }, ">quartiles"},
+      {"gb_s", "GB/s", "least that a rank must send, in that time", &CollectiveRow::gb_s, ">GB/s", "{:.2f}"},
+      {"link_gb_s", "GB/s", "of large copies to another rank in the same run", &CollectiveRow::link_gb_s},
+      {"pct_of_link", "%", "share of that rate", &CollectiveRow::pct_of_link, ">% of link", "{:.1f} %"},
+      {"", "-", "sums of all ranks", &checked_text, ">checked"},
+      part_of<CollectiveRow>(timed_columns(), [](auto& r) -> const Timed& { return r; }),
+      {"device", "-", "cpu or cuda:N,M", &device_text},
+      {"device_name", "-", "processor, or the first GPU", &device_name},
+      part_of<CollectiveRow>(gpu_columns(), first_gpu),
+      {"nccl", "-", "version of NCCL",
+       [](auto& r) { return only(!r.devices.empty(), when(r.kernel == "nccl", gpu::nccl_version())); }},
+      part_of<CollectiveRow>(provenance_columns(),
+                             [](auto& r) {
+                               return Provenance{1, r.seed, r.date};
+                             }),
+  };
+  return columns;
 }
 
 }  // namespace ridge::lab

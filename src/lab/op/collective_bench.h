@@ -32,19 +32,15 @@ struct CollectiveBenchParams {
   uint64_t seed = 42;
 };
 
-struct CollectiveRow {
+struct CollectiveRow : Timed {
   std::string kernel;
   int n_ranks = 0;
-  int64_t bytes = 0;  ///< of a rank
-  OpCheck check;      ///< the first that failed, else the one before the replays
-  bool after_replays = false;
-  int calls = 0;                ///< in a replay or sample
-  std::vector<double> seconds;  ///< of a call, one a replay or sample
-  double link_gb_s = 0;         ///< one direction
+  int64_t bytes = 0;         ///< of a rank
+  double link_gb_s = 0;      ///< one direction
+  std::vector<int> devices;  ///< of the ranks, where they are GPUs
+  uint64_t seed = 0;
   std::string date;
 
-  bool failed() const { return !check.passed(); }
-  Spread us() const { return spread_us(seconds); }
   /// What a rank must send in the median call, GB/s (10^9).
   double gb_s() const;
   double pct_of_link() const;
@@ -70,15 +66,15 @@ int run_collective_bench_on_cpu(Ranks& ranks, const CollectiveBenchParams& param
 float collective_value(int rank, int64_t i, uint64_t seed);
 /// Counts the values that differ from the sum of n_ranks.
 OpCheck check_collective(std::span<const float> sums, int n_ranks, uint64_t seed);
+/// A row without its check and times.
+CollectiveRow collective_row(std::string kernel, int n_ranks, int64_t bytes, double link_gb_s,
+                             const CollectiveBenchParams& params);
 /// Calls of a sample and samples, from the time of one call.
 struct CollectiveTurns {
   int calls = 1, samples = 1;
 };
 CollectiveTurns collective_turns(double seconds, int n_kernels, const CollectiveBenchParams& params);
 
-Row collective_fields(const CollectiveRow& row, const CollectiveBenchParams& params);
-/// Heading (two lines) and line of the markdown table.
-std::string collective_markdown_head();
-std::string collective_markdown_line(const CollectiveRow& row);
+const Columns<CollectiveRow>& collective_columns();
 
 }  // namespace ridge::lab

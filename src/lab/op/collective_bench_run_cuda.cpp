@@ -154,11 +154,8 @@ class Rank {
     if (bench_.hooks.on_status) bench_.hooks.on_status(bytes_text(double(bytes)), done, int(bench_.sizes.size()) + 1);
     bench_.rows.clear();
     for (size_t c = 0; c < bench_.candidates.size(); ++c)
-      bench_.rows.push_back({.kernel = std::string(of(c).all_reduce_kernel(bytes / 4)),
-                             .n_ranks = of(c).size(),
-                             .bytes = bytes,
-                             .link_gb_s = link_gb_s,
-                             .date = utc_now()});
+      bench_.rows.push_back(collective_row(std::string(of(c).all_reduce_kernel(bytes / 4)), of(c).size(), bytes,
+                                           link_gb_s, bench_.params));
   }
 
   /// Holds a fresh sum of each kernel against what it must be.

@@ -33,30 +33,40 @@ StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes) {
 
 std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
-Row device_fields(int index, const gpu::Device& device, int driver_version, int runtime_version) {
-  return {{"device", fmt::format("cuda:{}", index)},
-          {"device_name", device.name},
-          {"device_sm", device.sm},
-          {"device_processors", device.n_processors},
-          {"device_memory_bytes", device.memory_bytes},
-          {"device_l2_bytes", device.l2_bytes},
-          {"driver_cuda", cuda_version_text(driver_version)},
-          {"built_with_cuda", cuda_version_text(runtime_version)}};
+const Columns<GpuPlace>& gpu_columns() {
+  static const Columns<GpuPlace> columns = {
+      {"device_sm", "-", "compute capability, 90 is Hopper", [](auto& p) { return p.device.sm; }},
+      {"device_processors", "processors", "of the GPU", [](auto& p) { return p.device.n_processors; }},
+      {"device_memory_bytes", "bytes", "of the GPU", [](auto& p) { return p.device.memory_bytes; }},
+      {"device_l2_bytes", "bytes", "of the GPU's L2", [](auto& p) { return p.device.l2_bytes; }},
+      {"driver_cuda", "-", "newest CUDA of the driver", [](auto& p) { return cuda_version_text(p.driver_version); }},
+      {"built_with_cuda", "-", "CUDA of the build", [](auto& p) { return cuda_version_text(p.runtime_version); }},
+  };
+  return columns;
+}
+
+const Columns<EdgeResult>& edge_columns() {
+  static const Columns<EdgeResult> columns = {
+      {"name", "-", "of the cost", &EdgeResult::name},
+      {"what", "-", "what it is", &EdgeResult::what},
+      {"", "-", "what costs", [](auto& e) { return fmt::format("{} ({})", e.name, e.what); }, "edge"},
+      {"median_us", "us", "of the repeats", [](auto& e) { return e.us.median; }, ">us median", "{:.2f}"},
+      {"", "us", "quartiles", [](auto& e) { return e.us.quartiles(2); }, ">quartiles"},
+      {"lower_quartile_us", "us", "of the repeats", [](auto& e) { return e.us.lower; }},
+      {"upper_quartile_us", "us", "of the repeats", [](auto& e) { return e.us.upper; }},
+      {"min_us", "us", "of the repeats", [](auto& e) { return e.us.min; }, ">least", "{:.2f}"},
+      {"repeats", "repeats", "measured", &EdgeResult::repeats, ">repeats"},
+  };
+  return columns;
 }
 
 Row to_row(const DeviceCeilings& ceilings) {
-  Row row = device_fields(ceilings.index, ceilings.device, ceilings.driver_version, ceilings.runtime_version);
+  Row row{{"device", fmt::format("cuda:{}", ceilings.index)}, {"device_name", ceilings.device.name}};
+  row.update(gpu_columns().fields(ceilings));
   row["read_roof_gb_s"] = number(ceilings.read_gb_s());
   put_bandwidths(ceilings, ceilings.read_gb_s(), "buffer_bytes", row);
   row["edges"] = Row::array();
-  for (const EdgeResult& edge : ceilings.edges)
-    row["edges"].push_back({{"name", edge.name},
-                            {"what", edge.what},
-                            {"repeats", edge.repeats},
-                            {"median_us", number(edge.us.median)},
-                            {"lower_quartile_us", number(edge.us.lower)},
-                            {"upper_quartile_us", number(edge.us.upper)},
-                            {"min_us", number(edge.us.min)}});
+  for (const EdgeResult& edge : ceilings.edges) row["edges"].push_back(edge_columns().fields(edge));
   return row;
 }
 

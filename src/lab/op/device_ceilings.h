@@ -30,10 +30,15 @@ struct EdgeResult {
   int repeats = 0;
 };
 
-struct DeviceCeilings : Bandwidths {
-  int index = 0;
+/// A GPU and its driver, as rows name them.
+struct GpuPlace {
   gpu::Device device;
   int driver_version = 0, runtime_version = 0;  ///< 1000 * major + 10 * minor
+};
+const Columns<GpuPlace>& gpu_columns();
+
+struct DeviceCeilings : Bandwidths, GpuPlace {
+  int index = 0;
   std::vector<EdgeResult> edges;  ///< "graph-edge", "graph-edge-overlap", "graph-launch", "graph-round-trip"
 
   /// The fastest reading kernel; nullptr when none was measured.
@@ -49,8 +54,7 @@ StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes);
 /// a build without CUDA or without this device, no_memory when the buffers do not fit.
 DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options);
 
-/// Name, capability, memory and driver of a device, as rows carry them.
-Row device_fields(int index, const gpu::Device& device, int driver_version, int runtime_version);
+const Columns<EdgeResult>& edge_columns();
 Row to_row(const DeviceCeilings& ceilings);
 /// 1000 * major + 10 * minor as "13.0".
 std::string cuda_version_text(int version);

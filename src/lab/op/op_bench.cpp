@@ -224,6 +224,11 @@ Spread spread_us(const std::vector<double>& seconds) {
   if (samples.empty()) return {kNaN, kNaN, kNaN, kNaN, kNaN};
   return spread(std::move(samples));
 }
+std::vector<double> Timed::samples_us() const {
+  std::vector<double> us;
+  for (const double s : seconds) us.push_back(s * 1e6);
+  return us;
+}
 double OpRow::gb_s() const { return bytes() / us().median / 1e3; }
 double OpRow::pct_of_roof() const { return roof_gb_s > 0 ? 100 * gb_s() / roof_gb_s : kNaN; }
 int64_t moved_bytes_of(const OpKernel& kernel, const OpProblem& problem) {

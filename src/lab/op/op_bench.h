@@ -20,6 +20,7 @@
 #include "gpu/device.h"
 #include "gpu/device_query.h"
 #include "lab/op/ceilings.h"
+#include "lab/rows/columns.h"
 #include "lab/rows/gpu_state.h"
 #include "op/cache/layout.h"
 #include "op/cpu.h"
@@ -191,26 +192,36 @@ BufferSets choose_buffer_sets(int64_t set_bytes, int64_t cache_bytes, int64_t bu
 /// Microseconds of samples in seconds; NaN where the clock gave nothing usable.
 Spread spread_us(const std::vector<double>& seconds);
 
+/// Calls that were checked and timed.
+struct Timed {
+  OpCheck check;                ///< the first that failed, else the one before the replays
+  bool after_replays = false;   ///< `check` is of what the replays left
+  int calls = 0;                ///< in a replay or sample
+  std::vector<double> seconds;  ///< of a call, one a replay or sample; none where the check failed
+
+  bool failed() const { return !check.passed(); }
+  Spread us() const { return spread_us(seconds); }
+  std::vector<double> samples_us() const;
+};
+const Columns<Timed>& timed_columns();
+
 /// One kernel on one problem.
-struct OpRow {
+struct OpRow : Timed {
+  std::string kind = "op";
   OpProblem problem;
   std::string kernel;
   Work work;
-  int64_t moved_bytes = 0;     ///< by the kernel's design; the work's bytes, or more
-  OpCheck check;               ///< the first that failed, else the one before the replays
-  bool after_replays = false;  ///< `check` is of what the replays left
+  int64_t moved_bytes = 0;  ///< by the kernel's design; the work's bytes, or more
   BufferSets sets;
   int64_t set_bytes = 0;
-  int calls = 0;                ///< in a replay or sample
-  std::vector<double> seconds;  ///< of a call, one a replay or sample
   double roof_gb_s = 0;
   std::string roof_kernel;
   std::optional<GpuState> before, after;
+  OpDevice device;
+  uint64_t seed = 0;
   std::string date;
 
-  bool failed() const { return !check.passed(); }
   double bytes() const { return double(work.read_bytes + work.write_bytes); }
-  Spread us() const { return spread_us(seconds); }
   /// Of the median call, GB/s (10^9); NaN without times.
   double gb_s() const;
   double pct_of_roof() const;
@@ -223,7 +234,7 @@ struct OpBenchHooks {
   std::function<void(const std::string& what, int done, int total)> on_status;
   /// Before a kernel is timed: a row with its work, bytes and memory bandwidth, and without times.
   std::function<void(const OpRow& row)> on_predicted;
-  std::function<void(const OpRow& row, const OpDevice& device)> on_row;  ///< failed ones too: they hold no times
+  std::function<void(const OpRow& row)> on_row;  ///< failed ones too: they hold no times
   /// A problem of a default list that no kernel takes. One that was asked for is an error before anything runs.
   std::function<void(const OpProblem& problem, const std::string& why)> on_skipped;
 };
@@ -236,16 +247,8 @@ int run_op_bench(const OpBenchParams& params, std::span<const OpKernel> table, c
 int run_op_bench_on_cpu(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks);
 int run_op_bench_on_gpu(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks);
 
-/// Fields that rows of timed calls share: the spread of a call, the check, the samples.
-Row spread_fields(const Spread& us);
-Row check_fields(const OpCheck& check, bool after_replays);
-Row sample_fields(const std::vector<double>& seconds, int calls);
-/// Everything about a row, with the provenance of results/*.jsonl.
-Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& params);
+const Columns<OpRow>& op_columns();
 /// One line for people before a kernel is timed: its bytes, and their time at memory bandwidth.
 std::string op_prediction(const OpRow& row);
-/// Heading (two lines) and line of the markdown table.
-std::string op_markdown_head();
-std::string op_markdown_line(const OpRow& row);
 
 }  // namespace ridge::lab

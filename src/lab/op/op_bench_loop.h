@@ -37,6 +37,8 @@ OpCandidate<typename Target::Run> open_candidate(Target& target, const OpBenchPa
   c.row.sets = choose_buffer_sets(c.row.set_bytes, target.cache_bytes(), budget_bytes, params.max_sets);
   c.row.roof_gb_s = target.bandwidth.gb_s;
   c.row.roof_kernel = target.bandwidth.kernel;
+  c.row.device = target.device;
+  c.row.seed = params.seed;
   c.row.date = utc_now();
   if (c.row.sets.n == 0)
     throw_error(ErrorKind::no_memory,
@@ -122,7 +124,7 @@ int run_op_bench_loop(Target& target, const OpBenchParams& params, std::span<con
       c.row.before = before;
       c.row.after = after;
       n_failed += c.row.failed();
-      if (hooks.on_row) hooks.on_row(c.row, target.device);
+      if (hooks.on_row) hooks.on_row(c.row);
     }
   }
   return n_failed;

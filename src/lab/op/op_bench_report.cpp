@@ -17,79 +17,114 @@ Row side_row(const KvSideConfig& side) {
           {"sinks", side.policy.sinks}};
 }
 
-std::string check_text(const OpCheck& check) { return fmt::format("{} {:.1e}", check.metric, check.error); }
+std::string check_text(const OpRow& row) {
+  const std::string text = fmt::format("{} {:.1e}", row.check.metric, row.check.error);
+  if (!row.failed()) return text;
+  return fmt::format("{} > {:.1e}{}", text, row.check.bound, row.after_replays ? " after the replays" : "");
+}
+
+Row of(Op op, const OpRow& row, Row value) { return only(row.problem.op == op, std::move(value)); }
+Row of_cache(const OpRow& row, Row value) { return only(row.problem.op != Op::gemv, std::move(value)); }
+Row of_cpu(const OpRow& row, Row value) { return only(row.device.is_cpu(), std::move(value)); }
+/// Of the check's comparison, null without one.
+Row compared(const OpRow& row, Row value) { return when(row.check.has_comparison, std::move(value)); }
+
+bool is_timed(const OpRow& row) { return std::isfinite(row.us().median); }
+Row median(const OpRow& row) { return row.failed() ? "FAILED" : is_timed(row) ? Row(row.us().median) : "no verdict"; }
+std::string share_text(const OpRow& row) {
+  return is_timed(row) ? fmt::format("{:.1f} %{}", row.pct_of_roof(), row.sets.cold ? "" : " (not cold)") : "";
+}
+
+std::string weights_text(const OpRow& row) { return std::string(row.problem.weights ? row.problem.weights->name : ""); }
+std::string device_text(const OpRow& row) {
+  return row.device.is_cpu() ? "cpu" : fmt::format("cuda:{}", row.device.index);
+}
+std::string device_name(const OpRow& row) {
+  return row.device.is_cpu() ? machine_info().cpu_model : row.device.device.name;
+}
+Provenance provenance_of(const OpRow& row) { return {row.device.n_threads, row.seed, row.date}; }
+std::optional<GpuPlace> gpu_of(const OpRow& row) {
+  const OpDevice& d = row.device;
+  if (d.is_cpu()) return std::nullopt;
+  return GpuPlace{d.device, d.driver_version, d.runtime_version};
+}
 
 }  // namespace
 
-Row spread_fields(const Spread& us) {
-  return {{"median_us", number(us.median)},
-          {"lower_quartile_us", number(us.lower)},
-          {"upper_quartile_us", number(us.upper)},
-          {"min_us", number(us.min)}};
+const Columns<Timed>& timed_columns() {
+  static const Columns<Timed> columns = {
+      {"median_us", "us", "of a call", [](auto& t) { return t.us().median; }},
+      {"lower_quartile_us", "us", "of a call", [](auto& t) { return t.us().lower; }},
+      {"upper_quartile_us", "us", "of a call", [](auto& t) { return t.us().upper; }},
+      {"min_us", "us", "of a call", [](auto& t) { return t.us().min; }},
+      {"replays", "samples", "timed", [](auto& t) { return t.seconds.size(); }},
+      {"calls_per_replay", "calls", "of a sample", [](auto& t) { return t.calls; }},
+      {"samples_us", "us", "a call of every sample", &Timed::samples_us},
+      {"checked", "-", "the check passed", [](auto& t) { return t.check.passed(); }},
+      {"check_metric", "-", "of the check's error", [](auto& t) { return t.check.metric; }},
+      {"check_error", "metric", "largest", [](auto& t) { return t.check.error; }},
+      {"check_bound", "metric", "of that error", [](auto& t) { return t.check.bound; }},
+      {"check_what", "-", "what was compared", [](auto& t) { return t.check.what; }},
+      {"check_after_replays", "-", "the error is of what the timed calls left", &Timed::after_replays},
+  };
+  return columns;
 }
 
-Row check_fields(const OpCheck& check, bool after_replays) {
-  return {{"checked", check.passed()},          {"check_metric", check.metric}, {"check_error", number(check.error)},
-          {"check_bound", number(check.bound)}, {"check_what", check.what},     {"check_after_replays", after_replays}};
-}
-
-Row sample_fields(const std::vector<double>& seconds, int calls) {
-  Row row{{"replays", seconds.size()}, {"calls_per_replay", calls}, {"samples_us", Row::array()}};
-  for (const double s : seconds) row["samples_us"].push_back(number(s * 1e6));
-  return row;
-}
-
-Row op_fields(const OpRow& row, const OpDevice& device, const OpBenchParams& params) {
-  const OpProblem& p = row.problem;
-  Row f{{"kind", "op"}, {"op", op_name(p.op)}, {"kernel", row.kernel}};
-  if (p.op == Op::gemv) {
-    f["n_out"] = p.n_out;
-    f["n_in"] = p.n_in;
-    f["n_tokens"] = p.n_tokens;
-    f["weight_format"] = p.weights->name;
-  } else {
-    if (p.op == Op::attention) f["n_heads"] = p.n_heads;
-    f["n_kv_heads"] = p.n_kv_heads;
-    f["head_dim"] = p.head_dim;
-    f["n_seq"] = p.n_seq;
-    f["n_keys"] = p.n_keys;
-    if (p.op == Op::append) f["n_new"] = p.n_new;
-    f["kv"] = kv_text(p.kv);
-    f["kv_k"] = side_row(p.k);
-    f["kv_v"] = side_row(p.v);
-  }
-  f["read_bytes"] = row.work.read_bytes;
-  f["write_bytes"] = row.work.write_bytes;
-  f["flops"] = row.work.flops;
-  f["moved_bytes"] = row.moved_bytes;
-  f.update(spread_fields(row.us()));
-  f["predicted_us"] = number(row.predicted_us());
-  f["gb_s"] = number(row.gb_s());
-  f["roof_gb_s"] = row.roof_gb_s > 0 ? number(row.roof_gb_s) : Row(nullptr);
-  f["roof_kernel"] = row.roof_kernel;
-  f["pct_of_roof"] = number(row.pct_of_roof());
-  f.update(check_fields(row.check, row.after_replays));
-  f["check_cosine"] = row.check.has_comparison ? number(row.check.comparison.cosine) : Row(nullptr);
-  f["check_norm_ratio"] = row.check.has_comparison ? number(row.check.comparison.norm_ratio) : Row(nullptr);
-  f["check_max_abs"] = row.check.has_comparison ? number(row.check.comparison.max_abs) : Row(nullptr);
-  f["check_worst_index"] = row.check.has_comparison ? Row(row.check.comparison.worst_index) : Row(nullptr);
-  f.update(sample_fields(row.seconds, row.calls));
-  f["buffer_sets"] = row.sets.n;
-  f["buffer_set_bytes"] = row.set_bytes;
-  f["cold"] = row.sets.cold;
-  f["gpu_before"] = to_row(row.before);
-  f["gpu_after"] = to_row(row.after);
-  if (device.is_cpu()) {
-    f["device"] = "cpu";
-    f["device_name"] = machine_info().cpu_model;
-    f["isa"] = isa_name(device.isa);
-    f["llc_bytes"] = device.cache_bytes;
-  } else {
-    f.update(device_fields(device.index, device.device, device.driver_version, device.runtime_version));
-  }
-  f.update(provenance(device.n_threads, params.seed));
-  f["date"] = row.date;
-  return f;
+const Columns<OpRow>& op_columns() {
+  static const Columns<OpRow> columns = {
+      {"kind", "-", "op or coding", &OpRow::kind},
+      {"op", "-", "gemv, attention or append", [](auto& r) { return op_name(r.problem.op); }, "op"},
+      {"", "-", "sizes", [](auto& r) { return r.problem.shape_text(); }, "shape"},
+      {"", "-", "of the weights or the cache", [](auto& r) { return r.problem.format_text(); }, "format"},
+      {"kernel", "-", "that was timed", &OpRow::kernel, "kernel"},
+      {"n_out", "values", "rows of the weights", [](auto& r) { return of(Op::gemv, r, r.problem.n_out); }},
+      {"n_in", "values", "columns of the weights", [](auto& r) { return of(Op::gemv, r, r.problem.n_in); }},
+      {"n_tokens", "tokens", "multiplied at a time", [](auto& r) { return of(Op::gemv, r, r.problem.n_tokens); }},
+      {"weight_format", "-", "of the weights", [](auto& r) { return of(Op::gemv, r, weights_text(r)); }},
+      {"n_heads", "heads", "of queries", [](auto& r) { return of(Op::attention, r, r.problem.n_heads); }},
+      {"n_kv_heads", "heads", "of the cache", [](auto& r) { return of_cache(r, r.problem.n_kv_heads); }},
+      {"head_dim", "values", "of a head's row", [](auto& r) { return of_cache(r, r.problem.head_dim); }},
+      {"n_seq", "sequences", "at a time", [](auto& r) { return of_cache(r, r.problem.n_seq); }},
+      {"n_keys", "positions", "in the cache", [](auto& r) { return of_cache(r, r.problem.n_keys); }},
+      {"n_new", "tokens", "coded of each sequence", [](auto& r) { return of(Op::append, r, r.problem.n_new); }},
+      {"kv", "-", "cache format", [](auto& r) { return of_cache(r, kv_text(r.problem.kv)); }},
+      {"kv_k", "-", "options of K", [](auto& r) { return of_cache(r, side_row(r.problem.k)); }},
+      {"kv_v", "-", "options of V", [](auto& r) { return of_cache(r, side_row(r.problem.v)); }},
+      {"read_bytes", "bytes", "that the op must read", [](auto& r) { return r.work.read_bytes; }},
+      {"write_bytes", "bytes", "that the op must write", [](auto& r) { return r.work.write_bytes; }},
+      {"flops", "operations", "of the op", [](auto& r) { return r.work.flops; }},
+      {"moved_bytes", "bytes", "that the kernel moves by design", &OpRow::moved_bytes},
+      {"", "us", "median of a call", &median, ">us", "{:.2f}"},
+      {"", "us", "quartiles of a call", [](auto& r) { return when(is_timed(r), r.us().quartiles(2)); }, ">quartiles"},
+      {"", "-", "that the op must read and write", [](auto& r) { return bytes_text(r.bytes()); }, ">bytes"},
+      {"predicted_us", "us", "moved_bytes at memory bandwidth", &OpRow::predicted_us},
+      {"", "us", "bytes at memory bandwidth", [](auto& r) { return when(is_timed(r), r.predicted_us()); },
+       ">at roof us", "{:.2f}"},
+      {"gb_s", "GB/s", "bytes of the op in that time", &OpRow::gb_s, ">GB/s", "{:.1f}"},
+      {"roof_gb_s", "GB/s", "memory bandwidth in the same run",
+       [](auto& r) { return when(r.roof_gb_s > 0, r.roof_gb_s); }},
+      {"roof_kernel", "-", "that measured it", &OpRow::roof_kernel},
+      {"pct_of_roof", "%", "share of memory bandwidth", &OpRow::pct_of_roof},
+      {"", "%", "share of memory bandwidth", &share_text, ">% of roof"},
+      {"", "-", "error against the reference", &check_text, ">checked"},
+      part_of<OpRow>(timed_columns(), [](auto& r) -> const Timed& { return r; }),
+      {"check_cosine", "-", "with the reference", [](auto& r) { return compared(r, r.check.comparison.cosine); }},
+      {"check_norm_ratio", "-", "to the reference", [](auto& r) { return compared(r, r.check.comparison.norm_ratio); }},
+      {"check_max_abs", "-", "largest difference", [](auto& r) { return compared(r, r.check.comparison.max_abs); }},
+      {"check_worst_index", "-", "of it", [](auto& r) { return compared(r, r.check.comparison.worst_index); }},
+      {"buffer_sets", "sets", "of buffers that took turns", [](auto& r) { return r.sets.n; }},
+      {"buffer_set_bytes", "bytes", "of one", &OpRow::set_bytes},
+      {"cold", "-", "data came from memory", [](auto& r) { return r.sets.cold; }},
+      {"gpu_before", "-", "clocks (MHz) and temperature (C)", [](auto& r) { return to_row(r.before); }},
+      {"gpu_after", "-", "clocks (MHz) and temperature (C)", [](auto& r) { return to_row(r.after); }},
+      {"device", "-", "cpu or cuda:N", &device_text},
+      {"device_name", "-", "processor or GPU", &device_name},
+      {"isa", "-", "highest instruction set", [](auto& r) { return of_cpu(r, isa_name(r.device.isa)); }},
+      {"llc_bytes", "bytes", "last-level cache", [](auto& r) { return of_cpu(r, r.device.cache_bytes); }},
+      part_of<OpRow>(gpu_columns(), gpu_of),
+      part_of<OpRow>(provenance_columns(), provenance_of),
+  };
+  return columns;
 }
 
 std::string op_prediction(const OpRow& row) {
@@ -98,25 +133,6 @@ std::string op_prediction(const OpRow& row) {
   if (double(row.moved_bytes) > row.bytes()) text += fmt::format(" (the work needs {})", bytes_text(row.bytes()));
   if (row.roof_gb_s > 0) text += fmt::format(", {:.2f} us at {:.1f} GB/s", row.predicted_us(), row.roof_gb_s);
   return text;
-}
-
-std::string op_markdown_head() {
-  return "| op | shape | format | kernel | us | quartiles | bytes | at roof us | GB/s | % of roof | checked |\n"
-         "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
-}
-
-std::string op_markdown_line(const OpRow& row) {
-  const std::string front = fmt::format("| {} | {} | {} | {} |", op_name(row.problem.op), row.problem.shape_text(),
-                                        row.problem.format_text(), row.kernel);
-  if (row.failed())
-    return fmt::format("{} FAILED | | {} | | | | {} > {:.1e}{} |", front, bytes_text(row.bytes()),
-                       check_text(row.check), row.check.bound, row.after_replays ? " after the replays" : "");
-  const Spread us = row.us();
-  if (!std::isfinite(us.median))
-    return fmt::format("{} no verdict | | {} | | | | {} |", front, bytes_text(row.bytes()), check_text(row.check));
-  return fmt::format("{} {:.2f} | {:.2f} - {:.2f} | {} | {:.2f} | {:.1f} | {:.1f} %{} | {} |", front, us.median,
-                     us.lower, us.upper, bytes_text(row.bytes()), row.predicted_us(), row.gb_s(), row.pct_of_roof(),
-                     row.sets.cold ? "" : " (not cold)", check_text(row.check));
 }
 
 }  // namespace ridge::lab

@@ -55,14 +55,14 @@ void run_op_turns(OpBenchParams params, std::span<const OpTurn> turns, std::span
   inner.on_status = [&](const std::string& what, int, int) {
     if (hooks.on_status) hooks.on_status(what);
   };
-  inner.on_row = [&](OpRow row, const OpDevice& device) {
+  inner.on_row = [&](OpRow row) {
     const size_t turn = size_t(std::stoi(row.kernel));
     const Dress& dress = dresses[turn];
     row.problem = dress.turn->problem;
     row.kernel = dress.kernel->name;
     row.work = op_work(row.problem);
     row.moved_bytes = moved_bytes_of(*dress.kernel, row.problem);
-    hooks.on_row(turn, row, device);
+    hooks.on_row(turn, row);
   };
   const auto none = [](const Dress& dress) { return !dress.kernel && !dress.why_none.empty(); };
   try {

@@ -15,8 +15,8 @@ struct OpTurn {
 struct OpTurnHooks {
   std::function<bool()> stop;
   std::function<void(const std::string& what)> on_status;
-  std::function<void(size_t turn, const OpRow& row, const OpDevice& device)> on_row;  ///< failed ones hold no times
-  std::function<void(size_t turn, const std::string& why)> on_none;                   ///< no kernel takes it
+  std::function<void(size_t turn, const OpRow& row)> on_row;         ///< failed ones hold no times
+  std::function<void(size_t turn, const std::string& why)> on_none;  ///< no kernel takes it
 };
 
 /// `params` are those of a single problem; max_seconds is that of a turn. Throws what run_op_bench() throws, but has

@@ -6,12 +6,10 @@
 #include <fstream>
 #include <utility>
 
-#include "base/build_info.h"
 #include "base/json.h"
 #include "engine/kv_choice.h"
 #include "io/mapped_file.h"
 #include "io/text.h"
-#include "lab/rows/machine.h"
 
 namespace ridge::lab {
 namespace {
@@ -126,25 +124,6 @@ void set_command_line(const std::vector<std::string>& args) {
 }
 
 const std::string& command_line() { return stored_command_line(); }
-
-Row provenance(int n_threads, uint64_t seed) {
-  const MachineInfo machine = machine_info();
-  const BuildInfo& build = build_info();
-  Row row;
-  row["date"] = utc_now();
-  row["version"] = build.version;
-  row["build_commit"] = build.commit;
-  row["compiler"] = build.compiler;
-  row["build_type"] = build.build_type;
-  row["cpu"] = machine.cpu_model;
-  row["processors"] = machine.n_processors;
-  row["memory_bytes"] = machine.memory_bytes;
-  row["load_1min"] = number(machine.load_1min);
-  row["n_threads"] = n_threads;
-  row["seed"] = seed;
-  row["command"] = command_line();
-  return row;
-}
 
 std::string cell_key(const Row& row) {
   const auto cell = row.find("cell");

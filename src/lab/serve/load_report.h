@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/kv_choice.h"
+#include "lab/rows/columns.h"
 #include "lab/serve/load.h"
 
 namespace ridge::lab {
@@ -44,8 +45,6 @@ struct LoadRow {
 LoadRow run_load_test(const LoadServer& server, const LoadTest& test, const LoadParams& params,
                       const std::function<bool()>& stop);
 
-Row load_fields(const LoadRow& row);
-std::string load_markdown_head();
-std::string load_markdown_line(const LoadRow& row);
+const Columns<LoadRow>& load_columns();
 
 }  // namespace ridge::lab

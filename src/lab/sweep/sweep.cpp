@@ -85,8 +85,8 @@ void run_ops(const SweepSpec& spec, const SweepPlan& plan, std::span<const OpKer
   OpTurnHooks hooks;
   hooks.stop = [&] { return batch.stopped(); };
   hooks.on_status = [&](const std::string& what) { batch.status(what); };
-  hooks.on_row = [&](size_t i, const OpRow& row, const OpDevice& device) {
-    Row fields = op_fields(row, device, params);
+  hooks.on_row = [&](size_t i, const OpRow& row) {
+    Row fields = op_columns().fields(row);
     if (row.failed()) mark_failed(fields, row.check.metric, row.check.error, row.check.bound, row.check.what);
     batch.finish(i, std::move(fields));
   };
@@ -114,7 +114,7 @@ void run_decode(const SweepSpec& spec, const SweepPlan& plan, Batch& batch) {
   const auto finish = [&](const BenchRow& row, bool failed) {
     const std::optional<size_t> i = batch.next_of(kv_text(row.test.kv));
     RIDGE_CHECK(i, "a row of {}, which was not asked for", kv_text(row.test.kv));
-    Row fields = bench_fields(row, params);
+    Row fields = bench_columns().fields(row);
     if (failed) mark_failed(fields, "NMSE", row.check.nmse, row.check.bound, row.check.what);
     batch.finish(*i, std::move(fields));
   };
@@ -177,22 +177,37 @@ SweepCounts run_sweep(const SweepSpec& spec, const SweepPlan& plan, std::span<co
   return counts;
 }
 
-std::string sweep_markdown_head() {
-  return "| cell | median | quartiles | GB/s | % of roof | checked |\n| --- | ---: | ---: | ---: | ---: | ---: |";
-}
-
-std::string sweep_markdown_line(const SweepCell& cell, const Row& row) {
-  const auto value = [&](const char* name) { return number_in(row, name); };
-  const std::string state = row_state(row);
-  if (state != "done")
-    return fmt::format("| {} | {} | | | | {} |", cell.text(), state == "failed" ? "FAILED" : "skipped",
-                       row.value("reason", ""));
-  const std::string rest = fmt::format("{:.1f} % | {:.1e} |", value("pct_of_roof"), value("check_error"));
-  if (cell.is_decode())
-    return fmt::format("| {} | {:.2f} tokens/s | ± {:.2f} | {:.1f} | {}", cell.text(), value("avg_ts"),
-                       value("stddev_ts"), value("read_gb_s"), rest);
-  return fmt::format("| {} | {:.2f} us | {:.2f} - {:.2f} | {:.1f} | {}", cell.text(), value("median_us"),
-                     value("lower_quartile_us"), value("upper_quartile_us"), value("gb_s"), rest);
+const Columns<SweepRow>& sweep_columns() {
+  const auto rate = [](const SweepRow& r, const char* of_decode, const char* of_op) {
+    return r.is_done() ? Row(number_in(r.row, r.cell.is_decode() ? of_decode : of_op)) : Row();
+  };
+  static const Columns<SweepRow> columns = {
+      {"", "-", "what was measured", [](auto& r) { return r.cell.text(); }, "cell"},
+      {"", "-", "tokens a second of a model, or time of a call",
+       [=](auto& r) {
+         if (!r.is_done()) return std::string(row_state(r.row) == "failed" ? "FAILED" : "skipped");
+         return fmt::format("{:.2f} {}", rate(r, "avg_ts", "median_us").template get<double>(),
+                            r.cell.is_decode() ? "tokens/s" : "us");
+       },
+       ">median"},
+      {"", "-", "of a call; of a model the standard deviation",
+       [](auto& r) {
+         const auto value = [&](const char* name) { return number_in(r.row, name); };
+         if (!r.is_done()) return std::string();
+         return r.cell.is_decode()
+                    ? fmt::format("± {:.2f}", value("stddev_ts"))
+                    : fmt::format("{:.2f} - {:.2f}", value("lower_quartile_us"), value("upper_quartile_us"));
+       },
+       ">quartiles"},
+      {"", "GB/s", "declared bytes in that time", [=](auto& r) { return rate(r, "read_gb_s", "gb_s"); }, ">GB/s",
+       "{:.1f}"},
+      {"", "%", "share of memory bandwidth", [=](auto& r) { return rate(r, "pct_of_roof", "pct_of_roof"); },
+       ">% of roof", "{:.1f} %"},
+      {"", "-", "error of the check, or why there is no time",
+       [=](auto& r) { return r.is_done() ? rate(r, "check_error", "check_error") : Row(text_in(r.row, "reason")); },
+       ">checked", "{:.1e}"},
+  };
+  return columns;
 }
 
 }  // namespace ridge::lab

@@ -6,7 +6,7 @@
 // large for memory, has a row with the reason.
 #pragma once
 
-#include "lab/rows/results.h"
+#include "lab/rows/columns.h"
 #include "lab/sweep/sweep_spec.h"
 
 namespace ridge::lab {
@@ -49,8 +49,12 @@ struct SweepCounts {
 SweepCounts run_sweep(const SweepSpec& spec, const SweepPlan& plan, std::span<const OpKernel> table, Store& store,
                       const SweepHooks& hooks);
 
-/// "| gemv 8960x1536, batch 4, f16 | 812.3 us | 790.1 - 840.2 | 33.9 | 92 % | ok |" and its heading.
-std::string sweep_markdown_head();
-std::string sweep_markdown_line(const SweepCell& cell, const Row& row);
+/// A stored row in the table that a sweep shows.
+struct SweepRow {
+  const SweepCell& cell;
+  const Row& row;
+  bool is_done() const { return row_state(row) == "done"; }
+};
+const Columns<SweepRow>& sweep_columns();
 
 }  // namespace ridge::lab
