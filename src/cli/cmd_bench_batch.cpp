@@ -15,13 +15,12 @@ struct BatchFlags {
   OutputFlags output;
   std::vector<std::string> n_prompt, n_gen, n_parallel;
   std::string lengths, kv = "f16", decision, format = "md";
-  int n_ubatch = 0, repeats = 1;
-  bool fill = false, no_warm_up = false, no_check = false;
-  int64_t seed = 42;
+  lab::BatchParams params;  ///< but what the texts say
 };
 
 lab::BatchParams read_batch_params(const BatchFlags& flags) {
-  lab::BatchParams params{.model = flags.model.model};
+  lab::BatchParams params = flags.params;
+  params.model = flags.model.model;
   if (!flags.lengths.empty()) {
     if (!flags.n_prompt.empty()) bad_flag("--lengths", "does not go with -npp", "give one of them");
     params.n_prompt = {lab::parse_prompt_lengths("--lengths", flags.lengths, kMostTokens).or_throw()};
@@ -36,14 +35,8 @@ lab::BatchParams read_batch_params(const BatchFlags& flags) {
   KvListOrAuto caches = read_kv_or_auto(flags.kv, flags.decision, flags.output.quiet);
   params.kv = std::move(caches.kv);
   params.by_record = std::move(caches.by_record);
-  params.n_ubatch = flags.n_ubatch;
-  params.fill = flags.fill;
-  params.repeats = flags.repeats;
-  params.warm_up = !flags.no_warm_up;
-  params.check = !flags.no_check;
-  params.seed = uint64_t(flags.seed);
   params.load = flags.model.load_options();
-  if (flags.fill && std::ranges::count(params.n_gen, 0) > 0)
+  if (params.fill && std::ranges::count(params.n_gen, 0) > 0)
     bad_flag("-ntg", "0 leaves nothing to measure with --fill", "give -ntg 128");
   return params;
 }
@@ -75,12 +68,13 @@ static Action declare_bench_batch(CLI::App& app) {
            "prompts of different lengths: A-B spreads them evenly over the sequences, a list is dealt in turn");
   add_text(app, "--kv", f.kv, "LIST", "cache formats, one test each: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0,auto");
   add_decision_flag(app, f.decision);
-  app.add_flag("--fill", f.fill, "random cache rows instead of running the prompts; rows say so");
-  add_whole(app, "--ubatch-size", f.n_ubatch, 0, 65536, "most tokens of a prompts' step (-ub); 0: 512, on a GPU 2048");
-  add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs");
-  app.add_flag("--no-warmup", f.no_warm_up, "skip the small steps before the timed ones");
-  app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
+  app.add_flag("--fill", f.params.fill, "random cache rows instead of running the prompts; rows say so");
+  add_whole(app, "--ubatch-size", f.params.n_ubatch, 0, 65536,
+            "most tokens of a prompts' step (-ub); 0: 512, on a GPU 2048");
+  add_whole(app, "-r,--repetitions", f.params.repeats, 1, 100000, "times each test runs");
+  add_off_flag(app, "--no-warmup", f.params.warm_up, "skip the small steps before the timed ones");
+  add_off_flag(app, "--no-check", f.params.check, "do not compare with the reference kernels; rows say so");
+  add_whole(app, "--seed", f.params.seed, 0, INT64_MAX, "seed of tokens and cache rows");
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);

@@ -15,21 +15,18 @@ struct CollectiveFlags {
   OutputFlags output;
   std::string device = "cpu", format = "md";
   std::vector<std::string> bytes, kernels;
-  int repeats = 60, max_seconds = 10, roof_mib = 0;
-  int64_t seed = 42;
+  int roof_mib = 0;
+  lab::CollectiveBenchParams params;  ///< but what the texts say
 };
 
 lab::CollectiveBenchParams read_params(const CollectiveFlags& flags) {
-  lab::CollectiveBenchParams params;
+  lab::CollectiveBenchParams params = flags.params;
   std::vector<int> bytes;
   read_numbers("--bytes", flags.bytes, 4, kMaxBytes, bytes);
   params.bytes.assign(bytes.begin(), bytes.end());
   if (!flags.kernels.empty()) params.kernels = split(joined(flags.kernels), ',');
   params.devices = parse_devices(flags.device);
-  params.replays = flags.repeats;
-  params.max_seconds = flags.max_seconds;
   params.roof_bytes = int64_t(flags.roof_mib) << 20;
-  params.seed = uint64_t(flags.seed);
   lab::collective_sizes(params);  // refuses impossible ones before a device is looked for
   return params;
 }
@@ -80,10 +77,11 @@ static Action declare_bench_collective(CLI::App& app) {
   in_group(app, "Run");
   add_repeatable(app, "--kernel", f.kernels, "NAME",
                  "of GPUs, timed in turns: one-shot, two-shot, nccl; all: every one that can", "what models take");
-  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on GPUs replays of a graph of calls");
-  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a size, five at least");
+  add_whole(app, "-r,--repeat", f.params.replays, 1, 100000,
+            "samples of many calls; on GPUs replays of a graph of calls");
+  add_whole(app, "--max-seconds", f.params.max_seconds, 1, 3600, "samples end after this long a size, five at least");
   add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 14, "MiB of a copy for the link's rate; 0: 256, of the CPU 32");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data");
+  add_whole(app, "--seed", f.params.seed, 0, INT64_MAX, "seed of the data");
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);

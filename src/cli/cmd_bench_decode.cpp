@@ -21,13 +21,10 @@ struct BenchFlags {
   std::vector<std::string> models, n_prompt, n_gen, prompt_gen, n_depth, n_batch, n_ubatch, n_threads, type_k, type_v;
   std::string list, decision, format = "md", text;
   SpecFlags spec;
-  float temperature = 0;
   double forced_accept = -1;
+  lab::BenchParams params;  ///< but what the texts say
 
   bool forced() const { return forced_accept >= 0; }
-  int repeats = 5;
-  bool no_warm_up = false, real_prefill = false, no_check = false;
-  int64_t seed = 42;
 };
 
 std::vector<KvSideOptions> read_sides(const std::vector<std::string>& texts) {
@@ -50,7 +47,7 @@ KvListOrAuto read_kv(const BenchFlags& flags) {
 }
 
 lab::BenchParams read_params(const BenchFlags& flags) {
-  lab::BenchParams params;
+  lab::BenchParams params = flags.params;
   for (const std::string& models : flags.models)
     for (std::string& model : split(models, ',')) params.models.push_back(std::move(model));
   read_numbers("-p", flags.n_prompt, 0, kMaxCount, params.n_prompt);
@@ -63,12 +60,6 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   KvListOrAuto caches = read_kv(flags);
   params.kv = std::move(caches.kv);
   params.by_record = std::move(caches.by_record);
-  params.repeats = flags.repeats;
-  params.warm_up = !flags.no_warm_up;
-  params.real_prefill = flags.real_prefill;
-  params.check = !flags.no_check;
-  params.temperature = flags.temperature;
-  params.seed = uint64_t(flags.seed);
   params.device = flags.device.device;
   params.n_stages = flags.device.load_options().n_stages;
   params.isa = flags.device.isa;
@@ -85,7 +76,7 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
   const bool forced = flags.forced();
   if (flags.text.empty() && !forced)
     bad_flag("--spec-type", "proposals need a real text", "add --text FILE, or --force-accept 0.7 for speed alone");
-  if (!flags.prompt_gen.empty() || (!flags.n_depth.empty() && !forced) || flags.real_prefill)
+  if (!flags.prompt_gen.empty() || (!flags.n_depth.empty() && !forced) || decode.real_prefill)
     bad_flag("--spec-type", "the prompt is the depth", "leave out -pg, -d and --real-prefill, or add --force-accept");
   if (decode.n_ubatch.size() > 1 || decode.n_threads.size() > 1 || !flags.n_batch.empty())
     bad_flag("--spec-type", "one -ub and one -t make the rows", "leave out the lists and -b");
@@ -109,7 +100,7 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
       .depth = flags.spec.depth,
       .warm_up = decode.warm_up,
       .check = decode.check,
-      .temperature = flags.temperature,
+      .temperature = decode.temperature,
       .forced_accept = forced ? std::optional(flags.forced_accept) : std::nullopt,
       .seed = decode.seed,
       .load = target.load_options(),
@@ -175,12 +166,14 @@ static Action declare_bench_decode(CLI::App& app) {
   add_text(app, "--kv", f.list, "LIST",
            "pairs instead of the cross product: f16,q8_0/rotor-3,rotor-3;0-1+27:q8_0,auto");
   add_decision_flag(app, f.decision);
-  add_whole(app, "-r,--repetitions", f.repeats, 1, 100000, "times each test runs");
-  app.add_flag("--no-warmup", f.no_warm_up, "skip the run before the timed ones");
-  app.add_flag("--real-prefill", f.real_prefill, "reach the depth by running a prompt, not with random cache rows");
-  app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels; rows say so");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
-  add_real(app, "--temp", f.temperature, 0, 100, "temperature; above 0 a row's time includes sampling, on the CPU too");
+  add_whole(app, "-r,--repetitions", f.params.repeats, 1, 100000, "times each test runs");
+  add_off_flag(app, "--no-warmup", f.params.warm_up, "skip the run before the timed ones");
+  app.add_flag("--real-prefill", f.params.real_prefill,
+               "reach the depth by running a prompt, not with random cache rows");
+  add_off_flag(app, "--no-check", f.params.check, "do not compare with the reference kernels; rows say so");
+  add_whole(app, "--seed", f.params.seed, 0, INT64_MAX, "seed of tokens and cache rows");
+  add_real(app, "--temp", f.params.temperature, 0, 100,
+           "temperature; above 0 a row's time includes sampling, on the CPU too");
   add_spec_flags(app, f.spec);
   add_text(app, "--text", f.text, "FILE", "with --spec-type: the text that prompts are cut from");
   add_real(app, "--force-accept", f.forced_accept, 0, 1,

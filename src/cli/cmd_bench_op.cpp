@@ -16,15 +16,14 @@ constexpr int kMaxKeys = 1 << 24;
 constexpr const char* kStudyGroup = "Study of a model";
 
 struct OpFlags {
-  lab::Op op = lab::Op::attention;
   OutputFlags output;
   ModelFlags place;
   std::string kv, format = "md";
   std::vector<std::string> heads, seq, batch, n_new, shapes, weights, kernels;
-  int head_dim = 128, repeats = 60, max_seconds = 10, max_sets = 512, roof_mib = 0;
-  int64_t seed = 42;
+  int roof_mib = 0;
   bool coding = false;
-  std::string file;  ///< of the study, with place.model
+  lab::OpBenchParams params;  ///< but what the texts say
+  std::string file;           ///< of the study, with place.model
   lab::AttentionOptions study;
 };
 
@@ -34,7 +33,7 @@ void read_shapes(std::string_view flag, const std::vector<std::string>& texts, c
 }
 
 lab::OpBenchParams read_params(const OpFlags& flags) {
-  lab::OpBenchParams params{.op = flags.op, .head_dim = flags.head_dim};
+  lab::OpBenchParams params = flags.params;
   read_shapes("--heads", flags.heads, '/', params.heads);
   read_shapes("--shape", flags.shapes, 'x', params.shapes);
   read_numbers("--seq", flags.seq, 1, kMaxKeys, params.seq);
@@ -45,11 +44,7 @@ lab::OpBenchParams read_params(const OpFlags& flags) {
     for (const std::string& name : split(joined(flags.weights), ','))
       params.weights.push_back(find_weight_format(name).or_throw());
   if (!flags.kernels.empty()) params.kernels = split(joined(flags.kernels), ',');
-  params.replays = flags.repeats;
-  params.max_seconds = flags.max_seconds;
-  params.max_sets = flags.max_sets;
   params.roof_bytes = int64_t(flags.roof_mib) << 20;
-  params.seed = uint64_t(flags.seed);
   if (flags.coding) {
     if (params.seq.empty()) params.seq = {8192};
     if (params.batch.empty()) params.batch = {1};
@@ -136,7 +131,7 @@ void add_study_flags(CLI::App& app, OpFlags& f) {
 Action declare_bench_op(CLI::App& app, lab::Op op) {
   const auto flags = std::make_shared<OpFlags>();
   OpFlags& f = *flags;
-  f.op = op;
+  f.params.op = op;
   in_group(app, "Problems");
   if (op == lab::Op::gemv) {
     add_list(app, "--shape", f.shapes, "the seven of docs/benchmarks.md", "N_OUTxN_IN of the weights");
@@ -144,7 +139,7 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
     add_list(app, "--batch", f.batch, "1,2,4,8,16,32,64", "tokens at a time");
   } else {
     add_list(app, "--heads", f.heads, "20/5,64/8,12/2", "HEADS/KV_HEADS");
-    add_whole(app, "--head-dim", f.head_dim, 1, 256, "width of a head");
+    add_whole(app, "--head-dim", f.params.head_dim, 1, 256, "width of a head");
     in_group(app, "KV cache");
     add_text(app, "--kv", f.kv, "LIST", "cache formats, K/V where they differ: f16,q8_0/rotor-3")
         ->default_str(op == lab::Op::append ? "f32,f16,q8_0,p8/q4_0,rotor-3" : "f32,f16,p8/q8_0,p8/q4_0,rotor-3");
@@ -164,11 +159,14 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
                  "the best");
   if (op == lab::Op::attention)
     app.add_flag("--coding", f.coding, "a row for each coded cache: f16, coded, coding one row, and the codec's error");
-  add_whole(app, "-r,--repeat", f.repeats, 1, 100000, "samples of many calls; on a GPU replays of a graph of calls");
-  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long a problem, five at least");
-  add_whole(app, "--sets", f.max_sets, 1, 4096, "sets of buffers that calls take turns over, at most; 1: a warm cache");
+  add_whole(app, "-r,--repeat", f.params.replays, 1, 100000,
+            "samples of many calls; on a GPU replays of a graph of calls");
+  add_whole(app, "--max-seconds", f.params.max_seconds, 1, 3600,
+            "samples end after this long a problem, five at least");
+  add_whole(app, "--sets", f.params.max_sets, 1, 4096,
+            "sets of buffers that calls take turns over, at most; 1: a warm cache");
   add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of the data");
+  add_whole(app, "--seed", f.params.seed, 0, INT64_MAX, "seed of the data");
   in_group(app, "Machine");
   add_place_flags(app, f.place);
   if (op == lab::Op::attention) add_study_flags(app, f);

@@ -20,23 +20,16 @@ struct LoadFlags {
   lab::LoadParams params;
   std::string kv, prompt = "512", answer = "64", format = "md";
   std::vector<std::string> clients;
-  int64_t n_requests = 0, seed = 42;
-  int prefix_tokens = 0, n_prefixes = 1;
-  double rate = 0, seconds = 0;
+  lab::LoadPlan plan;  ///< but what the texts say
 };
 
 std::vector<lab::LoadTest> load_tests(const LoadFlags& flags) {
-  lab::LoadPlan plan{.n_requests = flags.n_requests,
-                     .seconds = flags.seconds,
-                     .rate = flags.rate,
-                     .prompt = lab::parse_lengths("--prompt-tokens", flags.prompt, kMostLoadTokens).or_throw(),
-                     .answer = lab::parse_lengths("--answer-tokens", flags.answer, kMostLoadTokens).or_throw(),
-                     .prefix_tokens = flags.prefix_tokens,
-                     .n_prefixes = flags.n_prefixes,
-                     .seed = uint64_t(flags.seed)};
-  if (flags.rate > 0 && !flags.clients.empty()) bad_flag("--rate", "does not go with --clients", "give one of them");
+  lab::LoadPlan plan = flags.plan;
+  plan.prompt = lab::parse_lengths("--prompt-tokens", flags.prompt, kMostLoadTokens).or_throw();
+  plan.answer = lab::parse_lengths("--answer-tokens", flags.answer, kMostLoadTokens).or_throw();
+  if (plan.rate > 0 && !flags.clients.empty()) bad_flag("--rate", "does not go with --clients", "give one of them");
   std::vector<int> clients{1, 8, 32};
-  if (flags.rate > 0) clients = {0};
+  if (plan.rate > 0) clients = {0};
   read_numbers("--clients", flags.clients, 1, kMostLoadClients, clients);
   std::vector<std::optional<KvChoice>> kv{std::nullopt};
   if (!flags.kv.empty()) {
@@ -49,8 +42,8 @@ std::vector<lab::LoadTest> load_tests(const LoadFlags& flags) {
   for (const auto& choice : kv)
     for (const int n : clients) {
       plan.n_clients = n;
-      if (flags.n_requests == 0 && flags.seconds == 0)
-        plan.n_requests = flags.rate > 0 ? kRequestsOfRate : std::max(kLeastRequests, kRequestsPerClient * n);
+      if (flags.plan.n_requests == 0 && plan.seconds == 0)
+        plan.n_requests = plan.rate > 0 ? kRequestsOfRate : std::max(kLeastRequests, kRequestsPerClient * n);
       // A running server remembers the prompts of the tests before.
       plan.contents = flags.params.url.empty() ? 0 : tests.size();
       tests.push_back({choice, plan});
@@ -145,21 +138,21 @@ static Action declare_bench_serve(CLI::App& app) {
     if (option->get_group() == own) option->excludes(url);
   in_group(app, "Load");
   add_list(app, "--clients", f.clients, "1,8,32", "clients that send their next request when the last was answered");
-  add_real(app, "--rate", f.rate, 0, 1e6, "instead of clients: Poisson arrivals, so many requests a second");
-  add_whole(app, "--requests", f.n_requests, 0, 1 << 30,
+  add_real(app, "--rate", f.plan.rate, 0, 1e6, "instead of clients: Poisson arrivals, so many requests a second");
+  add_whole(app, "--requests", f.plan.n_requests, 0, 1 << 30,
             "requests of a test; 0: four a client, at least 16 (--rate: 64), or as --seconds says");
-  add_real(app, "--seconds", f.seconds, 0, 1e6, "no request starts later; those under way are waited for");
+  add_real(app, "--seconds", f.plan.seconds, 0, 1e6, "no request starts later; those under way are waited for");
   add_text(app, "--prompt-tokens", f.prompt, "N|A-B", "lengths of prompts, log-uniform from A to B");
   add_text(app, "--answer-tokens", f.answer, "N|A-B", "lengths of answers");
-  add_whole(app, "--shared-prefix", f.prefix_tokens, 0, kMostLoadTokens,
+  add_whole(app, "--shared-prefix", f.plan.prefix_tokens, 0, kMostLoadTokens,
             "tokens in front of every prompt that others have too");
-  add_whole(app, "--prefixes", f.n_prefixes, 1, 1 << 20, "how many different ones there are");
+  add_whole(app, "--prefixes", f.plan.n_prefixes, 1, 1 << 20, "how many different ones there are");
   add_text(app, "--kv", f.kv, "LIST", "cache formats, tests for each: f16,rotor-3 (kv_quant of a request)");
   add_real(app, "--ttft-limit-ms", f.params.first_limit_ms, 0, 1e9,
            "a good request has its first text so soon; 0: no limit");
   add_real(app, "--itl-limit-ms", f.params.token_limit_ms, 0, 1e9,
            "and takes at most so long a token after it, on average; 0: no limit");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of lengths, arrivals and tokens");
+  add_whole(app, "--seed", f.plan.seed, 0, INT64_MAX, "seed of lengths, arrivals and tokens");
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);

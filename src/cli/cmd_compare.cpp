@@ -17,7 +17,8 @@ struct CompareFlags {
   OutputFlags output;
   std::string op = "gemv", shape = "8960x1536", weights = "f16", heads = "12/2", kv = "f16", against, kernel = "best",
               against_kernel;
-  int head_dim = 128, batch = 1, depth = 4096, samples = 60, max_seconds = 10;
+  int head_dim = 128, batch = 1, depth = 4096;
+  lab::SweepSpec spec{.samples = 60, .max_seconds = 10};
   double budget_percent = 100 * lab::kEffectBudget;
 };
 
@@ -48,10 +49,7 @@ int compare(const CompareFlags& flags) {
   lab::SweepCell b = a;
   if (!flags.against.empty()) b.format = flags.against;
   if (!flags.against_kernel.empty()) b.kernel = flags.against_kernel;
-  lab::SweepSpec spec;
-  spec.samples = flags.samples;
-  spec.max_seconds = flags.max_seconds;
-  lab::OpBenchParams params = lab::op_params(spec, a);
+  lab::OpBenchParams params = lab::op_params(flags.spec, a);
   params.device = parse_device(flags.device.device).value_or(lab::OpDevice::kCpu);
   params.n_threads = flags.device.n_threads;
   params.isa = flags.device.isa;
@@ -60,7 +58,7 @@ int compare(const CompareFlags& flags) {
   constexpr const char* kNames[] = {"A", "B", "A'"};
   std::vector<lab::OpTurn> turns;
   for (const lab::SweepCell& cell : {a, b, a})
-    turns.push_back({lab::op_problem(spec, cell), lab::op_params(spec, cell).kernels});
+    turns.push_back({lab::op_problem(flags.spec, cell), lab::op_params(flags.spec, cell).kernels});
   lab::OpRow rows[3];
   lab::Row fields[3];
   bool failed = false;
@@ -121,8 +119,8 @@ static Action declare_compare(CLI::App& app) {
   add_text(app, "--against", f.against, "FORMAT", "format of B; left out: the format of A");
   add_text(app, "--against-kernel", f.against_kernel, "NAME", "kernel of B; left out: as --kernel");
   in_group(app, "Run");
-  add_whole(app, "-r,--repeat", f.samples, lab::kFewestSamples, 100000, "samples of A, of B and of A again");
-  add_whole(app, "--max-seconds", f.max_seconds, 1, 3600, "samples end after this long each, five at least");
+  add_whole(app, "-r,--repeat", f.spec.samples, lab::kFewestSamples, 100000, "samples of A, of B and of A again");
+  add_whole(app, "--max-seconds", f.spec.max_seconds, 1, 3600, "samples end after this long each, five at least");
   add_real(app, "--budget", f.budget_percent, 0, 1000, "effects of up to so many percent do not matter");
   in_group(app, "Model");
   add_place_flags(app, f.device);

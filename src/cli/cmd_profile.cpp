@@ -17,9 +17,7 @@ struct ProfileFlags {
   KvFlags kv;
   OutputFlags output;
   std::string list, trace;
-  int n_depth = 0, n_prompt = 0, n_steps = 32, max_seconds = 30;
-  int64_t seed = 42;
-  bool counters = false;
+  lab::ProfileParams params;  ///< but model and cache
 };
 
 KvChoice read_kv(const ProfileFlags& flags) {
@@ -31,18 +29,13 @@ KvChoice read_kv(const ProfileFlags& flags) {
 
 int profile(const ProfileFlags& flags) {
   check_device(flags.model.device);
-  if (flags.counters && flags.model.device != "cpu")
+  if (flags.params.counters && flags.model.device != "cpu")
     bad_flag("--counters", "reads the CPU's counters", "on a GPU run this command under ncu, which reads those");
   lab::ResultsFile results = lab::ResultsFile::open(flags.output.results).or_throw();
-  const lab::ProfileParams params{.model = flags.model.model,
-                                  .load = flags.model.load_options(),
-                                  .kv = read_kv(flags),
-                                  .n_depth = flags.n_depth,
-                                  .n_prompt = flags.n_prompt,
-                                  .n_steps = flags.n_steps,
-                                  .max_seconds = double(flags.max_seconds),
-                                  .seed = uint64_t(flags.seed),
-                                  .counters = flags.counters};
+  lab::ProfileParams params = flags.params;
+  params.model = flags.model.model;
+  params.load = flags.model.load_options();
+  params.kv = read_kv(flags);
   Progress progress("profile", !flags.output.quiet);
   const std::optional<lab::Profile> result = lab::run_profile(
       params, {.stop = interrupted,
@@ -74,13 +67,15 @@ static Action declare_profile(CLI::App& app) {
   add_kv_flags(app, f.kv);
   add_text(app, "--kv", f.list, "KV", "the cache as benches name it: rotor-3, q8_0/rotor-3:window=32");
   in_group(app, "Profile");
-  add_whole(app, "-d,--n-depth", f.n_depth, 0, kMaxTokens, "tokens already in the cache");
-  add_whole(app, "-p,--n-prompt", f.n_prompt, 0, 65536, "profile a prompt's chunk of so many tokens; 0: a decode step");
-  add_whole(app, "-r,--repetitions", f.n_steps, 1, 4096, "steps to record");
-  add_whole(app, "--seconds", f.max_seconds, 1, 3600, "stop recording after this time");
-  add_whole(app, "--seed", f.seed, 0, INT64_MAX, "seed of tokens and cache rows");
+  add_whole(app, "-d,--n-depth", f.params.n_depth, 0, kMaxTokens, "tokens already in the cache");
+  add_whole(app, "-p,--n-prompt", f.params.n_prompt, 0, 65536,
+            "profile a prompt's chunk of so many tokens; 0: a decode step");
+  add_whole(app, "-r,--repetitions", f.params.n_steps, 1, 4096, "steps to record");
+  add_whole(app, "--seconds", f.params.max_seconds, 1, 3600, "stop recording after this time");
+  add_whole(app, "--seed", f.params.seed, 0, INT64_MAX, "seed of tokens and cache rows");
   add_text(app, "--trace", f.trace, "FILE", "write the median step for chrome://tracing or ui.perfetto.dev");
-  app.add_flag("--counters", f.counters, "instructions, cycles and cache misses of each part, where the CPU has them");
+  app.add_flag("--counters", f.params.counters,
+               "instructions, cycles and cache misses of each part, where the CPU has them");
   add_output_flags(app, f.output, true);
   app.footer(lab::columns_help(lab::profile_part_texts()));
   return [flags] { return profile(*flags); };

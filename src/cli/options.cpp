@@ -185,13 +185,20 @@ CLI::Option* add_whole(CLI::App& app, const std::string& names, Whole& value, in
       add_parsed(app, names, "N", help, [&value, min, max](const std::string& flag, const std::string& text) {
         value = Whole(parse_whole(flag, text, min, max));
       });
-  if constexpr (std::is_integral_v<Whole>) option->default_str(std::to_string(value));
+  if constexpr (std::is_arithmetic_v<Whole>) option->default_str(fmt::format("{}", value));
   return option;
 }
 template CLI::Option* add_whole(CLI::App&, const std::string&, int&, int64_t, int64_t, const std::string&);
 template CLI::Option* add_whole(CLI::App&, const std::string&, int64_t&, int64_t, int64_t, const std::string&);
+template CLI::Option* add_whole(CLI::App&, const std::string&, uint64_t&, int64_t, int64_t, const std::string&);
+template CLI::Option* add_whole(CLI::App&, const std::string&, double&, int64_t, int64_t, const std::string&);
 template CLI::Option* add_whole(CLI::App&, const std::string&, std::optional<int>&, int64_t, int64_t,
                                 const std::string&);
+
+void add_off_flag(CLI::App& app, const std::string& name, bool& value, const std::string& help) {
+  app.add_flag_callback(
+      name, [&value] { value = false; }, help);
+}
 
 template <class Real>
 CLI::Option* add_real(CLI::App& app, const std::string& names, Real& value, double min, double max,

@@ -33,13 +33,15 @@ CLI::Option* add_text(CLI::App& app, const std::string& names, std::optional<std
                       const std::string& type, const std::string& help);
 /// Help says when a flag is needed that is not always: "required, or --show".
 void say_needed(CLI::Option* option, const std::string& when);
-/// A bounded number: int, int64_t or std::optional<int>; float or double.
+/// A bounded number: int, int64_t, uint64_t, double of whole seconds or std::optional<int>; float or double.
 template <class Whole>
 CLI::Option* add_whole(CLI::App& app, const std::string& names, Whole& value, int64_t min, int64_t max,
                        const std::string& help);
 template <class Real>
 CLI::Option* add_real(CLI::App& app, const std::string& names, Real& value, double min, double max,
                       const std::string& help);
+/// A flag that switches something off.
+void add_off_flag(CLI::App& app, const std::string& name, bool& value, const std::string& help);
 /// A text option that takes one value each time and may be repeated; `standard` is shown as the default.
 CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values,
                             const std::string& type, const std::string& help, const std::string& standard = {});
