@@ -92,10 +92,7 @@ int bench_serve(const LoadFlags& flags) {
   check_device(flags.model.device);
   allow_many_files();
   BenchOutput output(flags.output, flags.format, lab::load_columns().head());
-  struct {
-    std::function<bool()> stop;
-    std::function<void(const std::string&, int, int)> on_status;
-  } hooks;
+  lab::RunHooks hooks;
   output.attach(hooks);
   hooks.on_status(flags.params.url.empty() ? "loading " + flags.model.model : flags.params.url, 0, int(tests.size()));
   BenchedServer benched(flags);

@@ -46,16 +46,16 @@ class BenchRunner {
       SamplerOptions sampler;
       sampler.temperature = params_.temperature;
       sampler.seed = params_.seed;
-      if (n_gen > 1) session_.generate(sampler, {}, n_gen, [&](int32_t) { return !stopped(); });
+      if (n_gen > 1) session_.generate(sampler, {}, n_gen, [&](int32_t) { return !hooks_.stop(); });
     } else {
       for (const int32_t token : steps) {
         logits = session_.decode(token);
-        if (stopped()) return std::nullopt;
+        if (hooks_.stop()) return std::nullopt;
       }
     }
     const double seconds = seconds_since(start);
     if (!logits.empty()) check_logits(logits);
-    return stopped() ? std::nullopt : std::optional(seconds);
+    return hooks_.stop() ? std::nullopt : std::optional(seconds);
   }
 
   /// Bytes of the mean decode step: reading grows by a row a step, so the ends' mean is the mean of all.
@@ -67,7 +67,6 @@ class BenchRunner {
   }
 
  private:
-  bool stopped() const { return hooks_.stop && hooks_.stop(); }
   void reach_depth() {
     session_.reset();
     if (test_.n_depth == 0) return;
@@ -138,14 +137,8 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   const std::vector<BenchTest> tests = bench_tests(params);
   int n_failed = 0, done = 0;
   const int total = int(params.models.size() * (params.n_threads.size() * tests.size() + (params.check ? 1 : 0)));
-  const auto stopped = [&] { return hooks.stop && hooks.stop(); };
-  const auto status = [&](const std::string& what) {
-    if (hooks.on_status) hooks.on_status(what, done, total);
-  };
-  const auto step = [&](const std::string& what) {
-    status(what);
-    ++done;
-  };
+  const auto status = [&](const std::string& what) { hooks.on_status(what, done, total); };
+  const auto step = [&](const std::string& what) { hooks.on_status(what, done++, total); };
   for (const std::string& path : params.models) {
     check_layers_are_distinct(path, params.device);
     status("loading " + path);
@@ -156,13 +149,13 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
     }
     for (const int n_threads : params.n_threads) {
       status("read bandwidth");
-      const MachineCeilings machine = stopped() ? MachineCeilings()
-                                                : measure_machine_ceilings({.device = params.device,
-                                                                            .n_stages = params.n_stages,
-                                                                            .n_threads = n_threads,
-                                                                            .isa = params.isa,
-                                                                            .stop = hooks.stop});
-      if (stopped()) return n_failed;
+      const MachineCeilings machine = hooks.stop() ? MachineCeilings()
+                                                   : measure_machine_ceilings({.device = params.device,
+                                                                               .n_stages = params.n_stages,
+                                                                               .n_threads = n_threads,
+                                                                               .isa = params.isa,
+                                                                               .stop = hooks.stop});
+      if (hooks.stop()) return n_failed;
       const Model model = Model::load(path, {.device = params.device,
                                              .n_stages = params.n_stages,
                                              .n_threads = n_threads,
@@ -184,10 +177,10 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
               reference->compare(model, {.kv = test.kv, .depth = test.n_depth}, params.seed, params.check_bound);
         if (params.check && !row.check.passed) {
           ++n_failed;
-          if (hooks.on_failed) hooks.on_failed(row);
+          hooks.on_failed(row);
         } else {
           if (!time_test(model, params, hooks, row)) return n_failed;
-          if (hooks.on_row) hooks.on_row(row);
+          hooks.on_row(row);
         }
       }
     }

@@ -12,6 +12,7 @@
 #include "lab/model/bench_params.h"
 #include "lab/op/ceilings.h"
 #include "lab/rows/columns.h"
+#include "lab/rows/run_hooks.h"
 
 namespace ridge::lab {
 
@@ -62,11 +63,9 @@ struct MeanDeviation {
 MeanDeviation mean_deviation(const std::vector<double>& samples);
 
 template <class Row>
-struct ModelBenchHooks {
-  std::function<bool()> stop;
-  std::function<void(const std::string& what, int done, int total)> on_status;
-  std::function<void(const Row& row)> on_row;     ///< rows whose check passed (or was switched off)
-  std::function<void(const Row& row)> on_failed;  ///< rows whose check failed: they hold no times
+struct ModelBenchHooks : RunHooks {
+  std::function<void(const Row& row)> on_row = [](const Row&) {};     ///< rows whose check passed (or was switched off)
+  std::function<void(const Row& row)> on_failed = [](const Row&) {};  ///< rows whose check failed: they hold no times
 };
 using BenchHooks = ModelBenchHooks<BenchRow>;
 

@@ -90,7 +90,6 @@ class BatchRunner {
   std::vector<std::string> kernels;
 
  private:
-  bool stopped() const { return stop_ && stop_(); }
   /// Until all that is queued has run: there are no scores to take.
   void wait() { decoder_->outputs().take_scores(); }
 
@@ -106,12 +105,12 @@ class BatchRunner {
       row.prompt_seconds.push_back(seconds_after(start));
     }
     wait();
-    if (n_gen == 0) return !stopped();
+    if (n_gen == 0) return !stop_();
     const std::vector<int32_t> first = random_tokens(model_, test_.n_seq(), rng_);
     const auto start = BatchClock::now();
     generate(first, n_gen);
     row.gen_seconds.push_back(seconds_after(start));
-    return !stopped();
+    return !stop_();
   }
 
   /// Steps of n_ubatch tokens, sequence after sequence; logits of a step only where a prompt ends in it.
@@ -137,7 +136,7 @@ class BatchRunner {
                              .logits = ends ? LogitRows::last : LogitRows::none},
                             *pool_, decoder_->outputs());
       begin += size_t(n_tokens);
-      if (stopped()) return false;
+      if (stop_()) return false;
     }
     wait();
     return true;
@@ -148,7 +147,7 @@ class BatchRunner {
     std::vector<Text> texts;
     for (size_t i = 0; i < seqs_.size(); ++i)
       texts.push_back({.seq = seqs_[i], .tokens = {first[i]}, .sampler = {.temperature = 0}, .n_left = n_gen});
-    for (Text& text : texts) text.on_token = [this](int32_t) { return !stopped(); };
+    for (Text& text : texts) text.on_token = [this](int32_t) { return !stop_(); };
     StepHooks hooks;
     for (;;) {
       std::vector<DecodeRow> rows;
@@ -232,14 +231,8 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   std::vector<BatchTest> tests = batch_tests(params);
   const int total = int(tests.size()) + (params.check ? 1 : 0);
   int n_failed = 0, done = 0;
-  const auto stopped = [&] { return hooks.stop && hooks.stop(); };
-  const auto status = [&](const std::string& what) {
-    if (hooks.on_status) hooks.on_status(what, done, total);
-  };
-  const auto step = [&](const std::string& what) {
-    status(what);
-    ++done;
-  };
+  const auto status = [&](const std::string& what) { hooks.on_status(what, done, total); };
+  const auto step = [&](const std::string& what) { hooks.on_status(what, done++, total); };
   check_layers_are_distinct(params.model, params.load.device);
   status("loading " + params.model);
   std::optional<BenchReference> reference;
@@ -248,13 +241,13 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
     reference.emplace(params.model);
   }
   status("read bandwidth");
-  if (stopped()) return n_failed;
+  if (hooks.stop()) return n_failed;
   const MachineCeilings machine = measure_machine_ceilings({.device = params.load.device,
                                                             .n_stages = params.load.n_stages,
                                                             .n_threads = params.load.n_threads,
                                                             .isa = params.load.isa,
                                                             .stop = hooks.stop});
-  if (stopped()) return n_failed;
+  if (hooks.stop()) return n_failed;
   const Model model = Model::load(params.model, params.load);
   Engine& engine = model.engine();
   const int n_ubatch =
@@ -277,13 +270,13 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
           model, {.kv = test.kv, .depth = test.longest(), .n_seq = std::min(test.n_seq(), kMostChecked)}, params.seed,
           params.check_bound);
     if (params.check && !row.check.passed) {
-      if (stopped()) return n_failed;
+      if (hooks.stop()) return n_failed;
       ++n_failed;
-      if (hooks.on_failed) hooks.on_failed(row);
+      hooks.on_failed(row);
       continue;
     }
     if (!time_batch(model, params, hooks, row)) return n_failed;
-    if (hooks.on_row) hooks.on_row(row);
+    hooks.on_row(row);
   }
   return n_failed;
 }

@@ -113,7 +113,7 @@ namespace {
 
 /// Times one row. False when asked to stop.
 bool time_row(const Model& model, const SpecBenchParams& params, std::span<const int32_t> text, SpecBenchRow& row,
-              const std::function<bool()>& stopped) {
+              const std::function<bool()>& stop) {
   if (params.forced_accept || params.sampling == "reject") row.texts_differ.reset();
   SpecRunner runner(model, params, text, row);
   if (params.warm_up) {
@@ -124,7 +124,7 @@ bool time_row(const Model& model, const SpecBenchParams& params, std::span<const
   }
   for (int i = 0; i < params.repeats; ++i) {
     runner.run(i);
-    if (stopped()) return false;
+    if (stop()) return false;
   }
   row.date = utc_now();
   return true;
@@ -165,9 +165,8 @@ int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
   int n_failed = 0, done = 0;
   const int total = int(params.models.size() * params.kv.size() * params.n_prompt.size() * params.n_gen.size() *
                         params.n_depth.size());
-  const auto stopped = [&] { return hooks.stop && hooks.stop(); };
   for (const std::string& path : params.models) {
-    if (hooks.on_status) hooks.on_status("loading " + path, done, total);
+    hooks.on_status("loading " + path, done, total);
     check_layers_are_distinct(path, params.load.device);
     std::optional<BenchReference> reference;
     if (params.check) reference.emplace(path);
@@ -187,17 +186,15 @@ int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
             row.n_prompt = n_prompt, row.n_gen = n_gen, row.n_depth = n_depth;
           }
     for (SpecBenchRow& row : rows) {
-      if (hooks.on_status) hooks.on_status(kv_text(row.kv) + " " + row.name(), done, total);
-      ++done;
+      hooks.on_status(kv_text(row.kv) + " " + row.name(), done++, total);
       if (reference)
         row.check = reference->compare(model, {row.kv, row.n_depth + row.n_prompt}, params.seed, params.check_bound);
-      if (stopped()) return n_failed;
+      if (hooks.stop()) return n_failed;
       row.failed = params.check && !row.check.passed;
-      if (!row.failed && !time_row(model, params, text, row, stopped)) return n_failed;
+      if (!row.failed && !time_row(model, params, text, row, hooks.stop)) return n_failed;
       row.failed = row.failed || (!on_device && row.texts_differ.value_or(0) > 0);
       n_failed += row.failed;
-      const auto& tell = row.failed ? hooks.on_failed : hooks.on_row;
-      if (tell) tell(row);
+      (row.failed ? hooks.on_failed : hooks.on_row)(row);
     }
   }
   return n_failed;

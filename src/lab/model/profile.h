@@ -13,6 +13,7 @@
 
 #include "engine/kv_choice.h"
 #include "lab/rows/columns.h"
+#include "lab/rows/run_hooks.h"
 #include "op/trace.h"
 #include "ridge/engine.h"
 
@@ -106,10 +107,7 @@ struct Profile {
   std::string date;
 };
 
-struct ProfileHooks {
-  std::function<bool()> stop;
-  std::function<void(const std::string& what, int done, int total)> on_status;
-};
+using ProfileHooks = RunHooks;
 
 /// Nothing when `stop` said so. Throws as Model::load and Session do; no_device where kernels cannot be timed.
 std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHooks& hooks);

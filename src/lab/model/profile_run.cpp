@@ -34,8 +34,6 @@ class ProfileRunner {
   ProfileRunner(const ProfileParams& params, const ProfileHooks& hooks, const Model& model)
       : params_(params), hooks_(hooks), model_(model), rng_(params.seed) {}
 
-  bool stopped() const { return hooks_.stop && hooks_.stop(); }
-
   std::vector<int32_t> tokens(int n) { return random_tokens(model_, n, rng_); }
 
   /// A session at the depth, with room for `n_more` tokens.
@@ -43,9 +41,7 @@ class ProfileRunner {
     return {model_, session_options(params_.kv, params_.n_depth + n_more, std::max(1, params_.n_prompt))};
   }
 
-  void status(const std::string& what, int done) const {
-    if (hooks_.on_status) hooks_.on_status(what, done, params_.n_steps);
-  }
+  void status(const std::string& what, int done) const { hooks_.on_status(what, done, params_.n_steps); }
 
   /// Steps on the CPU, every other one without a trace. False when asked to stop.
   bool run_host(std::vector<ProfiledStep>& steps, std::vector<double>& untraced, Profile& profile) {
@@ -82,7 +78,7 @@ class ProfileRunner {
       else session.decode(ids[0]);
       const double us = trace.now_us() - start;
       context.trace = nullptr;
-      if (stopped()) return false;
+      if (hooks_.stop()) return false;
       if (traced) steps.push_back({.start_us = start, .us = us, .calls = std::exchange(trace.calls, {})});
       else if (i >= 0) untraced.push_back(us);
     }
@@ -109,7 +105,7 @@ class ProfileRunner {
           walls.push_back(now_us() - start);
           if (times) append(kernels, times->take());
         }
-        if (stopped()) return false;
+        if (hooks_.stop()) return false;
         status(log ? "timing kernels" : "timing chunks", std::max(0, i));
       }
       return true;
@@ -121,11 +117,11 @@ class ProfileRunner {
     SamplerOptions greedy;
     greedy.temperature = 0;
     const auto generate = [&](int n_tokens) {
-      session.generate(greedy, {}, n_tokens, [&](int32_t) { return !stopped(); });
+      session.generate(greedy, {}, n_tokens, [&](int32_t) { return !hooks_.stop(); });
     };
     session.decode(tokens(1)[0]);
     generate(kDeviceWarmUp);
-    if (stopped()) return false;
+    if (hooks_.stop()) return false;
     if (times) times->take();
     status(log ? "timing kernels" : "timing steps", 0);
     const gpu::LogLaunches on(log);
@@ -133,7 +129,7 @@ class ProfileRunner {
     const double start = now_us();
     generate(n);  // n - 1 steps: the first token comes from the logits that are there
     walls.push_back((now_us() - start) / std::max(1, n - 1));
-    return !stopped();
+    return !hooks_.stop();
   }
 
  private:
@@ -175,15 +171,12 @@ const ProfiledStep& median_step(const std::vector<ProfiledStep>& steps, double m
 }  // namespace
 
 std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHooks& hooks) {
-  const auto status = [&](const std::string& what) {
-    if (hooks.on_status) hooks.on_status(what, 0, params.n_steps);
-  };
-  const auto stopped = [&] { return hooks.stop && hooks.stop(); };
+  const auto status = [&](const std::string& what) { hooks.on_status(what, 0, params.n_steps); };
   check_layers_are_distinct(params.model, params.load.device);
   status("read bandwidth");
   Profile profile;
   profile.ceilings = profile_ceilings(params, hooks);
-  if (stopped()) return std::nullopt;
+  if (hooks.stop()) return std::nullopt;
   status("loading " + params.model);
   const Model model = Model::load(params.model, params.load);
   profile.model = model.info();

@@ -130,9 +130,9 @@ CollectiveTurns collective_turns(double seconds, int n_kernels, const Collective
 
 int run_collective_bench_on_cpu(Ranks& ranks, const CollectiveBenchParams& params, const CollectiveHooks& hooks) {
   const std::vector<int64_t> sizes = collective_sizes(params);
-  const auto go_on = [&] { return ranks.from_first(hooks.stop && hooks.stop() ? "stop" : "") != "stop"; };
+  const auto go_on = [&] { return ranks.from_first(hooks.stop() ? "stop" : "") != "stop"; };
   const auto status = [&](const std::string& what, int done) {
-    if (ranks.is_first() && hooks.on_status) hooks.on_status(what, done, int(sizes.size()) + 1);
+    if (ranks.is_first()) hooks.on_status(what, done, int(sizes.size()) + 1);
   };
   CpuCollective bench(ranks, params);
   status("copies", 0);

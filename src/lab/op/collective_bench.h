@@ -46,9 +46,7 @@ struct CollectiveRow : Timed {
   double pct_of_link() const;
 };
 
-struct CollectiveHooks {
-  std::function<bool()> stop;
-  std::function<void(const std::string& what, int done, int total)> on_status;
+struct CollectiveHooks : RunHooks {
   std::function<void(const CollectiveRow& row)> on_row;  ///< failed ones too: they hold no times
   /// With "all", a kernel that this machine cannot run.
   std::function<void(const std::string& kernel, const std::string& why)> on_skipped;

@@ -150,8 +150,8 @@ class Rank {
   }
 
   void begin_size(int64_t bytes, int done, double link_gb_s) {
-    bench_.stopped = bench_.hooks.stop && bench_.hooks.stop();
-    if (bench_.hooks.on_status) bench_.hooks.on_status(bytes_text(double(bytes)), done, int(bench_.sizes.size()) + 1);
+    bench_.stopped = bench_.hooks.stop();
+    bench_.hooks.on_status(bytes_text(double(bytes)), done, int(bench_.sizes.size()) + 1);
     bench_.rows.clear();
     for (size_t c = 0; c < bench_.candidates.size(); ++c)
       bench_.rows.push_back(collective_row(std::string(of(c).all_reduce_kernel(bytes / 4)), of(c).size(), bytes,
@@ -254,7 +254,7 @@ class Rank {
 
 int run_collective_bench_on_gpus(const CollectiveBenchParams& params, const CollectiveHooks& hooks) {
   const std::vector<int64_t> sizes = collective_sizes(params);
-  if (hooks.on_status) hooks.on_status("links", 0, int(sizes.size()) + 1);
+  hooks.on_status("links", 0, int(sizes.size()) + 1);
   const int n_ranks = int(params.devices.size());
   Bench bench{.params = params,
               .hooks = hooks,

@@ -22,6 +22,7 @@
 #include "lab/op/ceilings.h"
 #include "lab/rows/columns.h"
 #include "lab/rows/gpu_state.h"
+#include "lab/rows/run_hooks.h"
 #include "op/cache/layout.h"
 #include "op/cpu.h"
 
@@ -229,9 +230,7 @@ struct OpRow : Timed {
   double predicted_us() const;
 };
 
-struct OpBenchHooks {
-  std::function<bool()> stop;
-  std::function<void(const std::string& what, int done, int total)> on_status;
+struct OpBenchHooks : RunHooks {
   /// Before a kernel is timed: a row with its work, bytes and memory bandwidth, and without times.
   std::function<void(const OpRow& row)> on_predicted;
   std::function<void(const OpRow& row)> on_row;  ///< failed ones too: they hold no times

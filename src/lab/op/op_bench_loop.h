@@ -98,18 +98,14 @@ std::vector<std::pair<OpProblem, KernelChoice>> plan_op_bench(const OpBenchParam
 template <class Target>
 int run_op_bench_loop(Target& target, const OpBenchParams& params, std::span<const OpKernel> table,
                       const OpBenchHooks& hooks) {
-  const auto stopped = [&] { return hooks.stop && hooks.stop(); };
-  const auto status = [&](const std::string& what, int done, int total) {
-    if (hooks.on_status) hooks.on_status(what, done, total);
-  };
   const auto work = plan_op_bench(params, table, target.device, hooks);
   const int total = int(work.size()) + 1;
-  status("read bandwidth", 0, total);
+  hooks.on_status("read bandwidth", 0, total);
   target.measure_bandwidth(params, hooks.stop);
   int n_failed = 0, done = 1;
   for (const auto& [problem, choice] : work) {
-    if (stopped()) break;
-    status(fmt::format("{} {}", problem.shape_text(), problem.format_text()), done++, total);
+    if (hooks.stop()) break;
+    hooks.on_status(fmt::format("{} {}", problem.shape_text(), problem.format_text()), done++, total);
     const int64_t budget_bytes = target.budget_bytes() / int64_t(choice.kernels.size());
     std::vector<OpCandidate<typename Target::Run>> candidates;
     for (const OpKernel* kernel : choice.kernels) {
