@@ -1,13 +1,60 @@
 #include "cli/bench.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+
 #include "lab/rows/int_list.h"
 
 namespace ridge::cli {
 namespace {
 
-lab::RowFormat read_format(const std::string& name, bool json, bool with_csv_and_sql) {
-  const lab::RowFormat format = lab::find_row_format(json ? "json" : name).or_throw();
-  if (!with_csv_and_sql && (format == lab::RowFormat::csv || format == lab::RowFormat::sql))
+std::string quoted(const lab::Row& value, char quote) {
+  if (value.is_null()) return quote == '\'' ? "NULL" : "\"\"";
+  std::string text(1, quote);
+  for (const char c : value.is_string() ? value.get<std::string>() : value.dump()) {
+    if (c == quote) text += quote;
+    text += c;
+  }
+  return text + quote;
+}
+
+std::string_view sql_type(const lab::Row& value) {
+  if (value.is_string()) return "TEXT";
+  return value.is_number_integer() || value.is_boolean() ? "INTEGER" : "REAL";
+}
+
+std::string join_fields(const lab::Row& fields, std::string_view between,
+                        const std::function<std::string(const std::string& name, const lab::Row& value)>& form) {
+  std::string text;
+  for (const auto& [name, value] : fields.items()) {
+    if (value.is_array()) continue;
+    if (!text.empty()) text += between;
+    text += form(name, value);
+  }
+  return text;
+}
+
+std::string names(const lab::Row& fields, std::string_view between) {
+  return join_fields(fields, between, [](const std::string& name, const lab::Row&) { return name; });
+}
+std::string values(const lab::Row& fields, std::string_view between, char quote) {
+  return join_fields(fields, between, [&](const std::string&, const lab::Row& value) { return quoted(value, quote); });
+}
+
+void print_line(const std::string& text) {
+  fmt::print("{}\n", text);
+  std::fflush(stdout);
+}
+
+RowFormat read_format(const std::string& name, bool json, bool with_csv_and_sql) {
+  if (json) return RowFormat::json;
+  constexpr std::string_view kNames[] = {"md", "csv", "json", "jsonl", "sql"};
+  const auto found = std::ranges::find(kNames, name);
+  if (found == std::end(kNames))
+    throw_error(ErrorKind::usage, "-o '{}' is unknown (there are: csv, json, jsonl, md, sql)", name);
+  const auto format = RowFormat(found - kNames);
+  if (!with_csv_and_sql && (format == RowFormat::csv || format == RowFormat::sql))
     throw Error(ErrorKind::usage, "-o: this bench is written as md, json or jsonl");
   return format;
 }
@@ -15,9 +62,31 @@ lab::RowFormat read_format(const std::string& name, bool json, bool with_csv_and
 }  // namespace
 
 BenchOutput::BenchOutput(const OutputFlags& flags, const std::string& format, std::string head, bool with_csv_and_sql)
-    : writer_(read_format(format, flags.json, with_csv_and_sql), std::move(head)),
+    : format_(read_format(format, flags.json, with_csv_and_sql)),
+      head_(std::move(head)),
       results_(lab::ResultsFile::open(flags.results).or_throw()),
       progress_("bench", !flags.quiet) {}
+
+void BenchOutput::write(const std::string& line, const lab::Row& row) {
+  const bool first = n_rows_++ == 0;
+  switch (format_) {
+    case RowFormat::md:
+      if (first) print_line(head_);
+      return print_line(line);
+    case RowFormat::csv:
+      if (first) print_line(names(row, ","));
+      return print_line(values(row, ",", '"'));
+    case RowFormat::json: return print_line((first ? "[\n  " : "  ,") + lab::json_text(row));
+    case RowFormat::jsonl: return print_line(lab::json_text(row));
+    case RowFormat::sql: {
+      const auto column = [](const std::string& name, const lab::Row& value) {
+        return fmt::format("  {} {}", name, sql_type(value));
+      };
+      if (first) print_line("CREATE TABLE IF NOT EXISTS llama_bench (\n" + join_fields(row, ",\n", column) + "\n);");
+      return print_line("INSERT INTO llama_bench (" + names(row, ", ") + ") VALUES (" + values(row, ", ", '\'') + ");");
+    }
+  }
+}
 
 void BenchOutput::failed(const std::string& test, const lab::BenchCheck& check) {
   progress_.clear();
@@ -27,7 +96,7 @@ void BenchOutput::failed(const std::string& test, const lab::BenchCheck& check) 
 
 int BenchOutput::finish(int n_failed) {
   progress_.clear();
-  writer_.finish();
+  if (format_ == RowFormat::json) print_line(n_rows_ == 0 ? "[]" : "]");
   if (interrupted()) return int(ErrorKind::interrupted);
   return n_failed > 0 ? int(ErrorKind::gate) : 0;
 }

@@ -1,14 +1,17 @@
 // What the bench commands share: rows to stdout and to --results, progress, and how they end.
 #pragma once
 
+#include <cstdint>
+
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "cli/options.h"
 #include "lab/model/bench_check.h"
 #include "lab/rows/columns.h"
-#include "lab/rows/row_writer.h"
 
 namespace ridge::cli {
+
+enum class RowFormat : uint8_t { md, csv, json, jsonl, sql };
 
 class BenchOutput {
  public:
@@ -29,7 +32,7 @@ class BenchOutput {
   void add(const lab::Columns<T>& columns, const T& row, bool store = true) {
     progress_.clear();
     const lab::Row fields = columns.fields(row);
-    writer_.add(columns.line(row), fields);
+    write(columns.line(row), fields);
     if (store) results_.add(fields);
   }
   /// Removes the progress, so that something else can be said.
@@ -40,7 +43,12 @@ class BenchOutput {
   int finish(int n_failed);
 
  private:
-  lab::RowWriter writer_;
+  /// A row as it comes: a line of the table, or its fields; CSV and SQL, as llama-bench has them, leave out lists.
+  void write(const std::string& line, const lab::Row& row);
+
+  RowFormat format_;
+  std::string head_;
+  int n_rows_ = 0;
   lab::ResultsFile results_;
   Progress progress_;
 };
