@@ -5,6 +5,7 @@
 #include "cli/options.h"
 #include "format/list.h"
 #include "gpu/device_query.h"
+#include "lab/op/device_ceilings.h"
 #include "lab/rows/machine.h"
 #include "lab/rows/results.h"
 #include "model/weights.h"
@@ -192,15 +193,12 @@ std::string size_text(int64_t bytes) {
   return bytes >= 1 << 20 ? fmt::format("{:.1f} MiB", double(bytes) / 1048576) : fmt::format("{} KiB", bytes >> 10);
 }
 
-/// 1000 * major + 10 * minor, as CUDA counts, for people.
-std::string cuda_version(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
-
 void print_gpus(const gpu::DeviceReport& report) {
   if (report.devices.empty()) fmt::print("gpu       none: {}\n", report.why_none);
   for (const gpu::Device& device : report.devices)
     fmt::print("gpu       {}, sm_{}, {} processors, {:.1f} GiB, driver for CUDA {}, built with {}\n", device.name,
                device.sm, device.n_processors, double(device.memory_bytes) / 1073741824,
-               cuda_version(report.driver_version), cuda_version(report.runtime_version));
+               lab::cuda_version_text(report.driver_version), lab::cuda_version_text(report.runtime_version));
 }
 
 void print_text(const lab::Row& row, const gpu::DeviceReport& gpus) {

@@ -73,7 +73,7 @@ using BenchHooks = ModelBenchHooks<BenchRow>;
 int run_bench(const BenchParams& params, const BenchHooks& hooks);
 
 /// llama-bench's fields in its order, then ours.
-const Columns<BenchRow>& bench_columns();
+Columns<BenchRow> bench_columns();
 /// Those that rows of other benches of models have too: what ran where, and the cache, the check and the kernels.
 Columns<BenchRow> bench_run_columns();
 Columns<BenchRow> bench_cache_columns();

@@ -281,11 +281,11 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
   return n_failed;
 }
 
-const Columns<BatchRow>& batch_columns() {
+Columns<BatchRow> batch_columns() {
   const auto known = [](const BatchRow& r) {
     return BenchRow{r, {.n_ubatch = r.n_ubatch, .kv = r.test.kv, .n_gen = r.test.n_gen}};
   };
-  static const Columns<BatchRow> columns = {
+  return {
       {"kind", "-", "batch", [](auto&) { return "batch"; }},
       part_of<BatchRow>(bench_run_columns(), known),
       {"", "-", "cache format", [](auto& r) { return kv_text(r.test.kv); }, "kv"},
@@ -312,7 +312,6 @@ const Columns<BatchRow>& batch_columns() {
       part_of<BatchRow>(bench_cache_columns(), known),
       part_of<BatchRow>(bench_columns().picked({"in_cache", "n_ranks", "pp"}), known),
   };
-  return columns;
 }
 
 }  // namespace ridge::lab

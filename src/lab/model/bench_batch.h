@@ -81,6 +81,6 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks);
 
 /// The fields of bench decode's rows that say what ran where, and those of this bench. The table has
 /// llama-batched-bench's columns, ours behind them.
-const Columns<BatchRow>& batch_columns();
+Columns<BatchRow> batch_columns();
 
 }  // namespace ridge::lab

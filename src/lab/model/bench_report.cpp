@@ -88,8 +88,8 @@ std::string ModelBenchRow::roof_text(double gb_s) const {
 
 std::string ModelBenchRow::checked_text() const { return check.done ? fmt::format("ok {:.1e}", check.nmse) : "off"; }
 
-const Columns<BenchRow>& bench_columns() {
-  static const Columns<BenchRow> columns = {
+Columns<BenchRow> bench_columns() {
+  return {
       {"build_commit", "-", "commit of the build", [](auto&) { return build_info().commit; }},
       {"build_number", "commits", "up to that commit", [](auto&) { return build_info().number; }},
       {"cpu_info", "-", "processor", [](auto&) { return machine_info().cpu_model; }},
@@ -173,7 +173,6 @@ const Columns<BenchRow>& bench_columns() {
       {"temperature", "-", "of sampling", [](auto& r) { return only(r.temperature > 0, r.temperature); }},
       {"command", "-", "the command line", [](auto&) { return command_line(); }},
   };
-  return columns;
 }
 
 Columns<BenchRow> bench_run_columns() {

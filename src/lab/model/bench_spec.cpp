@@ -200,7 +200,7 @@ int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks) {
   return n_failed;
 }
 
-const Columns<SpecBenchRow>& spec_columns() {
+Columns<SpecBenchRow> spec_columns() {
   const auto known = [](const SpecBenchRow& r) {
     return BenchRow{r, {.n_ubatch = r.run->n_ubatch, .kv = r.kv, .n_depth = r.n_depth, .n_gen = r.n_gen}};
   };
@@ -209,7 +209,7 @@ const Columns<SpecBenchRow>& spec_columns() {
     for (const double s : seconds) list.push_back(number((row.n_gen - 1) / s));
     return list;
   };
-  static const Columns<SpecBenchRow> columns = {
+  return {
       {"kind", "-", "spec", [](auto&) { return "spec"; }},
       part_of<SpecBenchRow>(bench_run_columns(), known),
       {"", "-", "cache format", [](auto& r) { return kv_text(r.kv); }, "kv"},
@@ -253,7 +253,6 @@ const Columns<SpecBenchRow>& spec_columns() {
       {"forced_accept", "-", "chance of a draft token", [](auto& r) { return or_null(r.run->forced_accept); }},
       part_of<SpecBenchRow>(bench_cache_columns(), known),
   };
-  return columns;
 }
 
 }  // namespace ridge::lab

@@ -57,6 +57,6 @@ double repeated_share(std::span<const int32_t> tokens);
 int run_spec_bench(const SpecBenchParams& params, const SpecBenchHooks& hooks);
 
 /// The fields of bench decode's rows that say what ran where, and those of this bench.
-const Columns<SpecBenchRow>& spec_columns();
+Columns<SpecBenchRow> spec_columns();
 
 }  // namespace ridge::lab

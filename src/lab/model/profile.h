@@ -112,7 +112,7 @@ using ProfileHooks = RunHooks;
 /// Nothing when `stop` said so. Throws as Model::load and Session do; no_device where kernels cannot be timed.
 std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHooks& hooks);
 
-const Columns<Profile>& profile_columns();
+Columns<Profile> profile_columns();
 /// Fields and columns of its parts.
 std::vector<ColumnText> profile_part_texts();
 /// The table for people.

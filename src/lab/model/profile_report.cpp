@@ -72,15 +72,14 @@ Columns<PartRow> part_columns(bool on_cpu) {
   };
 }
 
-const Columns<PartRow>& counter_columns() {
-  static const Columns<PartRow> columns = {
+Columns<PartRow> counter_columns() {
+  return {
       {"", "-", "op, and which of them", [](auto& r) { return r.part.name(); }, "part"},
       {"", "instructions", "of a pass", [](auto& r) { return r.part.counters.instructions; }, ">instructions"},
       {"", "instructions", "of a cycle", &PartRow::per_cycle, ">a cycle", "{:.2f}"},
       {"", "lines", "of a pass", [](auto& r) { return r.part.counters.cache_misses; }, ">lines from memory"},
       {"", "GB/s", "of these lines", &PartRow::line_gb_s, ">GB/s", "{:.1f}"},
   };
-  return columns;
 }
 
 bool on_cpu(const Profile& p) { return p.model.device == "cpu"; }
@@ -90,8 +89,8 @@ Row positive(double value) { return when(value > 0, value); }
 
 std::vector<ColumnText> profile_part_texts() { return part_columns(true).texts(); }
 
-const Columns<Profile>& profile_columns() {
-  static const Columns<Profile> columns = {
+Columns<Profile> profile_columns() {
+  return {
       {"kind", "-", "profile", [](auto&) { return "profile"; }},
       {"model", "-", "as it was named", [](auto& p) { return p.model.path; }},
       {"arch", "-", "architecture", [](auto& p) { return p.model.arch; }},
@@ -137,7 +136,6 @@ const Columns<Profile>& profile_columns() {
                          return Provenance{p.model.n_threads, p.seed, p.date};
                        }),
   };
-  return columns;
 }
 
 std::string profile_markdown(const Profile& p) {

@@ -252,8 +252,8 @@ Ceilings measure_ceilings(const CeilingOptions& options) {
   return result;
 }
 
-const Columns<StreamResult>& stream_columns() {
-  static const Columns<StreamResult> columns = {
+Columns<StreamResult> stream_columns() {
+  return {
       {"name", "-", "what the kernel does", &StreamResult::name, "stream"},
       {"bytes_moved", "bytes", "loaded and stored by a repeat", &StreamResult::bytes_moved},
       {"median_gb_s", "GB/s", "of the repeats", [](auto& s) { return s.gb_s.median; }, ">GB/s median", "{:.2f}"},
@@ -263,15 +263,14 @@ const Columns<StreamResult>& stream_columns() {
       {"max_gb_s", "GB/s", "of the repeats", [](auto& s) { return s.gb_s.max; }, ">max", "{:.2f}"},
       {"repeats", "repeats", "measured", &StreamResult::repeats, ">repeats"},
   };
-  return columns;
 }
 
-const Columns<RateRow>& rate_columns() {
+Columns<RateRow> rate_columns() {
   const auto gop_s = [](double Spread::*of) {
     return [of](const RateRow& r) { return when(!r.is_none(), r.rate.gop_s.*of); };
   };
 
-  static const Columns<RateRow> columns = {
+  return {
       {"number", "-", "what is multiplied", [](auto& r) { return r.rate.number; }, "multiply-adds"},
       {"kernel", "-", "that multiplies", [](auto& r) { return r.rate.kernel; }},
       {"", "-", "that multiplies", [](auto& r) { return r.is_none() ? "none: " + r.rate.why_not : r.rate.kernel; },
@@ -287,7 +286,6 @@ const Columns<RateRow>& rate_columns() {
       {"repeats", "repeats", "measured", [](auto& r) { return r.rate.repeats; }},
       {"", "repeats", "measured", [](auto& r) { return when(!r.is_none(), r.rate.repeats); }, ">repeats"},
   };
-  return columns;
 }
 
 void put_bandwidths(const Bandwidths& b, double read_gb_s, const char* cache_field, Row& row) {

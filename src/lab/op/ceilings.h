@@ -91,14 +91,14 @@ struct Ceilings : Bandwidths {
 /// Measures; throws Error(no_memory) when the buffers do not fit, Error(gate) when a kernel's result is wrong.
 Ceilings measure_ceilings(const CeilingOptions& options);
 
-const Columns<StreamResult>& stream_columns();
+Columns<StreamResult> stream_columns();
 /// A rate beside the memory bandwidth that its ridge point follows from.
 struct RateRow {
   const RateResult& rate;
   double read_gb_s;
   bool is_none() const { return rate.kernel.empty(); }
 };
-const Columns<RateRow>& rate_columns();
+Columns<RateRow> rate_columns();
 
 /// Adds them to a row, rates with the ridge points that a read bandwidth gives. `cache_field`: what CacheResult::bytes
 /// is called.

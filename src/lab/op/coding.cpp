@@ -56,8 +56,8 @@ std::vector<CodingCost> coding_costs(std::span<const OpRow> attention, std::span
   return costs;
 }
 
-const Columns<CodingCost>& coding_columns() {
-  static const Columns<CodingCost> columns = {
+Columns<CodingCost> coding_columns() {
+  return {
       part_of<CodingCost>(op_columns(), &CodingCost::attention),
       {"", "-", "heads, sequences and positions", [](auto& c) { return c.attention.problem.shape_text(); }, "shape"},
       {"", "-", "cache format", [](auto& c) { return c.attention.problem.format_text(); }, "cache"},
@@ -70,7 +70,6 @@ const Columns<CodingCost>& coding_columns() {
       {"v_error", "-", "relative L2 error of V's codec", &CodingCost::v_error},
       {"", "-", "relative L2 error of a random normal row", &errors_text, ">codec error K / V"},
   };
-  return columns;
 }
 
 }  // namespace ridge::lab

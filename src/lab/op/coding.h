@@ -26,6 +26,6 @@ struct CodingCost {
 std::vector<CodingCost> coding_costs(std::span<const OpRow> attention, std::span<const OpRow> append, uint64_t seed);
 
 /// The fields of the attention's row with the times and errors beside them.
-const Columns<CodingCost>& coding_columns();
+Columns<CodingCost> coding_columns();
 
 }  // namespace ridge::lab

@@ -179,8 +179,8 @@ std::string checked_text(const CollectiveRow& row) {
 
 }  // namespace
 
-const Columns<CollectiveRow>& collective_columns() {
-  static const Columns<CollectiveRow> columns = {
+Columns<CollectiveRow> collective_columns() {
+  return {
       {"kind", "-", "collective", [](auto&) { return "collective"; }},
       {"op", "-", "sum over ranks", [](auto&) { return "all_reduce"; }, "op"},
       {"n_ranks", "ranks", "that add", &CollectiveRow::n_ranks, ">ranks"},
@@ -203,7 +203,6 @@ const Columns<CollectiveRow>& collective_columns() {
                                return Provenance{1, r.seed, r.date};
                              }),
   };
-  return columns;
 }
 
 }  // namespace ridge::lab

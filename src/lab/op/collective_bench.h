@@ -73,6 +73,6 @@ struct CollectiveTurns {
 };
 CollectiveTurns collective_turns(double seconds, int n_kernels, const CollectiveBenchParams& params);
 
-const Columns<CollectiveRow>& collective_columns();
+Columns<CollectiveRow> collective_columns();
 
 }  // namespace ridge::lab

@@ -33,8 +33,8 @@ StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes) {
 
 std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
-const Columns<GpuPlace>& gpu_columns() {
-  static const Columns<GpuPlace> columns = {
+Columns<GpuPlace> gpu_columns() {
+  return {
       {"device_sm", "-", "compute capability, 90 is Hopper", [](auto& p) { return p.device.sm; }},
       {"device_processors", "processors", "of the GPU", [](auto& p) { return p.device.n_processors; }},
       {"device_memory_bytes", "bytes", "of the GPU", [](auto& p) { return p.device.memory_bytes; }},
@@ -42,11 +42,10 @@ const Columns<GpuPlace>& gpu_columns() {
       {"driver_cuda", "-", "newest CUDA of the driver", [](auto& p) { return cuda_version_text(p.driver_version); }},
       {"built_with_cuda", "-", "CUDA of the build", [](auto& p) { return cuda_version_text(p.runtime_version); }},
   };
-  return columns;
 }
 
-const Columns<EdgeResult>& edge_columns() {
-  static const Columns<EdgeResult> columns = {
+Columns<EdgeResult> edge_columns() {
+  return {
       {"name", "-", "of the cost", &EdgeResult::name},
       {"what", "-", "what it is", &EdgeResult::what},
       {"", "-", "what costs", [](auto& e) { return fmt::format("{} ({})", e.name, e.what); }, "edge"},
@@ -57,7 +56,6 @@ const Columns<EdgeResult>& edge_columns() {
       {"min_us", "us", "of the repeats", [](auto& e) { return e.us.min; }, ">least", "{:.2f}"},
       {"repeats", "repeats", "measured", &EdgeResult::repeats, ">repeats"},
   };
-  return columns;
 }
 
 Row to_row(const DeviceCeilings& ceilings) {

@@ -35,7 +35,7 @@ struct GpuPlace {
   gpu::Device device;
   int driver_version = 0, runtime_version = 0;  ///< 1000 * major + 10 * minor
 };
-const Columns<GpuPlace>& gpu_columns();
+Columns<GpuPlace> gpu_columns();
 
 struct DeviceCeilings : Bandwidths, GpuPlace {
   int index = 0;
@@ -54,7 +54,7 @@ StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes);
 /// a build without CUDA or without this device, no_memory when the buffers do not fit.
 DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options);
 
-const Columns<EdgeResult>& edge_columns();
+Columns<EdgeResult> edge_columns();
 Row to_row(const DeviceCeilings& ceilings);
 /// 1000 * major + 10 * minor as "13.0".
 std::string cuda_version_text(int version);

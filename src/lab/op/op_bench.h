@@ -204,7 +204,7 @@ struct Timed {
   Spread us() const { return spread_us(seconds); }
   std::vector<double> samples_us() const;
 };
-const Columns<Timed>& timed_columns();
+Columns<Timed> timed_columns();
 
 /// One kernel on one problem.
 struct OpRow : Timed {
@@ -246,7 +246,7 @@ int run_op_bench(const OpBenchParams& params, std::span<const OpKernel> table, c
 int run_op_bench_on_cpu(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks);
 int run_op_bench_on_gpu(const OpBenchParams& params, std::span<const OpKernel> table, const OpBenchHooks& hooks);
 
-const Columns<OpRow>& op_columns();
+Columns<OpRow> op_columns();
 /// One line for people before a kernel is timed: its bytes, and their time at memory bandwidth.
 std::string op_prediction(const OpRow& row);
 

@@ -51,8 +51,8 @@ std::optional<GpuPlace> gpu_of(const OpRow& row) {
 
 }  // namespace
 
-const Columns<Timed>& timed_columns() {
-  static const Columns<Timed> columns = {
+Columns<Timed> timed_columns() {
+  return {
       {"median_us", "us", "of a call", [](auto& t) { return t.us().median; }},
       {"lower_quartile_us", "us", "of a call", [](auto& t) { return t.us().lower; }},
       {"upper_quartile_us", "us", "of a call", [](auto& t) { return t.us().upper; }},
@@ -67,11 +67,10 @@ const Columns<Timed>& timed_columns() {
       {"check_what", "-", "what was compared", [](auto& t) { return t.check.what; }},
       {"check_after_replays", "-", "the error is of what the timed calls left", &Timed::after_replays},
   };
-  return columns;
 }
 
-const Columns<OpRow>& op_columns() {
-  static const Columns<OpRow> columns = {
+Columns<OpRow> op_columns() {
+  return {
       {"kind", "-", "op or coding", &OpRow::kind},
       {"op", "-", "gemv, attention or append", [](auto& r) { return op_name(r.problem.op); }, "op"},
       {"", "-", "sizes", [](auto& r) { return r.problem.shape_text(); }, "shape"},
@@ -124,7 +123,6 @@ const Columns<OpRow>& op_columns() {
       part_of<OpRow>(gpu_columns(), gpu_of),
       part_of<OpRow>(provenance_columns(), provenance_of),
   };
-  return columns;
 }
 
 std::string op_prediction(const OpRow& row) {

@@ -40,8 +40,8 @@ std::string columns_help(std::span<const ColumnText> columns) {
   return text;
 }
 
-const Columns<Provenance>& provenance_columns() {
-  static const Columns<Provenance> columns = {
+Columns<Provenance> provenance_columns() {
+  return {
       {"date", "UTC", "end of the measurement", &Provenance::date},
       {"version", "-", "release of Ridge", [](auto&) { return build_info().version; }},
       {"build_commit", "-", "commit of the build", [](auto&) { return build_info().commit; }},
@@ -55,7 +55,6 @@ const Columns<Provenance>& provenance_columns() {
       {"seed", "-", "seed of the data", &Provenance::seed},
       {"command", "-", "the command line", &Provenance::command},
   };
-  return columns;
 }
 
 Row provenance(int n_threads, uint64_t seed) { return provenance_columns().fields({n_threads, seed}); }

@@ -123,6 +123,6 @@ struct Provenance {
   std::string date = utc_now(), command = command_line();
   MachineInfo machine = machine_info();
 };
-const Columns<Provenance>& provenance_columns();
+Columns<Provenance> provenance_columns();
 
 }  // namespace ridge::lab

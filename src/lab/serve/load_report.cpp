@@ -83,8 +83,8 @@ LoadRow run_load_test(const LoadServer& server, const LoadTest& test, const Load
   return row;
 }
 
-const Columns<LoadRow>& load_columns() {
-  static const Columns<LoadRow> columns = {
+Columns<LoadRow> load_columns() {
+  return {
       {"kind", "-", "serve", [](auto&) { return "serve"; }},
       part_of<LoadRow>(provenance_columns(), provenance_of),
       {"load_1min_before", "processes", "load of this machine before the test", [](auto& r) { return r.load_before; }},
@@ -163,7 +163,6 @@ const Columns<LoadRow>& load_columns() {
       {"server_cached_tokens", "tokens", "found in the cache", [](auto& r) { return r.run.server.cached_tokens; }},
       {"parked", "sequences", "moved to host memory", [](auto& r) { return r.run.server.parked; }},
   };
-  return columns;
 }
 
 }  // namespace ridge::lab

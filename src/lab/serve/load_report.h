@@ -45,6 +45,6 @@ struct LoadRow {
 LoadRow run_load_test(const LoadServer& server, const LoadTest& test, const LoadParams& params,
                       const std::function<bool()>& stop);
 
-const Columns<LoadRow>& load_columns();
+Columns<LoadRow> load_columns();
 
 }  // namespace ridge::lab

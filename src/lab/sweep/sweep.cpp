@@ -177,11 +177,11 @@ SweepCounts run_sweep(const SweepSpec& spec, const SweepPlan& plan, std::span<co
   return counts;
 }
 
-const Columns<SweepRow>& sweep_columns() {
+Columns<SweepRow> sweep_columns() {
   const auto rate = [](const SweepRow& r, const char* of_decode, const char* of_op) {
     return r.is_done() ? Row(number_in(r.row, r.cell.is_decode() ? of_decode : of_op)) : Row();
   };
-  static const Columns<SweepRow> columns = {
+  return {
       {"", "-", "what was measured", [](auto& r) { return r.cell.text(); }, "cell"},
       {"", "-", "tokens a second of a model, or time of a call",
        [=](auto& r) {
@@ -207,7 +207,6 @@ const Columns<SweepRow>& sweep_columns() {
        [=](auto& r) { return r.is_done() ? rate(r, "check_error", "check_error") : Row(text_in(r.row, "reason")); },
        ">checked", "{:.1e}"},
   };
-  return columns;
 }
 
 }  // namespace ridge::lab

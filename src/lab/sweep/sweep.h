@@ -55,6 +55,6 @@ struct SweepRow {
   const Row& row;
   bool is_done() const { return row_state(row) == "done"; }
 };
-const Columns<SweepRow>& sweep_columns();
+Columns<SweepRow> sweep_columns();
 
 }  // namespace ridge::lab
