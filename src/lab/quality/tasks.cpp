@@ -173,25 +173,26 @@ Row difference_cell(const Row& row, const char* which) {
   return fmt::format("{}{:.0f}", n >= row["n_generate"].get<double>() ? "> " : "", n);
 }
 
-constexpr Column<Row> kTaskColumns[] = {
-    {"",
-     [](auto& r) -> Row {
-       return r["size"] == 0 ? text_in(r, "task")
-                             : fmt::format("{}, {} tokens", text_in(r, "task"), r["size"].template get<int>());
-     },
-     "task"},
-    {"", [](auto& r) { return r["kv"]; }, "KV cache K/V"},
-    {"", [](auto& r) { return r.contains("why_not") ? r["why_not"] : r["n_items"]; }, ">items"},
-    {"", [](auto& r) -> Row { return r.contains("share") ? share_cell(r["share"]) : ""; }, ">right % (95 %)"},
-    {"", [](auto& r) -> Row { return r.contains("share_base") ? share_cell(r["share_base"]) : ""; },
-     ">base right % (95 %)"},
-    {"", [](auto& r) { return task_cell(r, "lost"); }, ">lost"},
-    {"", [](auto& r) { return task_cell(r, "gained"); }, ">gained"},
-    {"", [](auto& r) { return task_cell(r, "p"); }, ">p", "{:.3f}"},
-    {"", [](auto& r) -> Row { return r.contains("equal") ? share_cell(r["equal"]) : ""; }, ">equal texts % (95 %)"},
-    {"", [](auto& r) { return difference_cell(r, "25%"); }, ">first difference: 25 %"},
-    {"", [](auto& r) { return difference_cell(r, "median"); }, ">median"},
-    {"", [](auto& r) { return difference_cell(r, "75%"); }, ">75 %"},
+std::string task_cell_text(const Row& row) {
+  const std::string task = text_in(row, "task");
+  return row["size"] == 0 ? task : fmt::format("{}, {} tokens", task, row["size"].get<int>());
+}
+std::string share_in(const Row& row, const char* field) { return row.contains(field) ? share_cell(row[field]) : ""; }
+
+const Columns<Row> kTaskColumns = {
+    {"", "-", "task and size", &task_cell_text, "task"},
+    {"", "-", "cache formats", [](auto& r) { return r["kv"]; }, "KV cache K/V"},
+    {"", "items", "asked, or why none", [](auto& r) { return r.contains("why_not") ? r["why_not"] : r["n_items"]; },
+     ">items"},
+    {"", "%", "of the items", [](auto& r) { return share_in(r, "share"); }, ">right % (95 %)"},
+    {"", "%", "of the items, by the base", [](auto& r) { return share_in(r, "share_base"); }, ">base right % (95 %)"},
+    {"", "items", "that the base has right alone", [](auto& r) { return task_cell(r, "lost"); }, ">lost"},
+    {"", "items", "that this cache has right alone", [](auto& r) { return task_cell(r, "gained"); }, ">gained"},
+    {"", "-", "chance of such a difference", [](auto& r) { return task_cell(r, "p"); }, ">p", "{:.3f}"},
+    {"", "%", "texts that equal the base's", [](auto& r) { return share_in(r, "equal"); }, ">equal texts % (95 %)"},
+    {"", "tokens", "quartile", [](auto& r) { return difference_cell(r, "25%"); }, ">first difference: 25 %"},
+    {"", "tokens", "median", [](auto& r) { return difference_cell(r, "median"); }, ">median"},
+    {"", "tokens", "quartile", [](auto& r) { return difference_cell(r, "75%"); }, ">75 %"},
 };
 
 }  // namespace
@@ -336,6 +337,6 @@ std::vector<Row> to_rows(const Row& subject, const TaskOptions& options, const T
   return rows;
 }
 
-std::string task_table(std::span<const Row> rows) { return table_of<Row>(kTaskColumns, rows); }
+std::string task_table(std::span<const Row> rows) { return kTaskColumns.table(rows); }
 
 }  // namespace ridge::lab
