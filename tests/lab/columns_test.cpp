@@ -64,7 +64,8 @@ TEST(Columns, OneListGivesFieldsTableAndHelp) {
     double us = 0;
     std::optional<Inner> inner;
   };
-  const Columns<Inner> inner = {{"depth", "tokens", "in the cache", &Inner::depth}};
+  const Columns<Inner> inner = {{"depth", "tokens", "in the cache", &Inner::depth, ">depth"},
+                                {"", "-", "a column of the other table", &Inner::depth, "alone"}};
   const Columns<Outer> columns = {
       {"name", "-", "of the row", &Outer::name, "row"},
       {"us", "us", "of a call", &Outer::us, ">us", "{:.1f}"},

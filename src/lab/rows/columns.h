@@ -113,7 +113,10 @@ Column<T> part_of(const Columns<Part>& columns, See see) {
     if constexpr (requires { seen.has_value(); }) return seen ? columns.fields(*seen) : Row::object();
     else return columns.fields(seen);
   };
-  return {"", "", "", get, {}, {}, columns.texts()};
+  std::vector<ColumnText> texts = columns.texts();
+  for (ColumnText& text : texts) text.head = {};  // the table is the T's
+  std::erase_if(texts, [](const ColumnText& text) { return text.key.empty(); });
+  return {"", "", "", get, {}, {}, texts};
 }
 
 /// Where a row comes from.
