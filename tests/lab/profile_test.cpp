@@ -250,7 +250,7 @@ TEST(Profile, CountersOfCallsAreAveragedAsTheirTimesAre) {
 TEST(Profile, StopsWhenAsked) {
   ProfileParams params;
   params.model = "synth:tiny";
-  EXPECT_FALSE(run_profile(params, {.stop = [] { return true; }, .on_status = {}}));
+  EXPECT_FALSE(run_profile(params, {.stop = [] { return true; }}));
 }
 
 }  // namespace
