@@ -4,6 +4,7 @@
 #include "cli/bench.h"
 #include "cli/serve_flags.h"
 #include "engine/engine.h"
+#include "lab/rows/run_hooks.h"
 #include "lab/serve/load_report.h"
 #include "serve/server.h"
 
