@@ -325,6 +325,18 @@ TEST(OpRow, OfTheCpuSaysSo) {
   EXPECT_EQ(f["llc_bytes"], 5);
 }
 
+TEST(OpRow, OfAMatmulHasItsShapeAndNoCache) {
+  OpRow row = sample_row();
+  row.problem =
+      op_problems({.op = Op::gemv, .batch = {3}, .shapes = {{64, 32}}, .weights = {&weight_formats()[0]}}).at(0);
+  const Row f = op_columns().fields(row);
+  EXPECT_EQ(f["n_out"], 64);
+  EXPECT_EQ(f["n_in"], 32);
+  EXPECT_EQ(f["n_tokens"], 3);
+  EXPECT_EQ(f["weight_format"], weight_formats()[0].name);
+  for (const char* field : {"kv", "kv_k", "n_heads", "n_keys", "n_new"}) EXPECT_FALSE(f.contains(field)) << field;
+}
+
 TEST(OpRow, ABaselineIsHeldAgainstItsOwnTraffic) {
   OpRow row = sample_row();
   row.moved_bytes = 32000000;

@@ -10,6 +10,7 @@ namespace ridge::lab {
 namespace {
 
 Row side_row(const KvSideConfig& side) {
+  if (!side.format) return {};  // of a matmul
   return {{"format", side.format->name},
           {"rotation", rotation_name(side.policy.rotation)},
           {"window", side.policy.window},
