@@ -28,8 +28,9 @@ struct Column {
   std::string_view help;  ///< a few words
   /// Null, NaN and infinity leave the cell empty, absent() leaves out the field too.
   std::function<Row(const T& of)> get;
-  std::string_view head = {};  ///< of the table's column, with '>' in front where numbers stand right; empty: no column
-  std::string_view format = {};  ///< of a number in the table: "{:.1f} %"
+  // "" and not {}: g++ 12 then calls a constructor of string_view that it does not emit.
+  std::string_view head = "";  ///< of the table's column, with '>' in front where numbers stand right; empty: no column
+  std::string_view format = "";  ///< of a number in the table: "{:.1f} %"
   std::vector<ColumnText> part;  ///< fields of the object that `get` gives; they are taken one by one
 };
 
@@ -114,9 +115,9 @@ Column<T> part_of(const Columns<Part>& columns, See see) {
     else return columns.fields(seen);
   };
   std::vector<ColumnText> texts = columns.texts();
-  for (ColumnText& text : texts) text.head = {};  // the table is the T's
+  for (ColumnText& text : texts) text.head = "";  // the table is the T's
   std::erase_if(texts, [](const ColumnText& text) { return text.key.empty(); });
-  return {"", "", "", get, {}, {}, texts};
+  return {"", "", "", get, "", "", texts};
 }
 
 /// Where a row comes from.
