@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{run_with({"--spec-type", "draft", "-md", kTinyModel, "--spec-sampling", "x"}), 2,
               "expects exact, reject"},
         Wrong{{"bench", "decode", "-m", kTinyModel, "--temp", "-1"}, 2, "--temp"},
-        Wrong{{"serve", "-m", kTinyModel, "--pp", "2"}, 2, "--pp: serve, chat, speculation"},
+        Wrong{{"serve", "-m", kTinyModel, "--pp", "2"}, 2, "--pp 2: this process is alone"},
         Wrong{run_with({"--pp", "2", "--device", "cuda:0,1,2"}), 2, "--pp 2: 3 devices do not form stages"},
         Wrong{run_with({"--pp", "2", "--device", "cuda"}), 2, "--pp 2: 1 device does not form stages"},
         Wrong{{"plan", "-m", kTinyModel, "--pp", "2", "--device", "cuda:0,1,2"}, 2, "3 devices do not form stages"},
