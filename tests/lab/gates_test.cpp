@@ -210,6 +210,15 @@ TEST(Gates, QualityOfRandomWeightsAndOfPromptsIsNoEvidence) {
   EXPECT_EQ(verdicts(judge_candidate(rows, question(), kFormat, {})), "PPP-PP");
 }
 
+TEST(Gates, WithoutATextQualityNamesTheFlag) {
+  DecisionQuestion q = question();
+  q.corpus.clear();
+  q.eval_chunks = 0;
+  const CandidateRecord c = judge_candidate(Evidences().rows(), q, kFormat, {});
+  EXPECT_EQ(verdicts(c), "PPP-PP");
+  EXPECT_THAT(c.gates[3].why, HasSubstr("no text was named (-f FILE"));
+}
+
 TEST(Gates, DataInACacheSaysNothingAboutMemory) {
   const Evidences of;
   std::vector<Row> rows = of.rows();

@@ -235,7 +235,9 @@ Evidence find_evidence(std::span<const Row> rows, const Row& cell) {
   };
   Row what = cell;
   for (const auto& [field, _] : kOwners) what.erase(field);
-  Evidence evidence{.why = "no row of " + json_text(what)};
+  const bool is_without_text = cell.contains("corpus") && cell["corpus"] == "";
+  Evidence evidence{.why = is_without_text ? "no text was named (-f FILE measures quality)"
+                                           : "no row of " + json_text(what)};
   for (size_t i = rows.size(); i-- > 0;) {
     const auto of = rows[i].find("cell");
     if (of == rows[i].end() || !of->is_object() || !asked(*of)) continue;
