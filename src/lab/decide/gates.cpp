@@ -235,9 +235,7 @@ Evidence find_evidence(std::span<const Row> rows, const Row& cell) {
   };
   Row what = cell;
   for (const auto& [field, _] : kOwners) what.erase(field);
-  const bool is_without_text = cell.contains("corpus") && cell["corpus"] == "";
-  Evidence evidence{.why = is_without_text ? "no text was named (-f FILE measures quality)"
-                                           : "no row of " + json_text(what)};
+  Evidence evidence{.why = "no row of " + json_text(what)};
   for (size_t i = rows.size(); i-- > 0;) {
     const auto of = rows[i].find("cell");
     if (of == rows[i].end() || !of->is_object() || !asked(*of)) continue;
@@ -317,6 +315,7 @@ GateResult quality_gate(std::span<const Row> rows, const DecisionQuestion& q, co
     return of.none(
         "random weights say nothing about quality (a trained model of this family can give a hint: "
         "ridge eval kld --path decode)");
+  if (q.corpus.empty()) return of.none("no text was named (-f FILE measures quality)");
   const Row* row = of.find(quality_cell(q, kv));
   if (!row) return of.none();
   const auto value = [&](const char* field, const char* part) {

@@ -8,6 +8,7 @@
 
 #include "engine/decode/decoder.h"
 #include "engine/engine.h"
+#include "lab/model/bench_params.h"
 #include "lab/op/machine_ceilings.h"
 #include "lab/rows/int_list.h"
 #include "lab/rows/machine.h"
@@ -16,7 +17,6 @@ namespace ridge::lab {
 namespace {
 
 constexpr int kMostChecked = 3;  // sequences of a batch that the check runs
-constexpr int kWarmUpSteps = 4;  // a device records its steps at the second one
 
 using BatchClock = std::chrono::steady_clock;
 double seconds_after(BatchClock::time_point start) {
@@ -73,7 +73,7 @@ class BatchRunner {
     std::vector<int> lengths = test_.n_prompt;
     for (int& n : lengths) n = std::min(n, most);
     BatchRow ignored;
-    return run(lengths, std::min(test_.n_gen, kWarmUpSteps), false, ignored);
+    return run(lengths, std::min(test_.n_gen, kWarmUpTokens), false, ignored);
   }
   /// Adds a sample to the row. False when asked to stop.
   bool run_once(BatchRow& row) { return run(test_.n_prompt, test_.n_gen, params_.fill, row); }

@@ -178,35 +178,41 @@ Row both_sides(const Row& row, const char* field) {
   return both(cell_text(k, "{:.4g}"), cell_text(v, "{:.4g}"));
 }
 
-const Columns<Row> kCacheColumns = {
-    {"", "-", "of the cache", [](auto& r) { return r["kv"]; }, "KV format"},
-    {"", "-", "of K and V", [](auto& r) { return both_sides(r, "rotation"); }, "rotation"},
-    {"", "bits", "of a value", [](auto& r) { return both_sides(r, "bits_per_value"); }, ">bits K/V"},
-    {"", "bits", "of a value at 4096 tokens", [](auto& r) { return r["effective_bits_4k"]; }, ">bits at 4k", "{:.3f}"},
-    {"", "bytes", "of a token", [](auto& r) { return r["bytes_per_token"]; }, ">bytes/token"},
-    {"", "MiB", "at 32768 tokens", [](auto& r) { return r["mib_at_32k"]; }, ">MiB at 32k", "{:.1f}"},
-    {"", "-", "perplexity", [](auto& r) { return plus_minus(r["ppl"], 4); }, ">PPL"},
-    {"", "bits", "of a byte of text", [](auto& r) { return r["bits_per_byte"]; }, ">bits/byte", "{:.4f}"},
-};
-const Columns<Row> kPairColumns = {
-    {"", "-", "against the base", [](auto& r) { return plus_minus(r["ln_ratio"], 5); }, ">ln(PPL(Q)/PPL(base))"},
-    {"", "nats", "against the base", [](auto& r) { return plus_minus(r["kld"]["mean"], 6); }, ">mean KLD"},
-    {"", "nats", "of 99 % of tokens", [](auto& r) { return r["kld"]["percentiles"]["99.0%"]; }, ">99 % KLD", "{:.5f}"},
-    {"", "%", "likeliest token unchanged", [](auto& r) { return plus_minus(r["same_top"], 2, 100, " %"); },
-     ">same top p"},
-    {"", "-", "rise of perplexity, and whether the limits are kept",
-     [](auto& r) {
-       const Estimate rise = estimate_in(r["difference"]), kld = estimate_in(r["kld"]["mean"]);
-       return fmt::format("{:+.4f} ± {:.4f} {}", rise.value, rise.error, kept_name(keeps({}, rise, kld)));
-     },
-     ">PPL - base (limits: +0.25, KLD 0.02)"},
-};
+Columns<Row> cache_columns() {
+  return {
+      {"", "-", "of the cache", [](auto& r) { return r["kv"]; }, "KV format"},
+      {"", "-", "of K and V", [](auto& r) { return both_sides(r, "rotation"); }, "rotation"},
+      {"", "bits", "of a value", [](auto& r) { return both_sides(r, "bits_per_value"); }, ">bits K/V"},
+      {"", "bits", "of a value at 4096 tokens", [](auto& r) { return r["effective_bits_4k"]; }, ">bits at 4k",
+       "{:.3f}"},
+      {"", "bytes", "of a token", [](auto& r) { return r["bytes_per_token"]; }, ">bytes/token"},
+      {"", "MiB", "at 32768 tokens", [](auto& r) { return r["mib_at_32k"]; }, ">MiB at 32k", "{:.1f}"},
+      {"", "-", "perplexity", [](auto& r) { return plus_minus(r["ppl"], 4); }, ">PPL"},
+      {"", "bits", "of a byte of text", [](auto& r) { return r["bits_per_byte"]; }, ">bits/byte", "{:.4f}"},
+  };
+}
+Columns<Row> pair_columns() {
+  return {
+      {"", "-", "against the base", [](auto& r) { return plus_minus(r["ln_ratio"], 5); }, ">ln(PPL(Q)/PPL(base))"},
+      {"", "nats", "against the base", [](auto& r) { return plus_minus(r["kld"]["mean"], 6); }, ">mean KLD"},
+      {"", "nats", "of 99 % of tokens", [](auto& r) { return r["kld"]["percentiles"]["99.0%"]; }, ">99 % KLD",
+       "{:.5f}"},
+      {"", "%", "likeliest token unchanged", [](auto& r) { return plus_minus(r["same_top"], 2, 100, " %"); },
+       ">same top p"},
+      {"", "-", "rise of perplexity, and whether the limits are kept",
+       [](auto& r) {
+         const Estimate rise = estimate_in(r["difference"]), kld = estimate_in(r["kld"]["mean"]);
+         return fmt::format("{:+.4f} ± {:.4f} {}", rise.value, rise.error, kept_name(keeps({}, rise, kld)));
+       },
+       ">PPL - base (limits: +0.25, KLD 0.02)"},
+  };
+}
 
 }  // namespace
 
 std::string eval_table(std::span<const Row> rows) {
   if (rows.empty()) return "";
-  return (rows[0].contains("kld") ? kCacheColumns.with(kPairColumns) : kCacheColumns).table(rows);
+  return (rows[0].contains("kld") ? cache_columns().with(pair_columns()) : cache_columns()).table(rows);
 }
 
 Row identity(const EvalResult& result, const KvChoice& kv) {

@@ -57,6 +57,13 @@ int64_t n_prompt_tokens(std::span<const TaskItem> items) {
   return n;
 }
 
+int64_t n_ending_tokens(std::span<const TaskItem> items) {
+  int64_t n = 0;
+  for (const TaskItem& item : items)
+    for (const auto& ending : item.endings) n += ssize(ending);
+  return n;
+}
+
 bool write_texts(std::span<const TaskItem> items, int n, Texts& texts, const TaskAdvance& advance,
                  std::vector<std::vector<int32_t>>& written) {
   std::vector<int32_t> last = read_prompts(items, texts);
@@ -110,10 +117,7 @@ bool choose_endings(std::span<const TaskItem> items, Texts& texts, const TaskAdv
     for (size_t i = 0; i < items.size(); ++i) chosen[i] = chosen[i] && of_right[i] < of_wrong[i];
   }
   right.insert(right.end(), chosen.begin(), chosen.end());
-  int64_t n = 0;
-  for (const TaskItem& item : items)
-    for (const auto& ending : item.endings) n += ssize(ending);
-  return advance(n);
+  return advance(n_ending_tokens(items));
 }
 
 TaskLine count_line(const Task& task, const std::vector<bool>& base, const std::vector<bool>& cache) {
@@ -179,21 +183,23 @@ std::string task_cell_text(const Row& row) {
 }
 std::string share_in(const Row& row, const char* field) { return row.contains(field) ? share_cell(row[field]) : ""; }
 
-const Columns<Row> kTaskColumns = {
-    {"", "-", "task and size", &task_cell_text, "task"},
-    {"", "-", "cache formats", [](auto& r) { return r["kv"]; }, "KV cache K/V"},
-    {"", "items", "asked, or why none", [](auto& r) { return r.contains("why_not") ? r["why_not"] : r["n_items"]; },
-     ">items"},
-    {"", "%", "of the items", [](auto& r) { return share_in(r, "share"); }, ">right % (95 %)"},
-    {"", "%", "of the items, by the base", [](auto& r) { return share_in(r, "share_base"); }, ">base right % (95 %)"},
-    {"", "items", "that the base has right alone", [](auto& r) { return task_cell(r, "lost"); }, ">lost"},
-    {"", "items", "that this cache has right alone", [](auto& r) { return task_cell(r, "gained"); }, ">gained"},
-    {"", "-", "chance of such a difference", [](auto& r) { return task_cell(r, "p"); }, ">p", "{:.3f}"},
-    {"", "%", "texts that equal the base's", [](auto& r) { return share_in(r, "equal"); }, ">equal texts % (95 %)"},
-    {"", "tokens", "quartile", [](auto& r) { return difference_cell(r, "25%"); }, ">first difference: 25 %"},
-    {"", "tokens", "median", [](auto& r) { return difference_cell(r, "median"); }, ">median"},
-    {"", "tokens", "quartile", [](auto& r) { return difference_cell(r, "75%"); }, ">75 %"},
-};
+Columns<Row> task_columns() {
+  return {
+      {"", "-", "task and size", &task_cell_text, "task"},
+      {"", "-", "cache formats", [](auto& r) { return r["kv"]; }, "KV cache K/V"},
+      {"", "items", "asked, or why none", [](auto& r) { return r.contains("why_not") ? r["why_not"] : r["n_items"]; },
+       ">items"},
+      {"", "%", "of the items", [](auto& r) { return share_in(r, "share"); }, ">right % (95 %)"},
+      {"", "%", "of the items, by the base", [](auto& r) { return share_in(r, "share_base"); }, ">base right % (95 %)"},
+      {"", "items", "that the base has right alone", [](auto& r) { return task_cell(r, "lost"); }, ">lost"},
+      {"", "items", "that this cache has right alone", [](auto& r) { return task_cell(r, "gained"); }, ">gained"},
+      {"", "-", "chance of such a difference", [](auto& r) { return task_cell(r, "p"); }, ">p", "{:.3f}"},
+      {"", "%", "texts that equal the base's", [](auto& r) { return share_in(r, "equal"); }, ">equal texts % (95 %)"},
+      {"", "tokens", "quartile", [](auto& r) { return difference_cell(r, "25%"); }, ">first difference: 25 %"},
+      {"", "tokens", "median", [](auto& r) { return difference_cell(r, "median"); }, ">median"},
+      {"", "tokens", "quartile", [](auto& r) { return difference_cell(r, "75%"); }, ">75 %"},
+  };
+}
 
 }  // namespace
 
@@ -216,12 +222,7 @@ int Task::n_ctx() const {
   return int(most);
 }
 
-int64_t Task::n_tokens() const {
-  int64_t n = ssize(items) * n_generate + n_prompt_tokens(items);
-  for (const TaskItem& item : items)
-    for (const auto& ending : item.endings) n += ssize(ending);
-  return n;
-}
+int64_t Task::n_tokens() const { return ssize(items) * n_generate + n_prompt_tokens(items) + n_ending_tokens(items); }
 
 std::vector<std::string> task_names() {
   std::vector<std::string> names;
@@ -337,6 +338,6 @@ std::vector<Row> to_rows(const Row& subject, const TaskOptions& options, const T
   return rows;
 }
 
-std::string task_table(std::span<const Row> rows) { return kTaskColumns.table(rows); }
+std::string task_table(std::span<const Row> rows) { return task_columns().table(rows); }
 
 }  // namespace ridge::lab
