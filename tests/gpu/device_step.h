@@ -80,7 +80,10 @@ class DeviceStep {
       if (sub.is_long)
         for (size_t s = 0; s < 2; ++s) {
           if (own[s].ring_tiles == 0) continue;
-          rings[s] = gpu::Buffer(int64_t(sub.n_spans) * own[s].n_kv_heads * sub.ring_tiles * own[s].ring_tile_bytes);
+          // Bytes of NaN: an earlier layer may have left exact rows of another kind.
+          const std::vector<uint8_t> left(
+              size_t(int64_t(sub.n_spans) * own[s].n_kv_heads * sub.ring_tiles * own[s].ring_tile_bytes), 0xFF);
+          rings[s] = gpu::to_device<uint8_t>(stream_, left);
           sides[s].ring = rings[s].as<std::byte>();
           sides[s].ring_tiles = sub.ring_tiles;
         }

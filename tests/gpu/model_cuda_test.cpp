@@ -120,6 +120,22 @@ TEST_F(ModelCuda, PromptsAreTheReferences) {
   }
 }
 
+/// A prompt's exact rows are in a ring that all caches of a model share. Rows of int8 that one cache left there are not
+/// finite when they are read as f16, so the places that the other's prompt leaves free are cleared.
+TEST_F(ModelCuda, PromptsAreTheSameBehindCachesOfOtherWindows) {
+  const Model model = Model::load("synth:tiny-64@weights=f16", {.device = "cuda"});
+  const auto tokens = tokens_of(96, model.info().vocab_size, 1);
+  const auto last_logits = [&](const KvSideOptions& side, int n) {
+    Session session(model, {.n_ctx = 96, .n_ubatch = 96, .k = side, .v = side});
+    const auto row = session.prefill(std::span(tokens).first(size_t(n)));
+    return std::vector<float>(row.begin(), row.end());
+  };
+  const KvSideOptions exact{.format = "q8_0", .window = 96, .sinks = 4};
+  const auto expected = last_logits(exact, 75);
+  last_logits({.format = "rotor-3"}, 96);  // its window's rows are int8
+  EXPECT_EQ(last_logits(exact, 75), expected);
+}
+
 TEST_F(ModelCuda, AShippedModelGivesTheReferencesLogits) {
   const std::string path = RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf";
   const Model cpu = Model::load(path, {.n_threads = 0, .isa = "scalar"}),

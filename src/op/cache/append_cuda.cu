@@ -57,7 +57,7 @@ struct RingSides {
   KvTiles own[2], of_step[2];
 };
 
-/// Blocks: (tile of the sequence's own ring, side and kv head, span).
+/// Blocks: (tile of the sequence's own ring, and on the way in one block more; side and kv head; span).
 __global__ void copy_ring_kernel(const RingSides sides, const StepSpan* spans, RingCopy direction) {
   const StepSpan span = spans[blockIdx.z];
   const int n_kv_heads = sides.own[0].n_kv_heads, side = int(blockIdx.y) / n_kv_heads;
@@ -65,15 +65,24 @@ __global__ void copy_ring_kernel(const RingSides sides, const StepSpan* spans, R
   const KvRetention& r = own.retention;
   if (r.window == 0 && span.n_past >= r.calibration) return;  // nothing is exact any more
   const bool in = direction == RingCopy::in;
-  const int last = ((in ? span.n_past : span.n) - 1) / kTilePositions;  // none of an empty sequence
-  const int tile = last - int(blockIdx.x), head = int(blockIdx.y) % n_kv_heads;
-  if (int(blockIdx.x) >= own.ring_tiles || head >= own.n_kv_heads) return;
-  if ((in && span.n_past == 0) || tile < r.coded_end(span.n_past) / kTilePositions) return;
+  const int head = int(blockIdx.y) % n_kv_heads, n_uint4 = int(own.ring_tile_bytes / 16);
+  const int last_old = span.n_past > 0 ? (span.n_past - 1) / kTilePositions : -1,
+            last_new = (span.n - 1) / kTilePositions;
+  if (own.ring_tiles == 0 || head >= own.n_kv_heads) return;
+  const auto step_tile = [&](int tile) { return reinterpret_cast<uint4*>(of_step.ring_tile(span.ring, head, tile)); };
+  if (in && int(blockIdx.x) == int(gridDim.x) - 1) {
+    // Rows behind the prompt's last one are masked, and masked values must be finite. The ring of the step holds what
+    // another layer or cache left there, whose exact rows may be of another kind.
+    if (span.n % kTilePositions == 0 || last_new == last_old) return;
+    for (int i = int(threadIdx.x); i < n_uint4; i += kThreads) step_tile(last_new)[i] = {};
+    return;
+  }
+  const int tile = (in ? last_old : last_new) - int(blockIdx.x);
+  if (int(blockIdx.x) >= own.ring_tiles || tile < r.coded_end(span.n_past) / kTilePositions) return;
   auto* const own_tile = reinterpret_cast<uint4*>(own.ring_tile(span.slot, head, tile));
-  auto* const step_tile = reinterpret_cast<uint4*>(of_step.ring_tile(span.ring, head, tile));
-  uint4* const to = in ? step_tile : own_tile;
-  const uint4* const from = in ? own_tile : step_tile;
-  for (int i = int(threadIdx.x); i < int(own.ring_tile_bytes / 16); i += kThreads) to[i] = from[i];
+  uint4* const to = in ? step_tile(tile) : own_tile;
+  const uint4* const from = in ? own_tile : step_tile(tile);
+  for (int i = int(threadIdx.x); i < n_uint4; i += kThreads) to[i] = from[i];
 }
 
 }  // namespace
@@ -131,7 +140,8 @@ void copy_ring_tiles(gpu::StreamHandle stream, std::span<const KvTiles, 2> own, 
   const int most = std::max(own[0].ring_tiles, own[1].ring_tiles);
   if (n == 0 || most == 0) return;
   gpu::launch("copy of ring tiles", copy_ring_kernel,
-              {dim3(unsigned(most), unsigned(2 * own[0].n_kv_heads), unsigned(n)), kThreads, 0, stream},
+              {dim3(unsigned(most + int(direction == RingCopy::in)), unsigned(2 * own[0].n_kv_heads), unsigned(n)),
+               kThreads, 0, stream},
               RingSides{{own[0], own[1]}, {of_step[0], of_step[1]}}, spans, direction);
 }
 

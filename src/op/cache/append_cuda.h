@@ -125,7 +125,8 @@ void device_text_rows(gpu::StreamHandle stream, const TextRows& a);
 /// The ring of a step has the exact rows of a prompt that is too long for its sequence's own: the same kind of rows,
 /// more tiles, a slot a span (StepSpan::ring).
 enum class RingCopy : uint8_t {
-  in,   ///< into the ring of the step: tiles of the sequence's own that queries may see, before the prompt is appended
+  in,   ///< into the ring of the step: tiles of the sequence's own that queries may see, before the prompt is appended;
+        ///< the tile that the prompt leaves half full is cleared
   out,  ///< back: the newest tiles
 };
 /// Of K and V. spans [n] in device memory; of_step.ring_tiles has room for what queries of each may see.
