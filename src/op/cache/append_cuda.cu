@@ -71,10 +71,14 @@ __global__ void copy_ring_kernel(const RingSides sides, const StepSpan* spans, R
   if (own.ring_tiles == 0 || head >= own.n_kv_heads) return;
   const auto step_tile = [&](int tile) { return reinterpret_cast<uint4*>(of_step.ring_tile(span.ring, head, tile)); };
   if (in && int(blockIdx.x) == int(gridDim.x) - 1) {
-    // Rows behind the prompt's last one are masked, and masked values must be finite. The ring of the step holds what
-    // another layer or cache left there, whose exact rows may be of another kind.
-    if (span.n % kTilePositions == 0 || last_new == last_old) return;
-    for (int i = int(threadIdx.x); i < n_uint4; i += kThreads) step_tile(last_new)[i] = {};
+    // Places of a new tile that get no row, behind the prompt's last one and those of the sinks, are masked, and masked
+    // values must be finite. The ring of the step holds what another layer or cache left there, whose exact rows may be
+    // of another kind.
+    const auto clear = [&](int tile) {
+      for (int i = int(threadIdx.x); i < n_uint4; i += kThreads) step_tile(tile)[i] = {};
+    };
+    if (last_old < 0 && own.n_sinks > 0) clear(0);
+    if (span.n % kTilePositions > 0 && last_new != last_old) clear(last_new);
     return;
   }
   const int tile = (in ? last_old : last_new) - int(blockIdx.x);

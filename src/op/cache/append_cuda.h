@@ -126,7 +126,7 @@ void device_text_rows(gpu::StreamHandle stream, const TextRows& a);
 /// more tiles, a slot a span (StepSpan::ring).
 enum class RingCopy : uint8_t {
   in,   ///< into the ring of the step: tiles of the sequence's own that queries may see, before the prompt is appended;
-        ///< the tile that the prompt leaves half full is cleared
+        ///< new tiles that get fewer than 32 rows are cleared
   out,  ///< back: the newest tiles
 };
 /// Of K and V. spans [n] in device memory; of_step.ring_tiles has room for what queries of each may see.
