@@ -4,6 +4,7 @@
   tools/merge_rows.py NEW.jsonl STORED.jsonl     STORED is rewritten, whole or not at all
 
 What makes a measurement: the cell of a sweep, formats and series of a crossover, else model, text, windows, cache, shape; not machine, build or date.
+Of whole models on GPUs also the card, how many GPUs and in how many stages or processes.
 """
 
 import json
@@ -27,7 +28,8 @@ def measurement(row):
     if row.get("kind") == "crossover":
         series = {k: v for k, v in row["series"].items() if k not in ("build", "device_name", "n_threads", "isa")}
         return json.dumps([row["kind"], row["format"], row["baseline"], row["axis"], series], sort_keys=True)
-    return json.dumps([row.get("model_name", row.get("model"))] + [row.get(f) for f in fields])
+    gpus = ("gpu_info", "devices", "device", "pp", "n_ranks", "processes") if row.get("gpu_info") else ()
+    return json.dumps([row.get("model_name", row.get("model"))] + [row.get(f) for f in fields + gpus])
 
 
 def merged(stored, new):

@@ -18,7 +18,8 @@ def load():
     loads = {}
     for r in stored("serve-cpu", "serve-cuda"):
         prompt = r["prompt_tokens"] if r["shared_prefix"] == 0 else f"{r['shared_prefix']} shared + {r['prompt_tokens']}"
-        key = (card(r), f"{r['model']} {r['server_weight_format']}", f"{prompt} + {r['answer_tokens']}", r["clients"])
+        gpus = str(r["server_device"]).split(" ")[0].count(",") + 1
+        key = (f"{gpus} x {card(r)}" if gpus > 1 else card(r), f"{r['model']} {r['server_weight_format']}", f"{prompt} + {r['answer_tokens']}", r["clients"])
         loads.setdefault(key, {})[r["kv"]] = r
     lines = []
     for key, by in loads.items():
