@@ -2,6 +2,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -31,7 +33,20 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
 }
-constexpr Ability kAbilities[] = {{"avx2", has_avx2}, {"avx_vnni", has_avxvnni}, {"avx512", has_avx512}};
+bool has_avxvnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+/// Tiles of int8, in a system that lets this process use the tile registers.
+bool has_amx() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return has_avx512() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kTile) && (edx & kInt8) &&
+         syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+}
+constexpr Ability kAbilities[] = {
+    {"avx2", has_avx2}, {"avx_vnni", has_avxvnni}, {"avx512", has_avx512}, {"amx_int8", has_amx}};
 
 #elif defined(__aarch64__)
 constexpr Isa kIsas[] = {Isa::scalar, Isa::neon};
@@ -86,15 +101,6 @@ bool is_allowed(const ForcedKernels& forced, std::string_view op, std::string_vi
   return choice == forced.end() || ('+' + choice->second + '+').find(fmt::format("+{}+", name)) != std::string::npos;
 }
 
-bool has_avxvnni() {
-#if defined(__x86_64__)
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
-#else
-  return false;
-#endif
-}
-
 Isa detect_isa() {
 #if defined(__x86_64__)
   if (has_avx512()) return Isa::avx512;
@@ -110,6 +116,11 @@ std::vector<std::string_view> cpu_abilities() {
   for (const Ability& ability : kAbilities)
     if (ability.has()) found.push_back(ability.name);
   return found;
+}
+
+bool has_ability(std::string_view name) {
+  static const std::vector<std::string_view> known = cpu_abilities();
+  return std::ranges::count(known, name) > 0;
 }
 
 }  // namespace ridge

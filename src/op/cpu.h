@@ -33,8 +33,8 @@ Isa detect_isa();
 /// What the processor has of the abilities that kernels ask for, by the names of the operating system.
 std::vector<std::string_view> cpu_abilities();
 
-/// Whether the processor has the integer dot product of AVX-VNNI beside AVX2.
-bool has_avxvnni();
+/// Whether one of them has this name. Asking for amx_int8 is asking the system for leave to use it.
+bool has_ability(std::string_view name);
 
 /// Bytes and flops an op must move and do at least; declared once per op and used by bench, explain and profile.
 struct Work {

@@ -54,7 +54,7 @@ struct LinearVariant {
   void (*run_together)(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) = nullptr;
 };
 std::span<const LinearVariant> gemv_variants();
-std::span<const LinearVariant> gemm_variants();  ///< the same
+std::span<const LinearVariant> gemm_variants();  ///< the same, and behind them those of matrix instructions
 
 /// y = W x with the selected kernel.
 void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);

@@ -25,7 +25,8 @@
 namespace ridge {
 
 #if defined(__x86_64__)
-LinearsKernel panel_2planes_ymm_vnni;  // panel_ymm_vnni_avx512.cpp
+LinearsKernel panel_2planes_ymm_vnni;                                 // panel_ymm_vnni_avx512.cpp
+LinearsKernel panel_1plane_emulated_amx, panel_2planes_emulated_amx;  // panel_emulated_amx_avx512.cpp
 #endif
 
 namespace {
@@ -212,7 +213,7 @@ TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryShape) {
   for (const LinearCase& c : linear_cases()) {
     if (c.n_in % format.group != 0) continue;
     const Problem p(format, c, Fill::normal, ++seed);
-    for (const LinearVariant& variant : gemv_variants()) {
+    for (const LinearVariant& variant : gemm_variants()) {
       if (!runnable(variant, p.linear())) continue;
       SCOPED_TRACE(fmt::format("{} {} {}", variant.name, format.name, c.name()));
       expect_within_bounds(variant, p);
@@ -227,7 +228,7 @@ TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryKindOfData) {
   for (const Fill kind : kFills)
     for (const LinearCase c : {fitted(format, {33, 544, 1}), fitted(format, {33, 544, 9})}) {
       const Problem p(format, c, kind, 42);
-      for (const LinearVariant& variant : gemv_variants()) {
+      for (const LinearVariant& variant : gemm_variants()) {
         if (!runnable(variant, p.linear())) continue;
         SCOPED_TRACE(fmt::format("{} {} {} {}", variant.name, format.name, c.name(), fill_name(kind)));
         expect_within_bounds(variant, p);
@@ -246,7 +247,7 @@ TEST_P(LinearOfFormat, ATokensResultsAreTheSameBitsAloneAndAmongOthers) {
     const LinearCase shape = fitted(format, {kOut, n_in, 1});
     const Problem p(format, shape, Fill::normal, 6);
     const std::vector<float> x = random_floats(7, int64_t(kMostTokens) * shape.n_in);
-    for (const LinearVariant& variant : gemv_variants()) {
+    for (const LinearVariant& variant : gemm_variants()) {
       if (!runnable(variant, p.linear())) continue;
       const auto run = [&](CpuContext& context, int first, int n_tokens) {
         std::vector<float> y(size_t(n_tokens * kOut), NAN);
@@ -273,7 +274,7 @@ TEST_P(LinearOfFormat, ANanActivationReachesEveryOutputOfItsTokenOnly) {
   const WeightFormat& format = *GetParam();
   Problem p(format, fitted(format, {17, 64, 9}), Fill::normal, 9);
   p.x[size_t(3 * p.shape.n_in + 40)] = NAN;
-  for (const LinearVariant& variant : gemv_variants()) {
+  for (const LinearVariant& variant : gemm_variants()) {
     if (!runnable(variant, p.linear())) continue;
     const std::vector<float> y = run_guarded(variant, p);
     for (int t = 0; t < 9; ++t)
@@ -288,7 +289,7 @@ TEST_P(LinearOfFormat, AFewTokensMoreThanTheFewGiveTheSameProductWithinTheBound)
   for (const int n_tokens : {16, 17, 32, 33, 47})
     for (const int n_in : {549, 1100}) {
       const Problem p(format, fitted(format, {50, n_in, n_tokens}), Fill::normal, 21);
-      for (const LinearVariant& variant : gemv_variants()) {
+      for (const LinearVariant& variant : gemm_variants()) {
         if (!runnable(variant, p.linear())) continue;
         SCOPED_TRACE(fmt::format("{} {} tokens", variant.name, n_tokens));
         expect_within_bounds(variant, p);
@@ -304,7 +305,7 @@ TEST_P(LinearOfFormat, UnalignedRowsAreRead) {
     Linear w = p.linear();
     std::vector<std::byte> shifted(size_t(w.bytes()) + 1);
     std::memcpy(shifted.data() + 1, w.rows, size_t(w.bytes()));
-    for (const LinearVariant& variant : gemv_variants()) {
+    for (const LinearVariant& variant : gemm_variants()) {
       w.rows = p.rows.data();
       if (!runnable(variant, w)) continue;
       const std::vector<float> expected = run_guarded(variant, p);
@@ -327,7 +328,7 @@ TEST(Panels, Avx2AndAvx512GiveTheSameBits) {
       const Problem p(format, fitted(format, {172, 2176, n_tokens}), Fill::outliers, 11);
       for (const int planes : {1, 2}) {
         std::vector<std::vector<float>> y;
-        for (const LinearVariant& variant : gemv_variants())
+        for (const LinearVariant& variant : gemm_variants())
           if (variant.planes == planes && runnable(variant, p.linear())) y.push_back(run_guarded(variant, p));
         ASSERT_GE(y.size(), 2u);
         for (const std::vector<float>& of_isa : y)
@@ -354,7 +355,7 @@ TEST(Panels, EveryKindOfProcessorGivesTheSameBits) {
     std::vector<float> x(size_t(kTokens * n_in));
     for (float& value : x) value = float(16 * rng.uniform() - 8);
     const Linear w{.format = &format, .n_out = kOut, .n_in = n_in, .rows = rows.data(), .panels = panels.data()};
-    for (const LinearVariant& variant : gemv_variants()) {
+    for (const LinearVariant& variant : gemm_variants()) {
       if (variant.planes == 0 || !runnable(variant, w)) continue;
       std::vector<float> y(size_t(kTokens * kOut), NAN);
       variant.run(test_context(), w, {x.data(), kTokens, n_in}, {y.data(), kTokens, kOut});
@@ -370,23 +371,49 @@ TEST(Panels, EveryKindOfProcessorGivesTheSameBits) {
   EXPECT_GE(digests.size(), detect_isa() == Isa::scalar ? 0u : 2u);
 }
 
-#if defined(__x86_64__)
-TEST(Panels, AvxVnniGivesTheBitsOfAvx2) {
-  // The kernels of AVX-VNNI with the form of their instruction that AVX-512 has, on every format, tails included.
-  if (detect_isa() < Isa::avx512) GTEST_SKIP() << "this processor has no AVX-512";
+/// The same bits on every format, with rows, columns and tokens that leave tails.
+void expect_same_bits(LinearsKernel& known, LinearsKernel& kernel, std::initializer_list<int> n_tokens_of) {
   for (const WeightFormat& format : weight_formats()) {
     if (!has_panels(format)) continue;
-    for (const int n_tokens : {1, 3, 9}) {
-      const Problem p(format, fitted(format, {53, 544, n_tokens}), Fill::outliers, 17);
+    for (const int n_tokens : n_tokens_of) {
+      const LinearCase c = fitted(format, {53, 544, 1});
+      const Problem p(format, c, Fill::outliers, 17);
+      const std::vector<float> x = random_floats(18, int64_t(n_tokens) * c.n_in, Fill::outliers);
       const Linear w = p.linear();
-      const View2<const float> x(p.x.data(), n_tokens, p.shape.n_in);
-      std::vector<float> expected(size_t(n_tokens) * 53, NAN), y(expected);
-      const LinearOutput of_avx2{&w, {expected.data(), n_tokens, 53}}, of_vnni{&w, {y.data(), n_tokens, 53}};
-      panel_2planes_avx2(test_context(), x, {&of_avx2, 1});
-      panel_2planes_ymm_vnni(test_context(), x, {&of_vnni, 1});
+      std::vector<float> expected(size_t(n_tokens * c.n_out), NAN), y(expected);
+      const LinearOutput to_expected{&w, {expected.data(), n_tokens, c.n_out}}, to_y{&w, {y.data(), n_tokens, c.n_out}};
+      known(test_context(), {x.data(), n_tokens, c.n_in}, {&to_expected, 1});
+      kernel(test_context(), {x.data(), n_tokens, c.n_in}, {&to_y, 1});
       EXPECT_EQ(y, expected) << format.name << ", " << n_tokens << " tokens";
     }
   }
+}
+
+#if defined(__x86_64__)
+TEST(Panels, AvxVnniGivesTheBitsOfAvx2) {
+  // The kernels of AVX-VNNI with the form of their instruction that AVX-512 has.
+  if (detect_isa() < Isa::avx512) GTEST_SKIP() << "this processor has no AVX-512";
+  expect_same_bits(panel_2planes_avx2, panel_2planes_ymm_vnni, {1, 3, 9});
+}
+
+constexpr std::initializer_list<int> kTokensOfTiles = {15, 16, 37, 150};  // none, one, two and a tail, behind 128
+
+TEST(Panels, AmxWithEmulatedTilesGivesTheBitsOfAvx512) {
+  if (detect_isa() < Isa::avx512) GTEST_SKIP() << "this processor has no AVX-512";
+  expect_same_bits(panel_1plane_avx512, panel_1plane_emulated_amx, kTokensOfTiles);
+  expect_same_bits(panel_2planes_avx512, panel_2planes_emulated_amx, kTokensOfTiles);
+}
+
+TEST(Panels, AmxGivesTheBitsOfAvx512) {
+  if (!has_ability("amx_int8")) GTEST_SKIP() << "this processor has no AMX";
+  expect_same_bits(panel_1plane_avx512, panel_1plane_amx, kTokensOfTiles);
+  expect_same_bits(panel_2planes_avx512, panel_2planes_amx, kTokensOfTiles);
+}
+#elif defined(__aarch64__)
+TEST(Panels, I8mmGivesTheBitsOfNeon) {
+  if (!has_ability("i8mm")) GTEST_SKIP() << "this processor has no i8mm";
+  expect_same_bits(panel_1plane_neon, panel_1plane_i8mm, {4, 5, 8, 131});
+  expect_same_bits(panel_2planes_neon, panel_2planes_i8mm, {4, 5, 8, 131});
 }
 #endif
 
@@ -435,7 +462,7 @@ TEST(Panels, ExtremeCodesDoNotSaturateTheIntegerSums) {
     pack_panels(test_context(), format, 16, kIn, rows, panels.data());
     const Linear w{.format = &format, .n_out = 16, .n_in = kIn, .rows = rows, .panels = panels.data()};
     for (const float x_value : {127.0f, -127.0f})
-      for (const LinearVariant& variant : gemv_variants()) {
+      for (const LinearVariant& variant : gemm_variants()) {
         if (!runnable(variant, w)) continue;
         const std::vector<float> x(kIn, x_value);
         std::vector<float> y(16, NAN);
@@ -544,7 +571,7 @@ TEST_F(LinearSelection, TakesTheLastSupportedRow) {
   for (const Isa isa : isas().subspan(1)) {
     if (isa > detect_isa()) break;
     context_.isa = isa;
-    const bool of_vnni = isa == Isa::avx2 && has_avxvnni();
+    const bool of_vnni = isa == Isa::avx2 && has_ability("avx_vnni");
     const std::string panels = fmt::format("panel-2planes-{}", of_vnni ? "avxvnni" : isa_name(isa));
     w_ = p_.linear();
     EXPECT_EQ(name(), panels);

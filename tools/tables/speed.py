@@ -290,15 +290,16 @@ def peers_cpu():
     for r in stored("peers-cpu"):
         test = test_text(r["n_prompt"], r["n_gen"], r.get("n_depth", 0))
         bits = 8 if "1plane" in r["ridge_options"] else 15
-        key = r["model_filename"].removesuffix(".gguf"), r["n_threads"], test, r["peer"], bits
+        key = card(r), r["model_filename"].removesuffix(".gguf"), test, r["peer"], bits
         speeds.setdefault(key, {}).setdefault(r["engine"], {})[r["round"]] = r["avg_ts"]
     lines = []
-    for (name, threads, test, peer, bits), by in sorted(speeds.items()):
+    for (on, name, test, peer, bits), by in sorted(speeds.items()):
         ours, theirs = by["ridge"], by[peer]
-        low, middle, high = statistics.quantiles([ours[i] / theirs[i] for i in ours if i in theirs], n=4)
-        lines.append([name, threads, test, bits, peer, f"{statistics.median(ours.values()):.0f}", f"{statistics.median(theirs.values()):.0f}",
+        ratios = [ours[i] / theirs[i] for i in ours if i in theirs]
+        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        lines.append([on, name, test, bits, peer, f"{statistics.median(ours.values()):.0f}", f"{statistics.median(theirs.values()):.0f}",
                       f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
-    return table(["file", "threads", "test", "bits of activations in Ridge", "peer", "Ridge, tok/s", "peer, tok/s", "times the peer", "quartiles"], lines)
+    return table(["card", "file", "test", "bits of activations in Ridge", "peer", "Ridge, tok/s", "peer, tok/s", "times the peer", "quartiles"], lines)
 
 
 def panels_cpu():

@@ -2,9 +2,10 @@
 // per ISA after its Simd struct.
 //
 // One token and a few: weights become bytes in registers, a unit at a time (few_panel). More tokens: 256 columns of two
-// vectors of rows become bytes and float scales in cache, once for all tokens, and one tile for all formats multiplies
-// them (decode_chunk, panel_tile). Both ways have one order of sums: groups of columns in order, in each one product of
-// scales and one fma, then one fma for a minimum. So a token's results are the same bits alone and among others.
+// vectors of rows become bytes and float scales in cache, once for all tokens (decode_chunk), and tiles for all formats
+// multiply them: DotTiles, or those of processors with matrix instructions (panel_amx_simd.h, panel_i8mm_neon.cpp). All
+// ways have one order of sums: groups of columns in order, in each one product of scales and one fma, then one fma for
+// a minimum. So a token's results are the same bits alone and among others.
 #pragma once
 
 #include "op/gemv/panel_heads_simd.h"
@@ -74,6 +75,12 @@ template <bool kLarge>
 inline Simd::I dot_bytes(Simd::I sum, Simd::I weights, Simd::I activations) {
   if constexpr (kLarge) return Simd::dot4(sum, weights, activations);
   else return Simd::dot4_small(sum, weights, activations);
+}
+/// With four activations in memory, for one vector of weights.
+template <bool kLarge, class S = Simd>
+inline Simd::I dot_bytes_at(Simd::I sum, Simd::I weights, const int8_t* q) {
+  if constexpr (S::kLanes == 16) return S::dot4_at(sum, weights, q);
+  else return dot_bytes<kLarge>(sum, weights, broadcast4(q));
 }
 
 /// The exact sum of both planes as float.
@@ -145,7 +152,7 @@ template <class F, int kPlanes, int kTokens>
             const Simd::I weights = panel_weights<F, k>(codes);
             for (int t = 0; t < kTokens; ++t)
               for (int plane = 0; plane < kPlanes; ++plane)
-                dot[t][plane] = dot_bytes<kLargeWeights<F>>(dot[t][plane], weights, broadcast4(q[t][plane] + 4 * k));
+                dot[t][plane] = dot_bytes_at<kLargeWeights<F>>(dot[t][plane], weights, q[t][plane] + 4 * k);
           });
           const int at = group * kParts + part;
           const Simd::F of_weights = head.scale(v, at);
@@ -171,20 +178,113 @@ struct DecodedChunk {
   alignas(64) std::byte weights[kPanelChunk / 4][kTileVectors][kVectorBytes];
   alignas(64) float scale[kPanelChunk / 16][kTileVectors][Simd::kLanes];
   alignas(64) float min[kPanelChunk / 16][kTileVectors][Simd::kLanes];
+  int64_t n_groups;
+  int zero;  ///< what a weight of 0 is in a dot product
 };
 
-/// Groups 0 .. n_groups - 1 of a chunk of vector `to` from the panel's vector v of rows.
-template <class F>
-void decode_chunk(const std::byte* panel, int v, int64_t first_group, int64_t n_groups, int to, DecodedChunk& out) {
+/// What tiles know of a format; formats that are alike share code.
+template <int kPlanes_, int kScaled_, bool kLarge_, bool kZero_, bool kMin_>
+struct TileKind {
+  static constexpr int kPlanes = kPlanes_, kScaled = kScaled_, kParts = kPanelGroup / kScaled;
+  static constexpr bool kLarge = kLarge_, kZero = kZero_, kMin = kMin_;
+};
+
+/// Tokens [first, first + n) of a chunk, whose sums are y[n][kTileRows].
+template <int kPlanes>
+struct ChunkTokens {
+  const QuantizedTokens<kPlanes>& x;
+  int64_t chunk, first, n;
+  float* y;
+
+  const int8_t* q(int64_t t) const { return x.q_of(chunk, first + t); }
+  const float* scale(int64_t t) const { return x.scale_of(chunk, first + t); }
+  const int32_t* sum(int64_t t) const { return x.sum_of(chunk, first + t); }
+  ChunkTokens behind(int64_t t) const { return {x, chunk, first + t, n - t, y + t * kTileRows}; }
+};
+
+/// total plus the columns of scale `at` of a chunk, for vector v of rows and token t. `dot` is as in add_columns.
+template <class Kind>
+inline Simd::F add_scaled(Simd::F total, const DecodedChunk& w, const ChunkTokens<Kind::kPlanes>& tokens, int64_t at,
+                          int v, int64_t t, const Simd::I* dot) {
+  Simd::F min{};
+  if constexpr (Kind::kMin) min = Simd::load(w.min[at][v]);
+  return add_columns<Kind::kPlanes, Kind::kMin>(total, dot, Simd::load(w.scale[at][v]),
+                                                tokens.scale(t)[at / Kind::kParts], min,
+                                                sum_of<Kind::kScaled>(tokens.sum(t), at));
+}
+
+/// What the weights' zero adds to a dot product, as four columns in every lane.
+template <class Kind>
+inline Simd::I zero_dot(const DecodedChunk& w, const ChunkTokens<Kind::kPlanes>& tokens, int64_t at, int64_t t) {
+  return Kind::kZero ? Simd::iset1(-w.zero * sum_of<Kind::kScaled>(tokens.sum(t), at)) : Simd::izero();
+}
+
+/// y[t][row] += a decoded chunk times the first kTokens tokens.
+template <int kTokens, class Kind>
+[[gnu::noinline]] void panel_tile(const DecodedChunk& w, const ChunkTokens<Kind::kPlanes>& tokens) {
+  constexpr int kScaled = Kind::kScaled, kPlanes = Kind::kPlanes;
+  const int8_t* q = tokens.q(0);
+  const int64_t plane_q = tokens.x.plane_q();
+  Simd::F total[kTokens][kTileVectors];
+  const auto each = [](const auto& body) {
+    unrolled<kTokens>([&](auto t) { unrolled<kTileVectors>([&](auto v) { body(t, v); }); });
+  };
+  each([&](auto t, auto v) { total[t][v] = Simd::load(tokens.y + t * kTileRows + v * Simd::kLanes); });
+  const std::byte(*weights)[kTileVectors][kVectorBytes] = w.weights;
+  for (int64_t at = 0; at < Kind::kParts * w.n_groups; ++at, q += kScaled, weights += kScaled / 4) {
+    Simd::I dot[kTokens][kTileVectors][kPlanes];
+    each([&](auto t, auto v) {
+      if constexpr (kPlanes == 2) dot[t][v][0] = Simd::izero();
+      dot[t][v][kPlanes - 1] = zero_dot<Kind>(w, tokens, at, t);
+    });
+    unrolled<kScaled / 4>([&](auto k) {
+      const Simd::I w0 = Simd::iload(weights[k][0]), w1 = Simd::iload(weights[k][1]);
+      unrolled<kTokens>([&](auto t) {
+        unrolled<kPlanes>([&](auto plane) {
+          const Simd::I four = broadcast4(q + plane * plane_q + t * kPanelChunk + 4 * k);
+          dot[t][0][plane] = dot_bytes<Kind::kLarge>(dot[t][0][plane], w0, four);
+          dot[t][1][plane] = dot_bytes<Kind::kLarge>(dot[t][1][plane], w1, four);
+        });
+      });
+    });
+    each([&](auto t, auto v) { total[t][v] = add_scaled<Kind>(total[t][v], w, tokens, at, v, t, dot[t][v]); });
+  }
+  each([&](auto t, auto v) { Simd::store(tokens.y + t * kTileRows + v * Simd::kLanes, total[t][v]); });
+}
+
+/// Tiles of 4-way dot products.
+struct DotTiles {
+  static constexpr int64_t kFew = 4;  ///< tokens that read weights straight from the panels
+  /// Keeps the weights of columns 4 k to 4 k + 7 of a vector of rows.
+  template <bool kLarge>
+  static void put(Simd::I even, Simd::I odd, std::byte (*weights)[kTileVectors][kVectorBytes], int v) {
+    Simd::istore(weights[0][v], even);
+    Simd::istore(weights[1][v], odd);
+  }
+  template <class Kind>
+  static void add(const DecodedChunk& w, const ChunkTokens<Kind::kPlanes>& tokens) {
+    constexpr int kTokens = (Simd::kLanes == 16 ? 12 : 4) / (Kind::kPlanes + 1);
+    int64_t t = 0;
+    for (; t + kTokens <= tokens.n; t += kTokens) panel_tile<kTokens, Kind>(w, tokens.behind(t));
+    for (; t < tokens.n; ++t) panel_tile<1, Kind>(w, tokens.behind(t));
+  }
+};
+
+/// Groups 0 .. out.n_groups - 1 of a chunk of vector `to` from the panel's vector v of rows.
+template <class F, class Tiles>
+void decode_chunk(const std::byte* panel, int v, int64_t first_group, int to, DecodedChunk& out) {
   using Unit = PanelUnit<F>;
   constexpr int kParts = kPanelGroup / Unit::kScaled;
-  for (int64_t group = 0; group < n_groups;) {
+  for (int64_t group = 0; group < out.n_groups;) {
     const std::byte* const unit = panel + (first_group + group) / Unit::kGroups * Unit::kBytes;
     const PanelHead<F> head(unit);
     const int64_t in_unit = (first_group + group) % Unit::kGroups;
-    for (int64_t g = in_unit; g < Unit::kGroups && group < n_groups; ++g, ++group) {
+    for (int64_t g = in_unit; g < Unit::kGroups && group < out.n_groups; ++g, ++group) {
       const std::byte* const codes = unit + Unit::kHeadBytes + g * Unit::kGroupBytes + v * kVectorBytes;
-      unrolled<8>([&](auto k) { Simd::istore(out.weights[8 * group + k][to], panel_weights<F, k>(codes)); });
+      unrolled<4>([&](auto pair) {
+        Tiles::template put<kLargeWeights<F>>(panel_weights<F, 2 * pair>(codes), panel_weights<F, 2 * pair + 1>(codes),
+                                              out.weights + 8 * group + 2 * pair, to);
+      });
       for (int part = 0; part < kParts; ++part) {
         const int64_t at = kParts * group + part;
         Simd::store(out.scale[at][to], head.scale(v, int(kParts * g + part)));
@@ -195,76 +295,27 @@ void decode_chunk(const std::byte* panel, int v, int64_t first_group, int64_t n_
   }
 }
 
-/// y[t][row] += a decoded chunk times kTokens tokens; y are rows of kTileRows sums.
-template <int kTokens, int kPlanes, int kScaled, bool kLarge, bool kZero, bool kMin>
-[[gnu::noinline]] void panel_tile(const DecodedChunk& w, int64_t n_groups, const QuantizedTokens<kPlanes>& x,
-                                  int64_t chunk, int64_t token, int zero, float* y) {
-  const int8_t* q = x.q_of(chunk, token);
-  const int64_t plane_q = x.plane_q();
-  const float* const scale = x.scale_of(chunk, token);
-  const int32_t* const sum = x.sum_of(chunk, token);
-  constexpr int kParts = kPanelGroup / kScaled;
-  Simd::F total[kTokens][kTileVectors];
-  const auto each = [](const auto& body) {
-    unrolled<kTokens>([&](auto t) { unrolled<kTileVectors>([&](auto v) { body(t, v); }); });
-  };
-  each([&](auto t, auto v) { total[t][v] = Simd::load(y + t * kTileRows + v * Simd::kLanes); });
-  const std::byte(*weights)[kTileVectors][kVectorBytes] = w.weights;
-  for (int64_t at = 0; at < kParts * n_groups; ++at, q += kScaled, weights += kScaled / 4) {
-    Simd::I dot[kTokens][kTileVectors][kPlanes];
-    each([&](auto t, auto v) {
-      if constexpr (kPlanes == 2) dot[t][v][0] = Simd::izero();
-      dot[t][v][kPlanes - 1] = kZero ? Simd::iset1(-zero * sum_of<kScaled>(sum + 16 * t, at)) : Simd::izero();
-    });
-    unrolled<kScaled / 4>([&](auto k) {
-      const Simd::I w0 = Simd::iload(weights[k][0]), w1 = Simd::iload(weights[k][1]);
-      unrolled<kTokens>([&](auto t) {
-        unrolled<kPlanes>([&](auto plane) {
-          const Simd::I four = broadcast4(q + plane * plane_q + t * kPanelChunk + 4 * k);
-          dot[t][0][plane] = dot_bytes<kLarge>(dot[t][0][plane], w0, four);
-          dot[t][1][plane] = dot_bytes<kLarge>(dot[t][1][plane], w1, four);
-        });
-      });
-    });
-    each([&](auto t, auto v) {
-      Simd::F min{};
-      if constexpr (kMin) min = Simd::load(w.min[at][v]);
-      total[t][v] =
-          add_columns<kPlanes, kMin>(total[t][v], dot[t][v], Simd::load(w.scale[at][v]),
-                                     scale[t * kChunkGroups + at / kParts], min, sum_of<kScaled>(sum + 16 * t, at));
-    });
-  }
-  each([&](auto t, auto v) { Simd::store(y + t * kTileRows + v * Simd::kLanes, total[t][v]); });
-}
-
 /// kTilePanels panels from row `first` times all tokens.
-template <class F, int kPlanes>
+template <class F, int kPlanes, class Tiles>
 void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const QuantizedTokens<kPlanes>& x,
                  View2<float> y) {
   using Unit = PanelUnit<F>;
-  constexpr int kTokens = (Simd::kLanes == 16 ? 12 : 4) / (kPlanes + 1);
-  constexpr bool kMin = Unit::kMinima != PanelMinima::none;
+  using Kind = TileKind<kPlanes, Unit::kScaled, kLargeWeights<F>, kDotZero<F> != 0, Unit::kMinima != PanelMinima::none>;
   const int64_t n_groups = w.n_in / kPanelGroup, n_panels = (w.n_out + kPanelRows - 1) / kPanelRows;
   const int64_t first_row = first_panel * kPanelRows, n_rows = std::min<int64_t>(kTileRows, w.n_out - first_row);
   DecodedChunk decoded;
+  decoded.zero = kDotZero<F>;
   alignas(64) float sums[kTileTokens][kTileRows];
   for (int64_t first = 0; first < y.rows; first += kTileTokens) {
     const int64_t n_tokens = std::min(kTileTokens, y.rows - first);
     std::fill_n(&sums[0][0], n_tokens * kTileRows, 0.0f);
     for (int64_t group = 0; group < n_groups; group += kChunkGroups) {
-      const int64_t n = std::min<int64_t>(kChunkGroups, n_groups - group), chunk = group / kChunkGroups;
+      decoded.n_groups = std::min<int64_t>(kChunkGroups, n_groups - group);
       for (int v = 0; v < kTileVectors; ++v) {  // past the last panel it is read again
         const int64_t panel = std::min(n_panels - 1, first_panel + v / kRowVectors);
-        decode_chunk<F>(w.panels + panel * panel_size, v % kRowVectors, group, n, v, decoded);
+        decode_chunk<F, Tiles>(w.panels + panel * panel_size, v % kRowVectors, group, v, decoded);
       }
-      int64_t t = 0;
-      const auto tiles_of = [&]<int kT>() {
-        for (; t + kT <= n_tokens; t += kT)
-          panel_tile<kT, kPlanes, Unit::kScaled, kLargeWeights<F>, kDotZero<F> != 0, kMin>(
-              decoded, n, x, chunk, first + t, kDotZero<F>, sums[t]);
-      };
-      tiles_of.template operator()<kTokens>();
-      tiles_of.template operator()<1>();
+      Tiles::template add<Kind>(decoded, {x, group / kChunkGroups, first, n_tokens, sums[0]});
     }
     for (int64_t t = 0; t < n_tokens; ++t)
       __builtin_memcpy(&y(first + t, first_row), sums[t], sizeof(float) * size_t(n_rows));
@@ -291,7 +342,6 @@ void few_tokens(const Linear& w, int64_t panel_size, int64_t first, int64_t last
   }
 }
 
-constexpr int64_t kFew = 4;            // tokens that read weights straight from the panels
 constexpr int64_t kTaskBytes = 65536;  // of a few tokens' weights: amortises the hand-out, small enough to balance
 
 /// One matrix of a parallel region: panels in tasks of per_task.
@@ -303,34 +353,35 @@ struct PanelTasks {
   int64_t n_tasks() const { return (n_panels + per_task - 1) / per_task; }
 };
 
-template <class F, int kPlanes>
+template <class F, int kPlanes, class Tiles>
 void run_task(const PanelTasks<kPlanes>& own, const QuantizedTokens<kPlanes>& x, int64_t task) {
   const int64_t first = task * own.per_task, last = std::min(own.n_panels, first + own.per_task);
   const View2<float> y = own.out->y;
-  if (y.rows > kFew) many_tokens<F, kPlanes>(*own.out->w, own.panel_size, first, x, y);
-  else few_tokens<F, kPlanes>(*own.out->w, own.panel_size, first, last, x, y);
+  if constexpr (Tiles::kFew > 0)
+    if (y.rows <= Tiles::kFew) return few_tokens<F, kPlanes>(*own.out->w, own.panel_size, first, last, x, y);
+  many_tokens<F, kPlanes, Tiles>(*own.out->w, own.panel_size, first, x, y);
 }
 
-template <int kPlanes, class... F>
+template <int kPlanes, class Tiles, class... F>
 PanelTasks<kPlanes> panel_tasks(const LinearOutput& out, int n_threads, PanelFormatList<F...>) {
   const Linear& w = *out.w;
   PanelTasks<kPlanes> tasks{&out, panel_bytes(*w.format, kPanelRows, w.n_in), (w.n_out + kPanelRows - 1) / kPanelRows,
                             kTilePanels, nullptr};
-  ((w.format->name == F::kName && (tasks.run = run_task<F, kPlanes>)) || ...);
+  ((w.format->name == F::kName && (tasks.run = run_task<F, kPlanes, Tiles>)) || ...);
   RIDGE_CHECK(tasks.run, "{} has no panels", w.format->name);
   // A thread's share of a small matrix is one task.
   const int64_t share = (tasks.n_panels + n_threads - 1) / n_threads;
-  if (out.y.rows <= kFew) tasks.per_task = std::max<int64_t>(1, std::min(share, kTaskBytes / tasks.panel_size));
+  if (out.y.rows <= Tiles::kFew) tasks.per_task = std::max<int64_t>(1, std::min(share, kTaskBytes / tasks.panel_size));
   return tasks;
 }
 
-template <int kPlanes>
+template <int kPlanes, class Tiles = DotTiles>
 void run_panels(CpuContext& context, View2<const float> x_in, std::span<const LinearOutput> all) {
   const auto x = quantize_tokens<kPlanes>(context, x_in);
   std::vector<PanelTasks<kPlanes>> matrices;
   int64_t n_tasks = 0;
   for (const LinearOutput& one : all) {
-    matrices.push_back(panel_tasks<kPlanes>(one, context.pool.size(), PanelFormats{}));
+    matrices.push_back(panel_tasks<kPlanes, Tiles>(one, context.pool.size(), PanelFormats{}));
     n_tasks += matrices.back().n_tasks();
   }
   context.pool.for_each(n_tasks, [&](int64_t task, int) {

@@ -223,43 +223,44 @@ bool pack_head(const IQ4_XS::Block& block, int row, std::byte* head) {
   return is_finite_f16(block.d);
 }
 
-/// d and an odd integer per 256 / n columns, of formats whose panels name levels.
+/// d, and a nibble per 256 / n columns: the second half of them are high nibbles.
 template <int n>
-bool pack_odd_scales(uint16_t d, const auto& scale_of, int row, std::byte* head) {
+bool pack_nibbles(uint16_t d, const auto& nibble_of, int row, std::byte* head) {
   put_f16(head, row, d);
-  for (int j = 0; j < n; ++j) head[kF16Bytes + kPanelRows * j + row] = std::byte(2 * scale_of(j) + 1);
+  for (int j = 0; j < n; ++j)
+    head[kF16Bytes + kPanelRows * (j % (n / 2)) + row] |= std::byte(nibble_of(j) << (j / (n / 2) * 4));
   return is_finite_f16(d);
 }
 int nibble(const uint8_t* nibbles, int j) { return nibbles[j / 2] >> (j % 2 * 4) & 0xF; }
 bool pack_head(const IQ2_XXS::Block& block, int row, std::byte* head) {
-  return pack_odd_scales<8>(
+  return pack_nibbles<8>(
       block.d, [&](int j) { return block.q[8 * j + 7] >> 4; }, row, head);
 }
 bool pack_head(const IQ2_XS::Block& block, int row, std::byte* head) {
-  return pack_odd_scales<16>(
+  return pack_nibbles<16>(
       block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
 }
 bool pack_head(const IQ2_S::Block& block, int row, std::byte* head) {
-  return pack_odd_scales<16>(
+  return pack_nibbles<16>(
       block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
 }
 bool pack_head(const IQ3_XXS::Block& block, int row, std::byte* head) {
-  return pack_odd_scales<8>(
+  return pack_nibbles<8>(
       block.d, [&](int j) { return block.signs[4 * j + 3] >> 4; }, row, head);
 }
 bool pack_head(const IQ3_S::Block& block, int row, std::byte* head) {
-  return pack_odd_scales<8>(
+  return pack_nibbles<8>(
       block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
 }
-/// Bit 4 of the scale's byte is the sign of the shift.
+/// Bit 3 is the sign of the shift.
 bool pack_head(const IQ1_S::Block& block, int row, std::byte* head) {
-  return pack_odd_scales<8>(
+  return pack_nibbles<8>(
       block.d, [&](int j) { return (block.high[j] >> 12 & 7) | block.high[j] >> 15 << 3; }, row, head);
 }
 bool pack_head(const IQ1_M::Block& block, int row, std::byte* head) {
   uint32_t d = 0;
   for (int k = 0; k < 4; ++k) d |= uint32_t(block.scales[k] >> 12) << (4 * k);
-  return pack_odd_scales<16>(
+  return pack_nibbles<16>(
       uint16_t(d), [&](int j) { return block.scales[j / 4] >> (j % 4 * 3) & 7; }, row, head);
 }
 

@@ -41,46 +41,67 @@ inline constexpr int kPanelRows = 16;
 inline constexpr int kPanelGroup = 32;   ///< columns that share a scale of the activations
 inline constexpr int kPanelChunk = 256;  ///< columns of a token's activations that lie together
 
-/// Where minima are: none; fp16 behind the scales; integers times the block's -dmin.
-enum class PanelMinima : uint8_t { none, f16, integers };
+/// What a row's scales are in the head of a unit: one fp16; a power of two in a byte; or an fp16 d and an integer for
+/// kScaled columns. Integers are signed bytes, 6 bits (32 for 0 where there are no minima), nibbles beside minima, or odd
+/// in nibbles, 2 n + 1 of parts of d.
+enum class PanelScales : uint8_t { f16, power, bytes, six_bits, nibbles, odd, odd_quarters, odd_eighths };
+/// Where minima are: none; fp16 behind the scales; integers times the block's -dmin, or eighths of d with the scale's sign.
+enum class PanelMinima : uint8_t { none, f16, integers, eighths };
+
+/// Levels of formats whose codes are no integers in steps of one, plus kZero. A table of 8 is there twice.
+using PanelLevels = uint8_t[16];
+alignas(16) inline constexpr PanelLevels kIq4PanelLevels = {1,   24,  45,  63,  79,  93,  106, 118,
+                                                            129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) inline constexpr PanelLevels kFp4PanelLevels = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+/// Levels of points of grids, then those with the other sign.
+alignas(16) inline constexpr PanelLevels kIq2PanelLevels = {51, 68, 86, 43, 35, 18, 0, 43,
+                                                            51, 68, 86, 43, 35, 18, 0, 43};
+alignas(16) inline constexpr PanelLevels kIq3XxsPanelLevels = {66, 74, 82, 90, 98, 106, 114, 124,
+                                                               58, 50, 42, 34, 26, 18,  10,  0};
+alignas(16) inline constexpr PanelLevels kIq3SPanelLevels = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
+/// Eighths: -1, 0 and 1 with an eighth put on, then with an eighth taken off.
+alignas(16) inline constexpr PanelLevels kIq1PanelLevels = {2, 10, 18, 9, 0, 8, 16, 9, 2, 10, 18, 9, 0, 8, 16, 9};
 
 /// What the unit of a format's panels looks like. kScaled: columns under one scale. kRowHead: bytes of a row in the
 /// head, 0 where a unit has as many bytes as its blocks.
-template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelMinima kMinima_, int kRowHead_ = 0>
+template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelScales kScales_ = PanelScales::f16,
+          PanelMinima kMinima_ = PanelMinima::none, const uint8_t* kLevels_ = nullptr, int kRowHead_ = 0>
 struct PanelCodes {
   static constexpr int kLow = kLow_, kHigh = kHigh_, kScaled = kScaled_;
   static constexpr int kZero = kZero_;  ///< code of weight 0, before a minimum
+  static constexpr PanelScales kScales = kScales_;
   static constexpr PanelMinima kMinima = kMinima_;
+  static constexpr const uint8_t* kLevels = kLevels_;  ///< null: codes are weights
   static constexpr int kRowHead = kRowHead_;
   static constexpr int kGroupBytes = 4 * kPanelRows * (kLow + kHigh);  ///< codes of 32 columns
 };
 
 // clang-format off
 template <class F> struct PanelUnitOf;
-//                                                       low high scaled zero minima       bytes of a row's head
-template <> struct PanelUnitOf<Q8_0>     : PanelCodes<8, 0, 32, 128, PanelMinima::none> {};
-template <> struct PanelUnitOf<Q4_0>     : PanelCodes<4, 0, 32, 8, PanelMinima::none> {};
-template <> struct PanelUnitOf<Int4G128> : PanelCodes<4, 0, 32, 8, PanelMinima::none> {};
-template <> struct PanelUnitOf<Q4_1>     : PanelCodes<4, 0, 32, 0, PanelMinima::f16> {};
-template <> struct PanelUnitOf<Q5_0>     : PanelCodes<4, 1, 32, 16, PanelMinima::none> {};
-template <> struct PanelUnitOf<Q5_1>     : PanelCodes<4, 1, 32, 0, PanelMinima::f16> {};
-template <> struct PanelUnitOf<Q4_K>     : PanelCodes<4, 0, 32, 0, PanelMinima::integers> {};
-template <> struct PanelUnitOf<Q5_K>     : PanelCodes<4, 1, 32, 0, PanelMinima::integers> {};
-template <> struct PanelUnitOf<Q6_K>     : PanelCodes<4, 2, 16, 32, PanelMinima::none> {};
-template <> struct PanelUnitOf<Q3_K>     : PanelCodes<2, 1, 16, 4, PanelMinima::none> {};
-template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelMinima::integers> {};
-template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelMinima::none> {};
-template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelMinima::none> {};
-template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelMinima::none> {};
-template <> struct PanelUnitOf<TQ2_0>    : PanelCodes<2, 0, 32, 1, PanelMinima::none> {};
-template <> struct PanelUnitOf<TQ1_0>    : PanelCodes<2, 0, 32, 1, PanelMinima::none, 2> {};
-template <> struct PanelUnitOf<IQ1_S>    : PanelCodes<2, 0, 32, 1, PanelMinima::integers, 2 + 8> {};
-template <> struct PanelUnitOf<IQ1_M>    : PanelCodes<2, 1, 16, 9, PanelMinima::none, 2 + 16> {};
-template <> struct PanelUnitOf<IQ2_XXS>  : PanelCodes<2, 1, 32, 43, PanelMinima::none, 2 + 8> {};
-template <> struct PanelUnitOf<IQ2_XS>   : PanelCodes<2, 1, 16, 43, PanelMinima::none, 2 + 16> {};
-template <> struct PanelUnitOf<IQ2_S>    : PanelCodes<2, 1, 16, 43, PanelMinima::none, 2 + 16> {};
-template <> struct PanelUnitOf<IQ3_XXS>  : PanelCodes<4, 0, 32, 62, PanelMinima::none, 2 + 8> {};
-template <> struct PanelUnitOf<IQ3_S>    : PanelCodes<4, 0, 32, 15, PanelMinima::none, 2 + 8> {};
+//                                                       low high scaled zero scales  minima             levels  bytes of a row's head
+template <> struct PanelUnitOf<Q8_0>     : PanelCodes<8, 0, 32, 128> {};
+template <> struct PanelUnitOf<Q4_0>     : PanelCodes<4, 0, 32, 8> {};
+template <> struct PanelUnitOf<Int4G128> : PanelCodes<4, 0, 32, 8> {};
+template <> struct PanelUnitOf<Q4_1>     : PanelCodes<4, 0, 32, 0, PanelScales::f16, PanelMinima::f16> {};
+template <> struct PanelUnitOf<Q5_0>     : PanelCodes<4, 1, 32, 16> {};
+template <> struct PanelUnitOf<Q5_1>     : PanelCodes<4, 1, 32, 0, PanelScales::f16, PanelMinima::f16> {};
+template <> struct PanelUnitOf<Q4_K>     : PanelCodes<4, 0, 32, 0, PanelScales::six_bits, PanelMinima::integers> {};
+template <> struct PanelUnitOf<Q5_K>     : PanelCodes<4, 1, 32, 0, PanelScales::six_bits, PanelMinima::integers> {};
+template <> struct PanelUnitOf<Q6_K>     : PanelCodes<4, 2, 16, 32, PanelScales::bytes> {};
+template <> struct PanelUnitOf<Q3_K>     : PanelCodes<2, 1, 16, 4, PanelScales::six_bits> {};
+template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelScales::nibbles, PanelMinima::integers> {};
+template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelScales::f16, PanelMinima::none, kIq4PanelLevels> {};
+template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelScales::six_bits, PanelMinima::none, kIq4PanelLevels> {};
+template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelScales::power, PanelMinima::none, kFp4PanelLevels> {};
+template <> struct PanelUnitOf<TQ2_0>    : PanelCodes<2, 0, 32, 1> {};
+template <> struct PanelUnitOf<TQ1_0>    : PanelCodes<2, 0, 32, 1, PanelScales::f16, PanelMinima::none, nullptr, 2> {};
+template <> struct PanelUnitOf<IQ1_S>    : PanelCodes<2, 0, 32, 1, PanelScales::odd, PanelMinima::eighths, nullptr, 2 + 4> {};
+template <> struct PanelUnitOf<IQ1_M>    : PanelCodes<2, 1, 16, 9, PanelScales::odd_eighths, PanelMinima::none, kIq1PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ2_XXS>  : PanelCodes<2, 1, 32, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 4> {};
+template <> struct PanelUnitOf<IQ2_XS>   : PanelCodes<2, 1, 16, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ2_S>    : PanelCodes<2, 1, 16, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ3_XXS>  : PanelCodes<4, 0, 32, 62, PanelScales::odd_quarters, PanelMinima::none, kIq3XxsPanelLevels, 2 + 4> {};
+template <> struct PanelUnitOf<IQ3_S>    : PanelCodes<4, 0, 32, 15, PanelScales::odd, PanelMinima::none, kIq3SPanelLevels, 2 + 4> {};
 // clang-format on
 
 template <class... Formats>

@@ -70,8 +70,8 @@ inline void ternary_tile(const std::byte* panel, const Linear& w, const Int8Toke
       const std::byte* codes = panel + unit * 64 + v * kVectorBytes;
       if constexpr (kTokens == 1) __builtin_prefetch(codes + 2048);  // as far as in panel_simd.h
       const Simd::I all = Simd::iload(codes);
-      const Simd::I quarter[4] = {Simd::field<0, 0, 2>(all), Simd::field<2, 0, 2>(all), Simd::field<4, 0, 2>(all),
-                                  Simd::field<6, 0, 2>(all)};
+      const Simd::I quarter[4] = {Simd::masked<3>(all), Simd::masked<3>(Simd::moved<-2>(all)),
+                                  Simd::masked<3>(Simd::moved<-4>(all)), Simd::masked<3>(Simd::moved<-6>(all))};
       for (int t = 0; t < kTokens; ++t) {
         const int8_t* at = q[t] + unit * kTernaryColumns;
         sum[t][0 % kSums] = quarter_dot<0>(sum[t][0 % kSums], quarter[0], at);

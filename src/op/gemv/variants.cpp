@@ -19,57 +19,61 @@ Support needs_panels(const Linear& w) {
   return {};
 }
 
-Support needs_avxvnni(const Linear& w) {
-  static const bool has = has_avxvnni();
-  return has ? needs_panels(w) : Support{false, "this processor has no AVX-VNNI"};
+namespace {
+
+Support needs_panels_and(const Linear& w, std::string_view ability) {
+  return has_ability(ability) ? needs_panels(w) : Support{false, fmt::format("this processor has no {}", ability)};
+}
+[[maybe_unused]] Support needs_avxvnni(const Linear& w) { return needs_panels_and(w, "avx_vnni"); }
+[[maybe_unused]] Support needs_amx(const Linear& w) { return needs_panels_and(w, "amx_int8"); }
+[[maybe_unused]] Support needs_i8mm(const Linear& w) { return needs_panels_and(w, "i8mm"); }
+
+/// A row of panels with 1 or 2 planes of activations.
+template <int kPlanes, LinearsKernel kKernel>
+constexpr LinearVariant panels(std::string_view name, Isa isa, Support (*supports)(const Linear&) = needs_panels) {
+  constexpr auto kAlone = [](CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+    const LinearOutput one{&w, y};
+    kKernel(context, x, {&one, 1});
+  };
+  constexpr auto kScratch = [](const Linear& w, int64_t n_tokens, int) {
+    return quantized_bytes(kPlanes, n_tokens, w.n_in);
+  };
+  return {name, isa, supports, kAlone, kScratch, kPlanes, kKernel};
 }
 
-/// A kernel of several matrices with one.
-template <LinearsKernel kKernel>
-void alone(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-  const LinearOutput one{&w, y};
-  kKernel(context, x, {&one, 1});
-}
-
-/// Scratch memory of QuantizedTokens.
-template <int kPlanes>
-ScratchBytes panel_scratch(const Linear& w, int64_t n_tokens, int) {
-  return quantized_bytes(kPlanes, n_tokens, w.n_in);
-}
-
-std::span<const LinearVariant> gemv_variants() {
-  static constexpr LinearVariant kVariants[] = {
+constexpr LinearVariant kVariants[] = {
     {"ref", Isa::scalar, needs_rows, linear_ref, linear_ref_scratch},
+    {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref, ternary_ref_scratch},
 #if defined(__x86_64__)
     {"rows-avx2", Isa::avx2, needs_rows, rows_avx2, rows_avx2_scratch},
     {"rows-avx512", Isa::avx512, needs_rows, rows_avx512, rows_avx512_scratch},
-    {"panel-1plane-avx2", Isa::avx2, needs_panels, alone<panel_1plane_avx2>, panel_scratch<1>, 1, panel_1plane_avx2},
-    {"panel-1plane-avxvnni", Isa::avx2, needs_avxvnni, alone<panel_1plane_avxvnni>, panel_scratch<1>, 1,
-     panel_1plane_avxvnni},
-    {"panel-1plane-avx512", Isa::avx512, needs_panels, alone<panel_1plane_avx512>, panel_scratch<1>, 1,
-     panel_1plane_avx512},
-    {"panel-2planes-avx2", Isa::avx2, needs_panels, alone<panel_2planes_avx2>, panel_scratch<2>, 2, panel_2planes_avx2},
-    {"panel-2planes-avxvnni", Isa::avx2, needs_avxvnni, alone<panel_2planes_avxvnni>, panel_scratch<2>, 2,
-     panel_2planes_avxvnni},
-    {"panel-2planes-avx512", Isa::avx512, needs_panels, alone<panel_2planes_avx512>, panel_scratch<2>, 2,
-     panel_2planes_avx512},
-#elif defined(__aarch64__)
-    {"rows-neon", Isa::neon, needs_rows, rows_neon, rows_neon_scratch},
-    {"panel-1plane-neon", Isa::neon, needs_panels, alone<panel_1plane_neon>, panel_scratch<1>, 1, panel_1plane_neon},
-    {"panel-2planes-neon", Isa::neon, needs_panels, alone<panel_2planes_neon>, panel_scratch<2>, 2, panel_2planes_neon},
-#endif
-    {"ternary-ref", Isa::scalar, needs_ternary_rows, ternary_ref, ternary_ref_scratch},
-#if defined(__x86_64__)
+    panels<1, panel_1plane_avx2>("panel-1plane-avx2", Isa::avx2),
+    panels<1, panel_1plane_avxvnni>("panel-1plane-avxvnni", Isa::avx2, needs_avxvnni),
+    panels<1, panel_1plane_avx512>("panel-1plane-avx512", Isa::avx512),
+    panels<2, panel_2planes_avx2>("panel-2planes-avx2", Isa::avx2),
+    panels<2, panel_2planes_avxvnni>("panel-2planes-avxvnni", Isa::avx2, needs_avxvnni),
+    panels<2, panel_2planes_avx512>("panel-2planes-avx512", Isa::avx512),
     {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2, ternary_scratch},
     {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512, ternary_scratch},
+    panels<1, panel_1plane_amx>("panel-1plane-amx", Isa::avx512, needs_amx),
+    panels<2, panel_2planes_amx>("panel-2planes-amx", Isa::avx512, needs_amx),
 #elif defined(__aarch64__)
+    {"rows-neon", Isa::neon, needs_rows, rows_neon, rows_neon_scratch},
+    panels<1, panel_1plane_neon>("panel-1plane-neon", Isa::neon),
+    panels<2, panel_2planes_neon>("panel-2planes-neon", Isa::neon),
     {"ternary-neon", Isa::neon, needs_ternary_panels, ternary_neon, ternary_scratch},
+    panels<1, panel_1plane_i8mm>("panel-1plane-i8mm", Isa::neon, needs_i8mm),
+    panels<2, panel_2planes_i8mm>("panel-2planes-i8mm", Isa::neon, needs_i8mm),
 #endif
-  };
-  return kVariants;
-}
+};
+/// Rows at the table's end whose instructions multiply matrices; the portable table has none.
+constexpr size_t kMatrixRows = std::size(kVariants) > 2 ? 2 : 0;
 
-std::span<const LinearVariant> gemm_variants() { return gemv_variants(); }
+}  // namespace
+
+std::span<const LinearVariant> gemv_variants() { return gemm_variants().first(std::size(kVariants) - kMatrixRows); }
+
+std::span<const LinearVariant> gemm_variants() { return kVariants; }
 
 namespace {
 

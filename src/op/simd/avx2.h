@@ -119,15 +119,23 @@ struct Simd {
   static I ior(I a, I b) { return _mm256_or_si256(a, b); }
   static I shift_left(I a, int bits) { return _mm256_slli_epi32(a, bits); }
   static void istore(void* p, I a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
-  template <int from, int to, int width>
-  static I field(I a) {
-    if constexpr (to > from) a = _mm256_slli_epi16(a, to - from);
-    if constexpr (to < from) a = _mm256_srli_epi16(a, from - to);
-    return _mm256_and_si256(a, _mm256_set1_epi8(char(((1 << width) - 1) << to)));
+  template <int kBits>
+  static I moved(I a) {
+    if constexpr (kBits > 0) return _mm256_slli_epi16(a, kBits);
+    if constexpr (kBits < 0) return _mm256_srli_epi16(a, -kBits);
+    return a;
+  }
+  template <int kMask>
+  static I masked(I a) {
+    return _mm256_and_si256(a, _mm256_set1_epi8(char(kMask)));
+  }
+  template <int kMask>
+  static I joined(I a, I b) {
+    return ior(masked<kMask>(a), masked<0xFF ^ kMask>(b));
   }
   static I lookup(const uint8_t* table, I a) {
     const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), a);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), masked<15>(a));
   }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 2;

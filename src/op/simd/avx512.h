@@ -99,13 +99,13 @@ struct Simd {
     return _mm512_castpd_ps(kHigh ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
   }
 
-  /// 2^(byte - 128) of sixteen bytes, exact: the product of two normal powers of two.
+  /// 2^(byte - 128) of sixteen bytes, exact.
   static F power_of_two(const void* p) {
     const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-    const __m512i half = _mm512_srli_epi32(e, 1), bias = _mm512_set1_epi32(63);
-    const __m512i rest = _mm512_sub_epi32(e, half);
-    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23)),
-                         _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23)));
+    const __m512i normal = _mm512_sub_epi32(_mm512_slli_epi32(e, 23), _mm512_set1_epi32(1 << 23));
+    const __m512i denormal =
+        _mm512_add_epi32(_mm512_slli_epi32(e, 21), _mm512_set1_epi32(1 << 21));  // of bytes 0 and 1
+    return _mm512_castsi512_ps(_mm512_max_epi32(normal, denormal));
   }
   // Integer dot products on a panel of 16 rows: one I holds 16 int32 sums or 16 x 4 bytes.
   static I izero() { return _mm512_setzero_si512(); }
@@ -114,23 +114,40 @@ struct Simd {
   static constexpr int kDot4Zero = 0;  ///< what dot4() takes off each weight
   /// acc[r] += sum of 4: unsigned weight bytes, less kDot4Zero, times signed activation bytes (weights <= 255)
   static I dot4(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
-  /// The same for weights up to 127, of which nothing is taken off.
+  /// dot4() with the same four activations in every lane, read from memory: an instruction less than broadcasting them.
+  static I dot4_at(I acc, I weights, const int8_t* activations) {
+    struct [[gnu::may_alias]] Four {
+      int8_t bytes[4];
+    };
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*reinterpret_cast<const Four*>(activations)));
+    return acc;
+  }
+  /// dot4() for weights up to 127, of which nothing is taken off.
   static I dot4_small(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
   static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
   static I ior(I a, I b) { return _mm512_or_si512(a, b); }
   static I shift_left(I a, int bits) { return _mm512_slli_epi32(a, unsigned(bits)); }
   static void istore(void* p, I a) { _mm512_storeu_si512(p, a); }
-  /// Bits [from, from + width) of every byte, moved to bit `to`; the others are 0.
-  template <int from, int to, int width>
-  static I field(I a) {
-    if constexpr (to > from) a = _mm512_slli_epi16(a, to - from);
-    if constexpr (to < from) a = _mm512_srli_epi16(a, from - to);
-    return _mm512_and_si512(a, _mm512_set1_epi8(char(((1 << width) - 1) << to)));
+  /// Bits of every byte moved up by kBits, down where it is below 0; bits of other bytes may come in.
+  template <int kBits>
+  static I moved(I a) {
+    if constexpr (kBits > 0) return _mm512_slli_epi16(a, kBits);
+    if constexpr (kBits < 0) return _mm512_srli_epi16(a, -kBits);
+    return a;
   }
-  /// table[byte] for bytes below 16.
+  template <int kMask>
+  static I masked(I a) {
+    return _mm512_and_si512(a, _mm512_set1_epi8(char(kMask)));
+  }
+  /// Bits of kMask from a, the others from b.
+  template <int kMask>
+  static I joined(I a, I b) {
+    return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi8(char(kMask)), 0xE4);
+  }
+  /// table[byte % 16]
   static I lookup(const uint8_t* table, I a) {
     const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), a);
+    return _mm512_permutexvar_epi8(a, _mm512_broadcast_i32x4(t));  // byte % 64 of four tables
   }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static constexpr int kPanelVectors = 1;  // vectors per 16 rows

@@ -135,13 +135,24 @@ struct Simd {
             vreinterpretq_u8_s32(vshlq_s32(vreinterpretq_s32_u8(a.high), by))};
   }
   static void istore(void* p, I a) { store_bytes(p, a); }
-  template <int from, int to, int width>
-  static I field(I a) {
-    if constexpr (to > from) a = {vshlq_n_u8(a.low, to - from), vshlq_n_u8(a.high, to - from)};
-    if constexpr (to < from) a = {vshrq_n_u8(a.low, from - to), vshrq_n_u8(a.high, from - to)};
-    return low_bits(a, ((1 << width) - 1) << to);
+  template <int kBits>
+  static I moved(I a) {
+    if constexpr (kBits > 0) return {vshlq_n_u8(a.low, kBits), vshlq_n_u8(a.high, kBits)};
+    if constexpr (kBits < 0) return {vshrq_n_u8(a.low, -kBits), vshrq_n_u8(a.high, -kBits)};
+    return a;
   }
-  static I lookup(const uint8_t* table, I a) { return looked_up(reinterpret_cast<const int8_t*>(table), a); }
+  template <int kMask>
+  static I masked(I a) {
+    return low_bits(a, kMask);
+  }
+  template <int kMask>
+  static I joined(I a, I b) {
+    const uint8x16_t mask = vdupq_n_u8(kMask);
+    return {vbslq_u8(mask, a.low, b.low), vbslq_u8(mask, a.high, b.high)};
+  }
+  static I lookup(const uint8_t* table, I a) {
+    return looked_up(reinterpret_cast<const int8_t*>(table), masked<15>(a));
+  }
   static F to_float(I a) {
     return {vcvtq_f32_s32(vreinterpretq_s32_u8(a.low)), vcvtq_f32_s32(vreinterpretq_s32_u8(a.high))};
   }
