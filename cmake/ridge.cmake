@@ -57,19 +57,34 @@ function(ridge_quick_build name)
                                          $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Debug>>:${ARGN}>)
 endfunction()
 
-# Several files of a target as one: what their headers' templates make is made once for all of them. Names in unnamed
-# namespaces must differ between the files of such a target. A file whose definitions a test or a device build replaces
-# stays alone: it has a twin X_cuda.cpp, is one, or is named in ARGN.
+# Several files of a layer as one: what their headers' templates make is made once for all of them. Names in unnamed
+# namespaces must differ between the files of such a layer. The joined file includes its parts by their names under src/,
+# so that it is the same in every copy of the tree and the compiler's cache has its object. A file whose definitions a
+# test or a device build replaces stays alone: it has a twin X_cuda.cpp, is one, or is named in ARGN.
 function(ridge_joined name)
-  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-  get_target_property(sources ${name} SOURCES)
+  set(batch_size 8)
+  get_target_property(sources ridge_${name} SOURCES)
+  set(parts)
   foreach(source IN LISTS sources)
     string(REGEX REPLACE "\\.cpp$" "_cuda.cpp" twin ${source})
     cmake_path(GET source FILENAME file)
-    if(EXISTS ${twin} OR file MATCHES "_cuda\\.cpp$" OR file IN_LIST ARGN)
-      set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    if(source MATCHES "^${PROJECT_SOURCE_DIR}/src/.*\\.cpp$" AND NOT EXISTS ${twin} AND NOT file MATCHES "_cuda\\.cpp$" AND NOT file IN_LIST ARGN)
+      list(APPEND parts ${source})
     endif()
   endforeach()
+  # Headers to the build, but shown by editors as the target's.
+  set_source_files_properties(${parts} PROPERTIES HEADER_FILE_ONLY ON)
+  set(index 0)
+  while(parts)
+    list(SUBLIST parts 0 ${batch_size} batch)
+    list(REMOVE_ITEM parts ${batch})
+    list(TRANSFORM batch REPLACE "^${PROJECT_SOURCE_DIR}/src/(.*)$" "#include \"\\1\"")
+    list(JOIN batch "\n" text)
+    set(joined ${PROJECT_BINARY_DIR}/generated/joined/${name}_${index}.cpp)
+    file(CONFIGURE OUTPUT ${joined} CONTENT "${text}\n" @ONLY)
+    target_sources(ridge_${name} PRIVATE ${joined})
+    math(EXPR index "${index} + 1")
+  endwhile()
 endfunction()
 
 # Files ending in _avx2.cpp, _avxvnni.cpp, _avx512.cpp or _neon.cpp get their ISA's flags and must be reached only after a

@@ -23,6 +23,8 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 # Headers that need a device's compiler or the emulator's names, and those that stand behind one of op/simd's vectors.
 NOT_ALONE = re.compile(r"tests/(emulate|gpu)/|src/gpu/(hip_shim|launch|tensor)\.h|src/op/simd/|.*(_cuda|_simd|_body|avx2|avx512)\.h$")
 DEVICE = re.compile(r"cuda|hip/|nv")
+# Files that the build compiles several at a time (ridge_joined): what one of them includes, the next one has.
+JOINED = re.compile(r"src/(model|engine|serve|lab|top|chat|cli)/")
 
 # Names of namespace std by header. Several headers: each of them has the name by the standard's words.
 STD = {
@@ -203,7 +205,8 @@ def missing_names(tree):
 def headers_to_compile(tree):
     """Headers that no .cpp file includes first: of the others the build shows that they need nothing in front of them."""
     first = {tree.resolve(path, tree.includes[path][0][1])
-             for path in tree.text if path.suffix == ".cpp" and tree.includes[path]}
+             for path in tree.text
+             if path.suffix == ".cpp" and tree.includes[path] and not JOINED.match(path.as_posix())}
     return [path for path in tree.text if path.suffix == ".h" and path not in first and
             not any(NOT_ALONE.match(file.as_posix()) for file in tree.reach(path)[0])]
 

@@ -4,8 +4,9 @@
 A guide's fenced blocks say what they are in their info string:
   ```cpp file=PATH             the block is the whole file
   ```cpp row=PATH after=TEXT   the block goes below the only line of PATH that contains TEXT
-  ```sh check [with=PATHS]     the block is run once its guide and those before it are applied. PATHS, between spaces:
-                               tests of the tree, files or folders, that the check runs besides the guide's own
+  ```sh check [with=PATHS]     the block is run once all guides are applied, so that a header that several of them
+                               change is compiled once. PATHS, between spaces: tests of the tree, files or folders,
+                               that the check runs besides the guide's own
 Where a guide adds a test, the copy's folder of tests has only such tests: building all others takes most of the time.
 Usage: follow_guides.py [--apply] WORK_FOLDER GUIDE...   (GUIDE: a Markdown file; WORK_FOLDER is emptied)
   --apply   without the checks: every block finds its place
@@ -94,13 +95,10 @@ def main():
     tree, guides = pathlib.Path(arguments[0]).resolve() / "tree", [pathlib.Path(word) for word in sorted(arguments[1:])]
     copy_tree(tree)
     leave_out_tests(tree, guides)
-    only_apply = "--apply" in sys.argv
-    if not only_apply:
-        run_check("cmake --preset release --log-level=NOTICE\n", tree)
-    for guide in guides:
-        for check in apply(guide, tree):
-            if not only_apply:
-                run_check(check, tree)
+    checks = [check for guide in guides for check in apply(guide, tree)]
+    if "--apply" not in sys.argv:
+        for check in ["cmake --preset release --log-level=NOTICE\n", *checks]:
+            run_check(check, tree)
     run_check("python3 tools/check_layers.py\n", tree)
     shutil.rmtree(tree)
 

@@ -1,26 +1,16 @@
 // ridge eval probe: what a person would notice of a cache.
 #include "cli/eval.h"
 #include "lab/quality/acceptance.h"
-#include "lab/quality/divergence.h"
-#include "lab/quality/needle.h"
 #include "lab/quality/probe.h"
 
 namespace ridge::cli {
 namespace {
 
-constexpr const char* kNeedles = "needles";
-constexpr const char* kDivergence = "divergence";
-// Groups of flags that one study alone has.
-constexpr const char* kNeedleGroup = "Needles alone";
-constexpr const char* kDivergenceGroup = "Divergence alone";
-
 struct ProbeFlags {
   StudyFlags study{.list = "f16,q8_0,rotor-4,rotor-3"};
-  std::string only, base = "f16", spec_type, head, draft_base = "q8_0";
+  std::string base = "f16", spec_type, head, draft_base = "q8_0";
   lab::ProbeOptions options;
-  lab::NeedleOptions needles;
-  lab::DivergenceOptions divergence;
-  int n_prompts = 0, n_generate = 0, n_trials = 0, seed = 42;  ///< numbers of 0: the study's own
+  int seed = 42;
 };
 
 /// Who proposes: the model's own head where nothing else was said.
@@ -51,31 +41,9 @@ void check_spec(const ProbeFlags& flags) {
     bad_flag("--draft-model", "only --spec-type mtp has a head", "leave it out");
 }
 
-int take(int asked, int standard) { return asked > 0 ? asked : standard; }
-
-int needles(const ProbeFlags& flags) {
-  lab::NeedleOptions options = flags.needles;
-  options.n_trials = take(flags.n_trials, options.n_trials);
-  options.seed = uint64_t(flags.seed);
-  return run_study<lab::NeedleResult>(flags.study, "eval_needle", "probes", options, lab::run_needle,
-                                      lab::needle_table);
-}
-
-int divergence(const ProbeFlags& flags) {
-  lab::DivergenceOptions options = flags.divergence;
-  options.n_prompts = take(flags.n_prompts, options.n_prompts);
-  options.n_generate = take(flags.n_generate, options.n_generate);
-  options.base = parse_kv_choice(flags.base).or_throw();
-  return run_study<lab::DivergenceResult>(flags.study, "eval_divergence", "texts", options, lab::run_divergence,
-                                          lab::divergence_table);
-}
-
 int probe(const ProbeFlags& flags) {
   check_spec(flags);
   lab::ProbeOptions options = flags.options;
-  options.n_prompts = take(flags.n_prompts, options.n_prompts);
-  options.n_generate = take(flags.n_generate, options.n_generate);
-  options.needle_trials = take(flags.n_trials, options.needle_trials);
   options.seed = uint64_t(flags.seed);
   options.base = parse_kv_choice(flags.base).or_throw();
   bool failed = false;
@@ -94,15 +62,6 @@ int probe(const ProbeFlags& flags) {
   return code == 0 && failed ? int(ErrorKind::gate) : code;
 }
 
-int run_probes(const CLI::App& app, const ProbeFlags& flags) {
-  if (flags.only != kNeedles) refuse_group(app, kNeedleGroup, "is of --only needles");
-  if (flags.only != kDivergence) refuse_group(app, kDivergenceGroup, "is of --only divergence");
-  if (flags.only.empty()) return probe(flags);
-  if (flags.only == kNeedles) return needles(flags);
-  if (flags.only == kDivergence) return divergence(flags);
-  bad_flag("--only", fmt::format("expects needles or divergence, found '{}'", flags.only));
-}
-
 }  // namespace
 
 static Action declare_eval_probe(CLI::App& app) {
@@ -110,27 +69,16 @@ static Action declare_eval_probe(CLI::App& app) {
   ProbeFlags& f = *flags;
   add_corpus_flags(app, f.study.text);
   in_group(app, "Text");
-  add_text(app, "--only", f.only, "STUDY",
-           "needles (by depth) or divergence (first greedy token that differs); left out: all, with limits");
-  add_whole(app, "--prompts", f.n_prompts, 0, 1 << 20,
-            "prompts of each depth, evenly spread over the text; 0: 8, of divergence 16");
-  add_whole(app, "--positions", f.options.n_positions, 1, 1 << 20, "next tokens of each prompt, the last ones");
-  add_whole(app, "-n,--n-predict", f.n_generate, 0, 1 << 20,
-            "tokens of a canary and of the equalities, 0: 48; of divergence of each text, 0: 128");
-  add_whole(app, "--trials", f.n_trials, 0, 1 << 20, "needles at each depth of a context; 0: 4, of needles alone 16");
+  lab::ProbeOptions& options = f.options;
+  add_whole(app, "--prompts", options.n_prompts, 1, 1 << 20, "prompts of each depth, evenly spread over the text");
+  add_whole(app, "--positions", options.n_positions, 1, 1 << 20, "next tokens of each prompt, the last ones");
+  add_whole(app, "-n,--n-predict", options.n_generate, 1, 1 << 20, "tokens of a canary and of the equalities");
+  add_whole(app, "--trials", options.needle_trials, 1, 1 << 20, "needles at each depth of a context");
   add_whole(app, "--seed", f.seed, 0, INT32_MAX, "seed of the needles");
-  in_group(app, kNeedleGroup);
-  add_whole(app, "-c,--ctx-size", f.needles.n_ctx, 8, 1 << 26, "tokens per probe, all in all");
-  add_whole(app, "--depths", f.needles.n_depths, 1, 1000, "depths, evenly from first to last");
-  add_whole(app, "--needle", f.needles.needle, 2, 4096, "tokens of the planted sequence");
-  add_whole(app, "--copies", f.needles.copies, 1, 1000, "times it is planted, one behind the other");
-  add_whole(app, "--cue", f.needles.cue, 1, 4095, "of which this many are repeated at the end");
-  in_group(app, kDivergenceGroup);
-  add_whole(app, "--prompt-tokens", f.divergence.prompt_tokens, 2, 1 << 20, "tokens per prompt");
   add_list_flags(app, f.study);
   in_group(app, "KV cache");
-  add_text(app, "--base", f.base, "KV", "the cache that the others are to agree with, or whose text is the reference");
-  lab::ProbeDraft& draft = f.options.draft;
+  add_text(app, "--base", f.base, "KV", "the cache that the others are to agree with");
+  lab::ProbeDraft& draft = options.draft;
   in_group(app, "Draft tokens");
   add_text(app, "--spec-type", f.spec_type, "TYPE",
            "who proposes: none, lookup, mtp; left out: the model's MTP head, if any");
@@ -141,7 +89,7 @@ static Action declare_eval_probe(CLI::App& app) {
   add_whole(app, "--draft-texts", draft.n_texts, 1, 1 << 20, "texts, of 128 prompt tokens each");
   add_whole(app, "--draft-tokens", draft.n_generate, 1, 1 << 20, "greedy tokens of each of them");
   add_output_flags(app, f.study.output, true);
-  return [flags, &app] { return run_probes(app, *flags); };
+  return [flags] { return probe(*flags); };
 }
 
 extern const Command eval_probe_command = {
@@ -149,13 +97,10 @@ extern const Command eval_probe_command = {
     R"(Next tokens behind 128 to 57344 others (likeliest token, ten likeliest, their log-probabilities,
 Jensen-Shannon divergence), needles, JSON and code, the same text twice, the same text from a kept prefix:
 each against the base's own and with limits. PASS, FAIL, NO VERDICT where errors reach a limit, NOT APPLICABLE
-beyond the trained context or where the base itself finds nothing. A FAIL ends the command with 3. --only
-needles has the share of tokens found (and their NLL in nats) by depth, the chance baseline beside them;
---only divergence the token at which greedy texts first differ.)",
+beyond the trained context or where the base itself finds nothing. A FAIL ends the command with 3. Greedy texts
+and the token at which they first differ: eval tasks --only continuation.)",
     R"(ridge eval probe -m model.gguf -f wiki.test.raw
-ridge eval probe -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3 --prompts 32 --results probe.jsonl
-ridge eval probe -m model.gguf -f wiki.test.raw --only needles -c 2048 --depths 9 --needle 24 --cue 12
-ridge eval probe -m model.gguf -f wiki.test.raw --only divergence --prompts 64 --prompt-tokens 1024 -n 256)",
+ridge eval probe -m model.gguf -f wiki.test.raw --kv q8_0,rotor-3 --prompts 32 --results probe.jsonl)",
     declare_eval_probe};
 
 }  // namespace ridge::cli

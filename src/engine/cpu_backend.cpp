@@ -257,7 +257,7 @@ void CpuBackend::project(const Linear& w, const std::vector<float>& bias, const 
   if (gathers) gather_columns(*stage_, own, slice_->model, h);
 }
 
-bool is_finite(std::span<const float> row) {
+bool all_finite(std::span<const float> row) {
   uint32_t largest = 0;
   for (const float x : row) largest = std::max(largest, std::bit_cast<uint32_t>(x) & 0x7FFFFFFF);
   return largest < 0x7F800000;  // of infinity
@@ -271,7 +271,7 @@ std::vector<KvSpan> lost_rows(std::span<const KvSpan> spans, HostKvMemory& memor
   for (const KvSpan& span : spans) {
     int first = std::clamp(memory.lost_from(span.slot) - span.n_past, 0, span.n_rows);
     for (int i = 0; i < first; ++i) {
-      if (is_finite(k.row(span.first_row + i)) && is_finite(v.row(span.first_row + i))) continue;
+      if (all_finite(k.row(span.first_row + i)) && all_finite(v.row(span.first_row + i))) continue;
       memory.set_lost_from(span.slot, span.n_past + i);
       first = i;
     }

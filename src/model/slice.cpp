@@ -36,7 +36,7 @@ int64_t common_group(const Weights& weights, const Pick& pick) {
   return group;
 }
 
-bool has_delta(const LayerWeights& layer) { return layer.delta.qkv.format; }
+bool is_delta(const LayerWeights& layer) { return layer.delta.qkv.format; }
 
 /// Whether a rank's columns of the output projections end where blocks do.
 Status check_outputs(const Config& c, const Weights& weights, int size) {
@@ -44,10 +44,10 @@ Status check_outputs(const Config& c, const Weights& weights, int size) {
     return refused(size, what, fmt::format("has {} columns a rank in blocks of {}", n, group));
   };
   const int64_t columns = c.value_width() / size,
-                group = common_group(weights, [](const LayerWeights&l) { return has_delta(l) ? nullptr : &l.o; });
+                group = common_group(weights, [](const LayerWeights&l) { return is_delta(l) ? nullptr : &l.o; });
   if (columns % group != 0) return refuse("the output projection", columns, group);
   if (c.delta.n_key_heads == 0) return {};
-  const int64_t of_delta = common_group(weights, [](const LayerWeights& l) { return has_delta(l) ? &l.o : nullptr; });
+  const int64_t of_delta = common_group(weights, [](const LayerWeights& l) { return is_delta(l) ? &l.o : nullptr; });
   for (const Extent& extent : delta_part(c.delta, 0, size).values)
     if (extent.count % of_delta != 0)
       return refuse("the output projection of the gated delta rule", extent.count, of_delta);

@@ -14,7 +14,7 @@
 namespace ridge {
 namespace {
 
-struct Shape {
+struct SynthShape {
   std::string_view name;
   std::string_view arch;
   int n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ctx;
@@ -35,7 +35,7 @@ struct Hybrid {
 };
 // From the config.json of each model.
 // clang-format off
-constexpr Shape kShapes[] = {
+constexpr SynthShape kShapes[] = {
     {"qwen2.5-0.5b", "qwen2", 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e6f, true, true},
     {"qwen2.5-1.5b", "qwen2", 28, 12, 2, 128, 1536, 8960, 151936, 131072, 1e6f, true, true},
     {"llama-3.2-1b", "llama", 16, 32, 8, 64, 2048, 8192, 128256, 131072, 5e5f, false, true},
@@ -100,7 +100,7 @@ class NoiseSource {
 
 Result<Config> synth_config(std::string_view name) {
   std::vector<std::string_view> names;
-  for (const Shape& s : kShapes) {
+  for (const SynthShape& s : kShapes) {
     if (s.name == name) {
       Config c;
       c.name = s.name;
@@ -194,7 +194,7 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
 
 std::vector<std::string> synth_shape_names() {
   std::vector<std::string> names;
-  for (const Shape& s : kShapes) names.emplace_back(s.name);
+  for (const SynthShape& s : kShapes) names.emplace_back(s.name);
   return names;
 }
 

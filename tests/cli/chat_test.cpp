@@ -188,8 +188,8 @@ TEST(Chat, AModelWithoutATokenizerIsRefused) {
 
 TEST(Debate, SidesTakeTurnsAndSeedsRepeat) {
   const auto debate = [](const std::string& seed) {
-    return run_ridge({"chat", "-m", kTinyModel, "--debate", "Ann: You love cats.", "You love dogs.", "--topic", "pets",
-                      "--turns", "3", "-n", "10", "--json", "--temp", "1", "--seed", seed});
+    return run_ridge(words("chat -m {} --debate {} {} --topic pets --turns 3 -n 10 --json --temp 1 --seed {}",
+                           {kTinyModel, "Ann: You love cats.", "You love dogs.", seed}));
   };
   const Outcome outcome = debate("3");
   const std::vector<json> rows = answers(outcome);
@@ -202,8 +202,8 @@ TEST(Debate, SidesTakeTurnsAndSeedsRepeat) {
 }
 
 TEST(Debate, OutlastsTheContext) {
-  const Outcome outcome = run_ridge({"chat", "-m", kTinyModel, "--debate", "Ann: Cats.", "Bob: Dogs.", "--turns", "20",
-                                     "-n", "16", "--seed", "1", "--json"});
+  const Outcome outcome = run_ridge(
+      words("chat -m {} --debate {} {} --turns 20 -n 16 --seed 1 --json", {kTinyModel, "Ann: Cats.", "Bob: Dogs."}));
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(answers(outcome).size(), 20u);
   EXPECT_THAT(outcome.err, HasSubstr("Ann's context was full"));

@@ -97,8 +97,8 @@ TEST(Run, SpeculationLeavesTheTextAndCountsWhatItDid) {
       EXPECT_EQ(row["spec_steps"].get<int>() + row["spec_accepted"].get<int>(), row["n_decoded"]) << row;
     }
   }
-  const Outcome other = run_ridge({"run", "-m", RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf", "-p", "a", "-c", "64",
-                                   "--spec-type", "draft", "-md", kTinyModel});
+  const Outcome other = run_ridge(words("run -m {} -p a -c 64 --spec-type draft -md {}",
+                                        {RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf", kTinyModel}));
   EXPECT_EQ(other.code, 2);
   EXPECT_THAT(other.err, HasSubstr("a draft model must have the target's vocabulary"));
 }
@@ -113,8 +113,8 @@ TEST(Run, LayersOfTheirOwnAreShownReadBackFromTheCache) {
 }
 
 TEST(Run, ALatentRowIsKAndV) {
-  const Outcome outcome = run_ridge({"run", "-m", "synth:tiny-latent", "--prompt-ids", "5,6,7", "-n", "4", "-ctk",
-                                     "q8_0", "-ctv", "q8_0", "--verbose"});
+  const Outcome outcome =
+      run_ridge(words("run -m synth:tiny-latent --prompt-ids 5,6,7 -n 4 -ctk q8_0 -ctv q8_0 --verbose"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("cache    one row for K and V, q8_0 absmax (8.5 bits)"));
   EXPECT_THAT(outcome.err, Not(HasSubstr("(0 bits)")));
@@ -124,8 +124,7 @@ TEST(Run, ASavedCacheGoesOnWithTheNextPrompt) {
   const TempDir dir;
   const std::string state = (dir / "state.kv").native();
   const auto run = [&](std::vector<std::string> more) {
-    std::vector<std::string> args{"run", "-m",         kTinyModel,          "--temp", "0", "-c",
-                                  "200", "--kv-quant", "rotor-3:window=32", "-n",     "30"};
+    std::vector<std::string> args = words("run -m {} --temp 0 -c 200 --kv-quant rotor-3:window=32 -n 30", {kTinyModel});
     args.insert(args.end(), more.begin(), more.end());
     return run_ridge(args);
   };
@@ -269,8 +268,8 @@ TEST(Eval, KldAddsTheControlRowAndPrintsATable) {
 TEST(Eval, JsonAndResultsHoldTheSameRows) {
   TempDir dir;
   const std::string file = dir.write("story.txt", kStory).native(), results = (dir / "r.jsonl").native();
-  const Outcome outcome = run_ridge({"eval", "kld", "-m", kTinyModel, "-f", file, "-c", "64", "--kv",
-                                     "f16,rotor-3:window=0", "--json", "--quiet", "--results", results});
+  const Outcome outcome = run_ridge(words(
+      "eval kld -m {} -f {} -c 64 --kv f16,rotor-3:window=0 --json --quiet --results {}", {kTinyModel, file, results}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.err, "");
   const json rows = json::parse(outcome.out);
@@ -286,8 +285,9 @@ TEST(Eval, JsonAndResultsHoldTheSameRows) {
 TEST(Profile, ATableARowAndATrace) {
   const TempDir dir;
   const std::string trace = (dir / "step.json").native(), results = (dir / "rows.jsonl").native();
-  const Outcome outcome = run_ridge({"profile", "-m", "synth:tiny@weights=q8_0", "-d", "40", "--kv-quant", "rotor-3",
-                                     "-r", "4", "--quiet", "--trace", trace, "--results", results});
+  const Outcome outcome = run_ridge(
+      words("profile -m synth:tiny@weights=q8_0 -d 40 --kv-quant rotor-3 -r 4 --quiet --trace {} --results {}",
+            {trace, results}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("| the step |"));
   EXPECT_THAT(outcome.out, HasSubstr("gemv"));
@@ -300,38 +300,24 @@ TEST(Profile, ATableARowAndATrace) {
 }
 
 TEST(Bench, DecodeRowsHaveTheKnownFieldsInOrderAndPassTheirCheck) {
-  const Outcome outcome = run_ridge({"bench", "decode", "-m", "synth:tiny@weights=q4_0", "-p", "16", "-n", "4", "-pg",
-                                     "8,4", "-d", "0,64", "-r", "2", "-o", "jsonl", "--quiet"});
+  const Outcome outcome =
+      run_ridge(words("bench decode -m synth:tiny@weights=q4_0 -p 16 -n 4 -pg 8,4 -d 0,64 -r 2 -o jsonl --quiet"));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   std::istringstream lines(outcome.out);
   std::vector<nlohmann::ordered_json> rows;
   for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::ordered_json::parse(line));
   ASSERT_EQ(rows.size(), 6u);
-  const char* kFields[] = {"build_commit",   "build_number",
-                           "cpu_info",       "gpu_info",
-                           "backends",       "model_filename",
-                           "model_type",     "model_size",
-                           "model_n_params", "n_batch",
-                           "n_ubatch",       "n_threads",
-                           "cpu_mask",       "cpu_strict",
-                           "poll",           "type_k",
-                           "type_v",         "n_gpu_layers",
-                           "n_cpu_moe",      "split_mode",
-                           "main_gpu",       "no_kv_offload",
-                           "flash_attn",     "devices",
-                           "tensor_split",   "tensor_buft_overrides",
-                           "load_mode",      "embeddings",
-                           "no_op_offload",  "no_host",
-                           "fit_target",     "fit_min_ctx",
-                           "n_prompt",       "n_gen",
-                           "n_depth",        "test_time",
-                           "avg_ns",         "stddev_ns",
-                           "avg_ts",         "stddev_ts",
-                           "samples_ns",     "samples_ts"};
+  const std::vector<std::string> fields = words(
+      "build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params "
+      "n_batch "
+      "n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe split_mode main_gpu "
+      "no_kv_offload flash_attn devices tensor_split tensor_buft_overrides load_mode embeddings no_op_offload no_host "
+      "fit_target fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns avg_ts stddev_ts samples_ns "
+      "samples_ts");
   size_t i = 0;
   for (const auto& [name, value] : rows[0].items()) {
-    if (i >= std::size(kFields)) break;
-    EXPECT_EQ(name, kFields[i++]);
+    if (i >= fields.size()) break;
+    EXPECT_EQ(name, fields[i++]);
   }
   EXPECT_EQ(rows[0]["test"], "pp16");
   EXPECT_EQ(rows[1]["test"], "tg4");
@@ -351,9 +337,7 @@ TEST(Bench, DecodeRowsHaveTheKnownFieldsInOrderAndPassTheirCheck) {
 
 TEST(Bench, EveryOutputFormIsWellFormed) {
   const auto out = [](const std::string& form) {
-    return run_ridge({"bench", "decode", "-m", "synth:tiny", "-p", "4", "-n", "2", "-r", "1", "--no-check", "--quiet",
-                      "-o", form})
-        .out;
+    return run_ridge(words("bench decode -m synth:tiny -p 4 -n 2 -r 1 --no-check --quiet -o {}", {form})).out;
   };
   EXPECT_EQ(json::parse(out("json")).size(), 2u);
   EXPECT_THAT(out("md"), HasSubstr("| test | t/s |"));
@@ -364,9 +348,9 @@ TEST(Bench, EveryOutputFormIsWellFormed) {
 }
 
 TEST(Bench, CodingHasARowForEachCodedCache) {
-  const Outcome outcome = run_ridge(
-      {"bench", "attention", "--coding", "--heads",       "4/2", "--head-dim",  "64", "--seq", "96",  "--kv", "q8_0",
-       "-r",    "2",         "--quiet",  "--max-seconds", "1",   "--roof-size", "4",  "-o",    "json"});
+  const Outcome outcome =
+      run_ridge(words("bench attention --coding --heads 4/2 --head-dim 64 --seq 96 --kv q8_0 -r 2 --quiet "
+                      "--max-seconds 1 --roof-size 4 -o json"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const json rows = json::parse(outcome.out);
   ASSERT_EQ(rows.size(), 1u) << rows;
@@ -378,27 +362,9 @@ TEST(Bench, CodingHasARowForEachCodedCache) {
 }
 
 TEST(Bench, ForcedAcceptanceNeedsNoText) {
-  const Outcome outcome = run_ridge({"bench",
-                                     "decode",
-                                     "-m",
-                                     "synth:tiny@mtp=1",
-                                     "--spec-type",
-                                     "draft-mtp",
-                                     "--force-accept",
-                                     "0.5",
-                                     "-d",
-                                     "0,64",
-                                     "-p",
-                                     "8",
-                                     "-n",
-                                     "8",
-                                     "-r",
-                                     "1",
-                                     "--quiet",
-                                     "-o",
-                                     "json",
-                                     "-ctkd",
-                                     "q8_0"});
+  const Outcome outcome =
+      run_ridge(words("bench decode -m synth:tiny@mtp=1 --spec-type draft-mtp --force-accept 0.5 -d 0,64 -p 8 -n 8 -r "
+                      "1 --quiet -o json -ctkd q8_0"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const json rows = json::parse(outcome.out);
   ASSERT_EQ(rows.size(), 2u) << rows;
@@ -412,8 +378,8 @@ TEST(Bench, ForcedAcceptanceNeedsNoText) {
 TEST(Bench, BatchesHaveTheKnownColumnsAndStoredRows) {
   TempDir dir;
   const std::string file = (dir / "rows.jsonl").native();
-  const Outcome outcome = run_ridge({"bench", "batch", "-m", "synth:tiny@weights=q8_0", "-npp", "24", "-ntg", "4",
-                                     "-npl", "1,3", "--kv", "f16,rotor-3", "--results", file, "--quiet"});
+  const Outcome outcome = run_ridge(words(
+      "bench batch -m synth:tiny@weights=q8_0 -npp 24 -ntg 4 -npl 1,3 --kv f16,rotor-3 --results {} --quiet", {file}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |"));
   EXPECT_THAT(outcome.out, HasSubstr("| rotor-3 | 24 | 4 | 3 | 84 |"));
@@ -429,8 +395,8 @@ TEST(Bench, BatchesHaveTheKnownColumnsAndStoredRows) {
     EXPECT_GT(row["speed_tg"], 0);
   }
   EXPECT_EQ(n, 4);
-  const Outcome ragged = run_ridge({"bench", "batch", "-m", "synth:tiny", "--lengths", "8-40", "-ntg", "2", "-npl", "2",
-                                    "--fill", "--no-check", "--json", "--quiet"});
+  const Outcome ragged =
+      run_ridge(words("bench batch -m synth:tiny --lengths 8-40 -ntg 2 -npl 2 --fill --no-check --json --quiet"));
   ASSERT_EQ(ragged.code, 0) << ragged.err;
   EXPECT_EQ(json::parse(ragged.out).at(0)["n_prompt"], json({8, 40}));
   EXPECT_EQ(run_ridge({"bench", "batch", "-m", "synth:tiny", "--lengths", "8-40", "-npp", "5"}).code, 2);
@@ -439,10 +405,9 @@ TEST(Bench, BatchesHaveTheKnownColumnsAndStoredRows) {
 TEST(Bench, AServerUnderLoadIsMeasuredByItsClients) {
   const TempDir dir;
   const std::string results = (dir / "serve.jsonl").native();
-  std::istringstream words(
+  std::vector<std::string> args = words(
       "bench serve --clients 1,4 --requests 12 --prompt-tokens 20-60 --answer-tokens 4-12 --shared-prefix 130 "
       "--prefixes 2 --kv f16,rotor-3 -c 256 --checkpoint-every 64 --api-key secret-of-mine");
-  std::vector<std::string> args(std::istream_iterator<std::string>(words), {});
   args.insert(args.end(), {"-m", kTinyModel, "--results", results});
   const Outcome outcome = run_ridge(args);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
@@ -505,8 +470,8 @@ TEST(Bench, BandwidthMeasuresEveryStream) {
 }
 
 std::vector<std::string> quick_gemv(std::vector<std::string> more) {
-  std::vector<std::string> args{"bench",    "gemv", "--shape",       "96x256", "--batch", "1,3", "-t",          "2",
-                                "--repeat", "2",    "--max-seconds", "1",      "--sets",  "3",   "--roof-size", "8"};
+  std::vector<std::string> args =
+      words("bench gemv --shape 96x256 --batch 1,3 -t 2 --repeat 2 --max-seconds 1 --sets 3 --roof-size 8");
   args.insert(args.end(), more.begin(), more.end());
   return args;
 }
@@ -540,9 +505,9 @@ TEST(Bench, MatmulsOnTheCpuAreCheckedTimedAndStored) {
 TEST(Bench, AttentionAndAppendRunOnTheCpu) {
   for (const char* op : {"attention", "append"}) {
     const Outcome outcome =
-        run_ridge({"bench",         op,        "--heads", "4/2",  "--head-dim",  "64",       "--seq",
-                   "100",           "--batch", "1",       "--kv", "f16,rotor-3", "--repeat", "2",
-                   "--max-seconds", "1",       "--sets",  "2",    "--roof-size", "8",        "--json"});
+        run_ridge(words("bench {} --heads 4/2 --head-dim 64 --seq 100 --batch 1 --kv f16,rotor-3 --repeat 2 "
+                        "--max-seconds 1 --sets 2 --roof-size 8 --json",
+                        {op}));
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const json rows = json::parse(outcome.out);
     ASSERT_EQ(rows.size(), 2u) << op;
@@ -708,8 +673,8 @@ TEST(Explain, CoversEveryOperation) {
 }
 
 TEST(Plan, CountsShowsAndChecks) {
-  const Outcome outcome = run_ridge({"plan", "-m", "synth:tiny-64@weights=q8_0", "-c", "1000", "--sessions", "2",
-                                     "--kv", "f16,rotor-3", "--check", "--roof-gbs", "10"});
+  const Outcome outcome = run_ridge(
+      words("plan -m synth:tiny-64@weights=q8_0 -c 1000 --sessions 2 --kv f16,rotor-3 --check --roof-gbs 10"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   for (const char* text : {"| KV cache | f16 | rotor-3 |", "| fits | yes | yes |", "| KV K coded |",
                            "| tokens/s at most |", "| rotor-3 | planned | found |", "% of what was found"})
@@ -729,8 +694,8 @@ TEST(Plan, CountsShowsAndChecks) {
 }
 
 TEST(Plan, RefusesWhatDoesNotFitWithWhatWould) {
-  const Outcome outcome = run_ridge({"plan", "-m", "synth:llama-3.1-8b", "-c", "131072", "--sessions", "4", "--kv",
-                                     "f16,q8_0", "--memory-gib", "20"});
+  const Outcome outcome =
+      run_ridge(words("plan -m synth:llama-3.1-8b -c 131072 --sessions 4 --kv f16,q8_0 --memory-gib 20"));
   EXPECT_EQ(outcome.code, 5);
   EXPECT_THAT(outcome.out, HasSubstr("| fits | NO | NO |"));
   EXPECT_THAT(outcome.err, ContainsRegex("no plan fits in 20.00 GiB; what fits: f16: [0-9]+ tokens in 4 sessions"));
@@ -741,29 +706,15 @@ TEST(Plan, RefusesWhatDoesNotFitWithWhatWould) {
 
 /// Words that make a decision take seconds.
 std::vector<std::string> few_samples() {
-  return {"--target-depths",
-          "256",
-          "--samples",
-          "5",
-          "--max-seconds",
-          "0.02",
-          "--roof-mib",
-          "16",
-          "-t",
-          "1",
-          "--eval-ctx",
-          "64",
-          "--chunks",
-          "1",
-          "-f",
-          RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt"};
+  return words("--target-depths 256 --samples 5 --max-seconds 0.02 --roof-mib 16 -t 1 --eval-ctx 64 --chunks 1 -f {}",
+               {RIDGE_SOURCE_DIR "/models/wikitext-2-excerpt.txt"});
 }
 
 /// A decision in seconds, with its rows in `store`.
 std::vector<std::string> quick_decision(const std::string& model, const std::filesystem::path& store) {
-  std::vector<std::string> args{
-      "decide", "-m",        model, "-c", "256", "--candidates", "rotor-3", "--results", store.native(), "--depths",
-      "256",    "--prompts", "40",  "-n", "8",   "-r",           "5",       "--no-check"};
+  std::vector<std::string> args =
+      words("decide -m {} -c 256 --candidates rotor-3 --results {} --depths 256 --prompts 40 -n 8 -r 5 --no-check",
+            {model, store.native()});
   const std::vector<std::string> few = few_samples();
   args.insert(args.end(), few.begin(), few.end());
   return args;
@@ -792,8 +743,8 @@ TEST(Decide, WritesARecordThatAutoObeys) {
 
   const auto auto_line = [&](const std::string& where, const std::string& of_model,
                              std::vector<std::string> more = {}) {
-    std::vector<std::string> args{"run",    "-m", of_model,     "-p",   "One",        "-n",  "2",  "-c", "64",
-                                  "--temp", "0",  "--kv-quant", "auto", "--decision", where, "-t", "1"};
+    std::vector<std::string> args =
+        words("run -m {} -p One -n 2 -c 64 --temp 0 --kv-quant auto --decision {} -t 1", {of_model, where});
     args.insert(args.end(), more.begin(), more.end());
     const Outcome outcome = run_ridge(args);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -866,14 +817,14 @@ TEST(Decide, SearchesByLayerAndSideAndAutoTakesWhatARecordSays) {
   record.choice = "rotor-3;0-1:q8_0/rotor-4;7:rotor-4/q8_0";
   lab::write_record(record, path);
   const std::string state = (dir / "state").native();
-  const Outcome run = run_ridge({"run", "-m", model, "-p", "One", "-n", "2", "-c", "64", "--temp", "0", "-t", "1",
-                                 "--kv-quant", "auto", "--decision", path, "--save-state", state});
+  const Outcome run = run_ridge(words(
+      "run -m {} -p One -n 2 -c 64 --temp 0 -t 1 --kv-quant auto --decision {} --save-state {}", {model, path, state}));
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, HasSubstr("auto     rotor-3;0-1:q8_0/rotor-4;7:rotor-4/q8_0 for up to"));
   // The file of its session names the formats: another cache does not take it.
   const auto restored = [&](const char* kv) {
-    return run_ridge({"run", "-m", model, "-p", " two", "-n", "1", "-c", "64", "--temp", "0", "-t", "1", "--kv-quant",
-                      "rotor-3", "--kv-layers", kv, "--load-state", state});
+    return run_ridge(words("run -m {} -p {} -n 1 -c 64 --temp 0 -t 1 --kv-quant rotor-3 --kv-layers {} --load-state {}",
+                           {model, " two", kv, state}));
   };
   EXPECT_EQ(restored("0-1:q8_0/rotor-4;7:rotor-4/q8_0").code, 0);
   const Outcome other = restored("0-1:q8_0/rotor-4;7:rotor-4/rotor-4");
@@ -901,8 +852,8 @@ TEST(Decide, SearchesByLayerAndSideAndAutoTakesWhatARecordSays) {
 
 TEST(Plan, CountsADraftAndRefusesOneThatNobodyRuns) {
   const Outcome outcome =
-      run_ridge({"plan", "-m", "synth:tiny-64", "-c", "500", "--kv", "f16", "--spec-type", "draft", "--draft-model",
-                 "synth:tiny-64@layers=1", "--draft-kv-quant", "q8_0", "--spec-depth", "3", "--check"});
+      run_ridge(words("plan -m synth:tiny-64 -c 500 --kv f16 --spec-type draft --draft-model synth:tiny-64@layers=1 "
+                      "--draft-kv-quant q8_0 --spec-depth 3 --check"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, ContainsRegex("draft KV . [0-9.]+ KiB"));
   EXPECT_THAT(outcome.out, HasSubstr("| draft weights |"));
@@ -926,8 +877,8 @@ TEST(Decide, RefusesFlagsThatMakeNoSense) {
           "--bits");
   refused({"decide", "-m", kTinyModel, "--results", store, "-f", kTinyModel, "--search", kTinyModel, "--bits", ""},
           "a search needs a limit");
-  refused({"decide", "-m", kTinyModel, "--results", store, "-f", kTinyModel, "--search", kTinyModel, "--search-sides",
-           "f32"},
+  refused(words("decide -m {} --results {} -f {} --search {} --search-sides f32",
+                {kTinyModel, store, kTinyModel, kTinyModel}),
           "--search-sides");
   refused({"decide", "--page", store}, "add --show RECORD");
   refused(

@@ -48,8 +48,9 @@ TEST_F(EvalCommands, KldPrintsATableAndStoresARowPerCache) {
 }
 
 TEST_F(EvalCommands, KldGivesEveryCacheOfAListOnePolicy) {
-  const Outcome outcome = eval({"kld", "-f", text_, "-o", "json", "--quiet", "--chunks", "1", "-c", "32", "--kv",
-                                "f16,f32,rotor-4,f16/rotor-3:sinks=1", "--kv-window", "0", "--kv-sinks", "2"});
+  const Outcome outcome = eval(words(
+      "kld -f {} -o json --quiet --chunks 1 -c 32 --kv f16,f32,rotor-4,f16/rotor-3:sinks=1 --kv-window 0 --kv-sinks 2",
+      {text_}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   std::vector<std::string> names;
   for (const json& row : json::parse(outcome.out)) {
@@ -79,9 +80,6 @@ TEST_F(EvalCommands, AStudyRefusesFlagsOfAnother) {
     EXPECT_EQ(outcome.code, 2) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(why));
   };
-  refused({"eval", "probe", "--depths", "3"}, "--depths: is of --only needles");
-  refused({"eval", "probe", "--only", "needles", "--prompt-tokens", "9"}, "--prompt-tokens: is of --only divergence");
-  refused({"eval", "probe", "--only", "haystacks"}, "expects needles or divergence");
   refused({"bench", "attention", "--heads", "12/2"}, "--heads: is of the bench");
   refused({"bench", "attention", "--kv", "f16", "-o", "jsonl"}, "md or json");
   EXPECT_EQ(run_ridge({"bench", "attention", "--windows", "3"}).code, 2);
@@ -91,8 +89,8 @@ TEST_F(EvalCommands, ProbePrintsALineAProbeAndFailsWithTheGatesCode) {
   std::string text;
   for (int i = 0; i < 40; ++i) text += "Once upon a time, there was a little girl named Lily. She loved the park. ";
   const std::string path = dir_.write("long.txt", text).native();
-  const std::vector<std::string> args{"eval", "probe",    "-m", kTinyModel,    "-f", path, "--prompts",
-                                      "1",    "--trials", "1",  "--positions", "16", "-n", "8"};
+  const std::vector<std::string> args =
+      words("eval probe -m {} -f {} --prompts 1 --trials 1 --positions 16 -n 8", {kTinyModel, path});
   const auto with = [&](const char* kv) {
     std::vector<std::string> all = args;
     all.insert(all.end(), {"--kv", kv});
@@ -161,9 +159,10 @@ TEST_F(EvalCommands, TheCurveCoversTheWindow) {
 
 TEST_F(EvalCommands, TasksStoreARowATaskAndCache) {
   const std::string results = (dir_ / "tasks.jsonl").native();
-  const std::vector<std::string> args{"eval",        "tasks",       "-m",      kTinyModel,    "-f",         text_,
-                                      "--only",      "needle,json", "--items", "2",           "--contexts", "128,256",
-                                      "--kv-window", "32",          "--kv",    "f16,rotor-4", "--results",  results};
+  const std::vector<std::string> args = words(
+      "eval tasks -m {} -f {} --only needle,json --items 2 --contexts 128,256 --kv-window 32 --kv f16,rotor-4 "
+      "--results {}",
+      {kTinyModel, text_, results});
   const Outcome outcome = run_ridge(args);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("| json | rotor-4:window=32 | 2 |"));
@@ -195,42 +194,22 @@ TEST_F(EvalCommands, ConversationsAreShownByTheTemplate) {
   EXPECT_THAT(refused.err, HasSubstr("--file: line 2 is no conversation"));
 }
 
-/// The studies have no --chunks and share their ends: a table, a row per cache, an interrupted or refused run.
-TEST_F(EvalCommands, StudiesPrintATableAndStoreARowPerCache) {
-  struct Case {
-    std::vector<std::string> args;
-    const char *kind, *column;
-  };
-  for (const Case& c :
-       {Case{{"eval", "probe", "--only", "divergence", "--prompts", "2", "--prompt-tokens", "16", "-n", "8"},
-             "eval_divergence",
-             "| identical |"},
-        Case{{"eval", "probe", "--only", "needles", "-c", "128", "--trials", "1", "--depths", "2", "--needle", "8",
-              "--cue", "4"},
-             "eval_needle",
-             "| depth 100 % |"},
-        Case{{"bench", "attention", "-c", "32", "--windows", "1", "--queries", "4"},
-             "eval_attention",
-             "| norm ratio |"}}) {
-    const std::string results = (dir_ / c.kind).native();
-    std::vector<std::string> args = c.args;
-    for (const std::string& arg : {std::string("-m"), std::string(kTinyModel), std::string("-f"), text_,
-                                   std::string("--kv"), std::string("f16,f32"), std::string("--results"), results})
-      args.push_back(arg);
-    const Outcome outcome = run_ridge(args);
-    ASSERT_EQ(outcome.code, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, HasSubstr(c.column));
-    EXPECT_THAT(outcome.out, HasSubstr("| f32 |"));
-    std::istringstream lines(slurp(results));
-    int n = 0;
-    for (std::string line; std::getline(lines, line); ++n) {
-      const json row = json::parse(line);
-      EXPECT_EQ(row["kind"], c.kind);
-      for (const char* field : {"kv", "model", "device", "build_commit", "command", "corpus_xxh64"})
-        EXPECT_TRUE(row.contains(field)) << field;
-    }
-    EXPECT_EQ(n, 2);
+TEST_F(EvalCommands, TheStudyOfAttentionPrintsATableAndStoresARowPerCache) {
+  const std::string results = (dir_ / "rows.jsonl").native();
+  const Outcome outcome =
+      run_ridge(words("bench attention -c 32 --windows 1 --queries 4 -m {} -f {} --kv f16,f32 --results {}",
+                      {kTinyModel, text_, results}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("| norm ratio |"), HasSubstr("| f32 |")));
+  std::istringstream lines(slurp(results));
+  int n = 0;
+  for (std::string line; std::getline(lines, line); ++n) {
+    const json row = json::parse(line);
+    EXPECT_EQ(row["kind"], "eval_attention");
+    for (const char* field : {"kv", "model", "device", "build_commit", "command", "corpus_xxh64"})
+      EXPECT_TRUE(row.contains(field)) << field;
   }
+  EXPECT_EQ(n, 2);
 }
 
 /// eval logits with the tiny model: 512 pieces, a context of 128 tokens.

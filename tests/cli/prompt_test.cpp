@@ -53,8 +53,7 @@ TEST(PromptIds, WhatIsNoIdIsRefused) {
 }
 
 TEST(PromptIds, AModelWithoutATokenizerAnswersInIds) {
-  const std::vector<std::string> args{"run", "-m", kNoTokenizer, "--prompt-ids", "1,2,3", "--temp",
-                                      "0",   "-n", "4",          "-c",           "32"};
+  const std::vector<std::string> args = words("run -m {} --prompt-ids 1,2,3 --temp 0 -n 4 -c 32", {kNoTokenizer});
   auto quiet = args, bare = args;
   quiet.push_back("--quiet");
   bare.push_back("--bare");

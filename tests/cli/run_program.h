@@ -9,9 +9,12 @@
 #include <chrono>
 #include <fstream>
 #include <functional>
+#include <initializer_list>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -43,6 +46,16 @@ inline std::string slurp(const std::filesystem::path& path) {
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
+}
+
+/// The words of a command line; each word {} is the next of `values`.
+inline std::vector<std::string> words(std::string_view line, std::initializer_list<std::string> values = {}) {
+  std::istringstream text{std::string(line)};
+  std::vector<std::string> words{std::istream_iterator<std::string>(text), {}};
+  auto value = values.begin();
+  for (std::string& word : words)
+    if (word == "{}") word = *value++;
+  return words;
 }
 
 /// Runs `ridge args...`; a run over the limit is killed and reads as 128 + 9.

@@ -158,8 +158,8 @@ TEST(SweepCommand, WrongFilesAndFlagsAreRefused) {
 TEST(CompareCommand, MeasuresAAgainAndJudges) {
   const TempDir dir;
   const std::string results = (dir / "rows.jsonl").native();
-  const std::vector<std::string> args{"compare", "--op", "gemv",  "--shape", "64x128",    "-r",   "5",
-                                      "-t",      "1",    "--isa", "scalar",  "--results", results};
+  const std::vector<std::string> args =
+      words("compare --op gemv --shape 64x128 -r 5 -t 1 --isa scalar --results {}", {results});
   std::vector<std::string> same = args, other = args;
   same.push_back("--json");
   const Outcome aa = run_ridge(same);

@@ -1,4 +1,4 @@
-// The studies beside the matrix: divergence of greedy text, needles, attention outputs.
+// Greedy text, needles, and the study of attention outputs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "cases/paths.h"
 #include "engine/engine.h"
 #include "lab/quality/attention_study.h"
-#include "lab/quality/divergence.h"
+#include "lab/quality/greedy.h"
 #include "lab/quality/needle.h"
 
 namespace ridge::lab {
@@ -38,17 +38,13 @@ class Counting : public Timeline {
   std::vector<float> logits_;
 };
 
-TEST(Divergence, GreedyTextStopsAtTheFirstDifference) {
-  const std::vector<int32_t> prompt{1, 2, 3};
-  Counting base(100), other(2);
-  const std::vector<int32_t> text = greedy_tokens(base, prompt, 5);
-  EXPECT_THAT(text, ElementsAre(4, 5, 6, 7, 8));
-  EXPECT_THAT(base.fed, ElementsAre(1, 2, 3, 4, 5, 6, 7));  // the last token is not fed
-  EXPECT_THAT(greedy_tokens(other, prompt, 5, &text), ElementsAre(4, 5, 4));
-  EXPECT_THAT(greedy_tokens(base, prompt, 5, &text), ElementsAre(4, 5, 6, 7, 8));
+TEST(Greedy, TheLikeliestTokenFollowsAndTheLastIsNotFed) {
+  Counting counting(100);
+  EXPECT_THAT(greedy_tokens(counting, std::vector<int32_t>{1, 2, 3}, 5), ElementsAre(4, 5, 6, 7, 8));
+  EXPECT_THAT(counting.fed, ElementsAre(1, 2, 3, 4, 5, 6, 7));
 }
 
-TEST(Divergence, PromptsSpreadOverTheTextAndBeginWithBos) {
+TEST(Greedy, PromptsSpreadOverTheTextAndBeginWithBos) {
   std::vector<int32_t> text(100);
   for (int i = 0; i < 100; ++i) text[size_t(i)] = i;
   const auto prompts = pick_prompts(text, 3, 10, 77).or_throw();
@@ -58,19 +54,6 @@ TEST(Divergence, PromptsSpreadOverTheTextAndBeginWithBos) {
   EXPECT_EQ(pick_prompts(text, 1, 100, {}).or_throw()[0].size(), 100u);
   EXPECT_FALSE(pick_prompts(text, 1, 101, {}));
   EXPECT_FALSE(pick_prompts(text, 92, 10, {}));
-}
-
-TEST(Divergence, RowsSaySharesAndQuartiles) {
-  DivergenceOptions options;
-  options.n_prompts = 4;
-  options.n_generate = 100;
-  const Row row =
-      to_row({{"kind", "eval_divergence"}}, options, {.kv = {}, .cache = {}, .lengths = {100, 100, 20, 10}});
-  EXPECT_EQ(row["identical"], 0.5);
-  EXPECT_EQ(row["first_difference"]["median"], 60);
-  EXPECT_EQ(row["first_difference"]["minimum"], 10);
-  EXPECT_EQ(row["lengths"].size(), 4u);
-  EXPECT_THAT(divergence_table(std::vector<Row>{row}), HasSubstr("| f16 | 50.0 % | 60 | 18 | > 100 | 10 | 57.5"));
 }
 
 TEST(Needle, ProbesHoldTextNeedleTextCueAndAnswer) {
@@ -92,19 +75,12 @@ TEST(Needle, ProbesHoldTextNeedleTextCueAndAnswer) {
   EXPECT_EQ(absent.first_answer, 10);
 }
 
-TEST(Needle, ScoresCountTokensAndWholeAnswers) {
+TEST(Needle, ATokenIsFoundWhereItIsTheLikeliest) {
   const NeedleProbe probe{.tokens = {9, 1, 2, 3, 4}, .needle_at = -1, .first_answer = 2};
-  NeedleScore score;
   Counting right(100), wrong_at_the_end(2);
-  score_probe(right, probe, score);
-  EXPECT_EQ(score.top.mean().value, 1);
-  EXPECT_EQ(score.exact.mean().value, 1);
+  EXPECT_THAT(found_tokens(right, probe), ElementsAre(true, true, true));
   EXPECT_THAT(right.fed, ElementsAre(9, 1, 2, 3));
-  EXPECT_NEAR(score.nll.mean().value, std::log(std::exp(5.0) + kVocab - 1) - 5, 1e-6);
-  score_probe(wrong_at_the_end, probe, score);
-  EXPECT_EQ(score.nll.count(), 6);
-  EXPECT_NEAR(score.top.mean().value, 5 / 6.0, 1e-12);
-  EXPECT_EQ(score.exact.mean().value, 0.5);
+  EXPECT_THAT(found_tokens(wrong_at_the_end, probe), ElementsAre(true, true, false));
 }
 
 /// The shipped model and a text, for what needs both.
@@ -118,49 +94,6 @@ class Studies : public testing::Test {
   Model model_;
   Corpus corpus_;
 };
-
-TEST_F(Studies, ACacheEqualToTheBaseNeverDivergesAndAPoorOneDoes) {
-  DivergenceOptions options;
-  options.n_prompts = 3;
-  options.prompt_tokens = 48;
-  options.n_generate = 24;
-  options.candidates = parse_kv_list("f16,rotor-3:window=0:sinks=0:none:rounding=nearest").or_throw();
-  std::vector<std::vector<int>> lengths;
-  int64_t done = 0, total = 0;
-  DivergenceHooks hooks;
-  hooks.on_progress = [&](int64_t n, int64_t all) { done = n, total = all; };
-  hooks.on_result = [&](const DivergenceResult& result) { lengths.push_back(result.lengths); };
-  run_divergence(model_, corpus_, options, hooks);
-  ASSERT_EQ(lengths.size(), 2u);
-  EXPECT_THAT(lengths[0], ElementsAre(24, 24, 24));
-  EXPECT_NE(lengths[1], lengths[0]);
-  EXPECT_EQ(done, total);
-}
-
-TEST_F(Studies, NeedleRunsGiveEveryDepthAndTheControl) {
-  NeedleOptions options;
-  options.n_ctx = 96;
-  options.n_trials = 2;
-  options.n_depths = 3;
-  options.needle = 8;
-  options.cue = 4;
-  options.copies = 2;
-  options.candidates = parse_kv_list("f16,f32").or_throw();
-  std::vector<NeedleResult> results;
-  NeedleHooks hooks;
-  hooks.on_result = [&](const NeedleResult& result) { results.push_back(result); };
-  run_needle(model_, corpus_, options, hooks);
-  ASSERT_EQ(results.size(), 2u);
-  EXPECT_EQ(results[0].depths.size(), 3u);
-  EXPECT_EQ(results[0].depths[2].depth, 1);
-  EXPECT_EQ(results[0].absent.nll.count(), 2 * 4);
-  EXPECT_NEAR(results[0].absent.nll.mean().value, results[1].absent.nll.mean().value, 0.05);  // same probes
-  const Row row = to_row(subject("eval_needle", model_.info(), corpus_, "cpu"), options, results[0]);
-  EXPECT_EQ(row["depths"].size(), 3u);
-  EXPECT_THAT(needle_table(std::vector<Row>{row}), HasSubstr("depth 50 %"));
-  options.cue = options.needle;
-  EXPECT_THROW(run_needle(model_, corpus_, options, {}), Error);
-}
 
 TEST_F(Studies, CapturedRowsAreThoseOfTheForwardPassInOrder) {
   const std::span<const int32_t> tokens = std::span(corpus_.tokens).first(70);

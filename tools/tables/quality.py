@@ -1,4 +1,4 @@
-"""Tables of what cache formats do to a model: divergence, perplexity, greedy text, needles, probes, formats by layer and side."""
+"""Tables of what cache formats do to a model: divergence, perplexity, probes, tasks, formats by layer and side."""
 
 import pathlib
 import re
@@ -212,23 +212,6 @@ def curve():
                  [[card(r), weights(r), r["kv"]] + [f"{p['kld']['value']:.5f}" for p in r["kld_by_position"]] for r in found])
 
 
-def divergence():
-    lines = []
-    for r in finished("kv-divergence", "model", "weight_format", "prompt_tokens", "n_generate", "base", "kv"):
-        first = r["first_difference"]
-        cell = lambda x: f"> {x:.0f}" if x >= r["n_generate"] else f"{x:.0f}"
-        lines.append([card(r), r["kv"], r["n_prompts"], f"{100 * r['identical']:.1f}", cell(first["median"]), cell(first["25%"]), cell(first["75%"]),
-                      f"{first['mean']['value']:.1f}"])
-    return table(["card", "K/V cache", "prompts", "identical %", "first difference: median", "25 %", "75 %", "mean (at least)"], lines)
-
-
-def needle():
-    found = finished("kv-needle", "model", "weight_format", "n_ctx", "needle", "cue", "kv")
-    cell = lambda s: f"{100 * s['tokens_found']['value']:.1f} % ({s['nll']['value']:.2f})"
-    return table(["card", "K/V cache", "context"] + [f"depth {100 * d['depth']:.0f} %" for d in found[0]["depths"]] + ["not planted"],
-                 [[card(r), r["kv"], r["n_ctx"]] + [cell(d) for d in (*r["depths"], r["absent"])] for r in found])
-
-
 def search_points():
     """Formats by layer and side beside pairs for all layers, by rising bits."""
     found = sorted((r for r in stored("kv-search") if r["kind"] == "search_point"), key=lambda r: (not r["uniform"], r["bits"]))
@@ -371,8 +354,6 @@ TABLES = {
     "kv-spot": spot,
     "planes-cuda": planes,
     "kv-curve": curve,
-    "kv-divergence": divergence,
-    "kv-needle": needle,
     "kv-attention": attention,
     "kv-search": search_points,
     "kv-search-sides": search_sides,

@@ -126,6 +126,19 @@ std::optional<int> faster_from(const std::vector<Point>& points) {
   return from;
 }
 
+/// PASS where the format is faster from some point up to the last one.
+GateResult faster_from_some(Case& of, const std::vector<Point>& points, std::string_view what) {
+  if (!of.complete()) return of.none();
+  if (points.empty()) return of.none(fmt::format("no {} was asked", what));
+  if (const std::optional<int> from = faster_from(points)) {
+    of.gate.numbers["faster_from"] = *from;
+    return of.end(true, fmt::format("faster from {}: {}", *from, points_text(points)));
+  }
+  const Point& last = points.back();
+  if (!last.decided()) return of.none(fmt::format("at {}: {}", last.depth, last.verdict.why_none));
+  return of.end(false, fmt::format("not faster at {}: {}", last.depth, points_text(points)));
+}
+
 std::string depths_text(const std::vector<int>& depths) { return fmt::format("{}", fmt::join(depths, ", ")); }
 
 }  // namespace
@@ -280,14 +293,7 @@ GateResult target_gate(std::span<const Row> rows, const DecisionQuestion& q, con
       compare(of, q.target_depths, kv, limits.effect_budget, [&](int depth, const std::string& format, bool control) {
         return of.attention(q, q.target, depth, format, control);
       });
-  if (!of.complete() || points.empty()) return of.none(points.empty() && of.complete() ? "no depth was asked" : "");
-  if (const std::optional<int> from = faster_from(points)) {
-    of.gate.numbers["faster_from"] = *from;
-    return of.end(true, fmt::format("faster from {}: {}", *from, points_text(points)));
-  }
-  const Point& last = points.back();
-  if (!last.decided()) return of.none(fmt::format("at {}: {}", last.depth, last.verdict.why_none));
-  return of.end(false, fmt::format("not faster at {}: {}", last.depth, points_text(points)));
+  return faster_from_some(of, points, "depth");
 }
 
 GateResult service_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,
@@ -297,15 +303,8 @@ GateResult service_gate(std::span<const Row> rows, const DecisionQuestion& q, co
       compare(of, q.prompts, kv, limits.effect_budget, [&](int n_prompt, const std::string& format, bool control) {
         return of.find(service_cell(q, n_prompt, format, control));
       });
-  if (!of.complete() || points.empty()) return of.none(points.empty() && of.complete() ? "no prompt was asked" : "");
-  const Point& last = points.back();
-  of.gate.numbers["speedup"] = number(last.verdict.ratio);
-  if (const std::optional<int> from = faster_from(points)) {
-    of.gate.numbers["faster_from"] = *from;
-    return of.end(true, fmt::format("faster from {}: {}", *from, points_text(points)));
-  }
-  if (!last.decided()) return of.none(fmt::format("at {}: {}", last.depth, last.verdict.why_none));
-  return of.end(false, fmt::format("not faster at {}: {}", last.depth, points_text(points)));
+  if (of.complete() && !points.empty()) of.gate.numbers["speedup"] = number(points.back().verdict.ratio);
+  return faster_from_some(of, points, "prompt");
 }
 
 GateResult quality_gate(std::span<const Row> rows, const DecisionQuestion& q, const std::string& kv,

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/rng.h"
-#include "lab/quality/quality_report.h"
 
 namespace ridge::lab {
 namespace {
@@ -51,13 +50,6 @@ std::vector<Trial> make_trials(const Model& model, const Corpus& corpus, const N
   return trials;
 }
 
-Row to_row(const NeedleScore& score) {
-  return {{"nll", to_row(score.nll.mean())},
-          {"tokens_found", to_row(score.top.mean())},
-          {"exact", number(score.exact.mean().value)},
-          {"tokens", score.nll.count()}};
-}
-
 }  // namespace
 
 NeedleProbe make_probe(const NeedleOptions& options, std::span<const int32_t> text, std::span<const int32_t> needle,
@@ -94,97 +86,18 @@ std::vector<NeedleProbe> make_probes(const Model& model, const Corpus& corpus, c
   return probes;
 }
 
-void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& score, std::vector<bool>* found_tokens) {
+std::vector<bool> found_tokens(Timeline& timeline, const NeedleProbe& probe) {
   const std::span<const int32_t> tokens(probe.tokens);
   const auto first = size_t(probe.first_answer);
   timeline.reset();
   timeline.prefill(tokens.first(first - 1));
-  bool all = true;
+  std::vector<bool> found;
   for (size_t i = first; i < tokens.size(); ++i) {
-    const std::span<const float> logits = timeline.decode(tokens[i - 1]);
-    const RowFacts facts = row_facts(logits);
+    const RowFacts facts = row_facts(timeline.decode(tokens[i - 1]));
     if (!facts.finite) throw Error(ErrorKind::bad_file, "logits are not finite (no statistics from such a model)");
-    const bool found = facts.top == tokens[i];
-    score.nll.add(nll(logits, facts, tokens[i]));
-    score.top.add(found);
-    if (found_tokens) found_tokens->push_back(found);
-    all = all && found;
+    found.push_back(facts.top == tokens[i]);
   }
-  score.exact.add(all);
-}
-
-void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& options, const NeedleHooks& hooks) {
-  if (options.cue < 1 || options.cue >= options.needle || options.n_depths < 1 || options.copies < 1 ||
-      options.n_ctx < (options.copies + 1) * options.needle + 2)
-    throw_wrong_field(
-        "n_ctx",
-        "{} needles of {} with a cue of {} do not fit in {} tokens (a shorter needle, a cue below it, or more tokens)",
-        options.copies, options.needle, options.cue, options.n_ctx);
-  const std::vector<Trial> trials = make_trials(model, corpus, options);
-  const auto bos = model.info().add_bos ? model.bos() : std::nullopt;
-  const auto total = int64_t(options.candidates.size() * trials.size()) * (options.n_depths + 1);
-  int64_t done = 0;
-  for (const KvChoice& kv : options.candidates) {
-    SessionTimeline timeline(model, session_options(kv, options.n_ctx, kTimelineUbatch));
-    NeedleResult result{.kv = kv, .cache = timeline.session.kv_report()};
-    const auto run = [&](std::optional<double> depth, NeedleScore& score) {
-      for (const Trial& trial : trials) {
-        score_probe(timeline, make_probe(options, trial.text, trial.needle, depth, bos), score);
-        if (hooks.on_progress) hooks.on_progress(++done, total);
-        if (hooks.stop && hooks.stop()) return false;
-      }
-      return true;
-    };
-    for (int i = 0; i < options.n_depths; ++i) {
-      const double depth = options.n_depths == 1 ? 0 : double(i) / (options.n_depths - 1);
-      result.depths.push_back({.depth = depth});
-      if (!run(depth, result.depths.back())) return;
-    }
-    if (!run(std::nullopt, result.absent)) return;
-    if (hooks.on_result) hooks.on_result(result);
-  }
-}
-
-Row to_row(const Row& subject, const NeedleOptions& options, const NeedleResult& result) {
-  Row row = subject;
-  row["n_ctx"] = options.n_ctx;
-  row["n_trials"] = options.n_trials;
-  row["needle"] = options.needle;
-  row["copies"] = options.copies;
-  row["cue"] = options.cue;
-  row["needle_seed"] = options.seed;
-  row["kv"] = kv_text(result.kv);
-  row["kv_k"] = to_row(result.cache.k);
-  row["kv_v"] = to_row(result.cache.v);
-  row["bytes_per_token"] = result.cache.bytes_per_token();
-  row["depths"] = Row::array();
-  for (const NeedleScore& score : result.depths) {
-    Row depth{{"depth", score.depth}};
-    depth.update(to_row(score));
-    row["depths"].push_back(std::move(depth));
-  }
-  row["absent"] = to_row(result.absent);
-  return row;
-}
-
-std::string needle_table(std::span<const Row> rows) {
-  if (rows.empty()) return "";
-  std::string text = "| KV cache K/V |", rule = "|---|";
-  for (const Row& depth : rows[0]["depths"]) {
-    text += fmt::format(" depth {:.0f} % |", 100 * depth["depth"].get<double>());
-    rule += "---:|";
-  }
-  text += " not planted |\n" + rule + "---:|\n";
-  const auto cell = [](const Row& score) {
-    return fmt::format(" {:.1f} % ({:.2f}) |", 100 * score["tokens_found"]["value"].get<double>(),
-                       score["nll"]["value"].get<double>());
-  };
-  for (const Row& row : rows) {
-    text += "| " + row["kv"].get<std::string>() + " |";
-    for (const Row& depth : row["depths"]) text += cell(depth);
-    text += cell(row["absent"]) + "\n";
-  }
-  return text;
+  return found;
 }
 
 }  // namespace ridge::lab

@@ -1,7 +1,6 @@
 // Needle retrieval for models that are no assistants: a random token sequence is planted in a text, its first tokens
-// come again at the end, and the rest is scored. Copying from far back is what small models do in context too. A small
-// model finds part of the tokens, so figures are read against the f16 row and the row without a needle: a cache that
-// loses what distinguishes one key from another finds none; small losses show in the NLL if at all.
+// come again at the end, and the model should predict the rest. Copying from far back is what small models do in context
+// too. A small model finds part of the tokens, so a cache is compared with the base on the same probes.
 #pragma once
 
 #include "lab/quality/engine_timelines.h"
@@ -12,13 +11,10 @@ namespace ridge::lab {
 struct NeedleOptions {
   int n_ctx = 1024;   ///< tokens of a probe, all in all
   int n_trials = 16;  ///< probes per depth
-  int n_depths = 5;   ///< evenly from the beginning (0) to just before the cue (1)
   int needle = 16;    ///< tokens of the sequence
   int copies = 6;     ///< planted one behind the other: small models copy text that repeats
   int cue = 8;        ///< of which this many are repeated; the others are the answer
   uint64_t seed = 42;
-  std::string device = "cpu";
-  std::vector<KvChoice> candidates;
 };
 
 struct NeedleProbe {
@@ -29,35 +25,11 @@ struct NeedleProbe {
 /// Text, `copies` needles at `depth` (0 to 1; nothing: none), text, cue, answer: n_ctx tokens, the first of them `bos`.
 NeedleProbe make_probe(const NeedleOptions& options, std::span<const int32_t> text, std::span<const int32_t> needle,
                        std::optional<double> depth, std::optional<int32_t> bos);
-
-/// Scores of the answers at one depth.
-struct NeedleScore {
-  double depth = 0;
-  MeanStat nll;    ///< per answer token, given the true ones before it
-  MeanStat top;    ///< 1 where the answer token is the most likely one
-  MeanStat exact;  ///< 1 where a whole answer is
-};
-/// Feeds the probe, the answer token by token, and adds its scores; whether each token was found to `found`.
-void score_probe(Timeline& timeline, const NeedleProbe& probe, NeedleScore& score, std::vector<bool>* found = nullptr);
-/// The probes of a study at one depth (nothing: without a needle), a trial each. Throws Error where the text is too
-/// short.
+/// Probes at one depth (nothing: without a needle), a trial each. Throws Error where the text is too short.
 std::vector<NeedleProbe> make_probes(const Model& model, const Corpus& corpus, const NeedleOptions& options,
                                      std::optional<double> depth);
 
-struct NeedleResult {
-  KvChoice kv;
-  KvReport cache;
-  std::vector<NeedleScore> depths;
-  NeedleScore absent;  ///< the same answers without the needle: what guessing gives
-};
-
-using NeedleHooks = StudyHooks<NeedleResult>;  // progress in probes
-
-/// Runs every candidate over the same probes. Stopped early, finished candidates have been handed over.
-void run_needle(const Model& model, const Corpus& corpus, const NeedleOptions& options, const NeedleHooks& hooks);
-
-Row to_row(const Row& subject, const NeedleOptions& options, const NeedleResult& result);
-/// Markdown, one line per row: tokens found and NLL by depth.
-std::string needle_table(std::span<const Row> rows);
+/// Feeds the probe, the answer token by token: which of its tokens are the likeliest behind the true ones before them.
+std::vector<bool> found_tokens(Timeline& timeline, const NeedleProbe& probe);
 
 }  // namespace ridge::lab

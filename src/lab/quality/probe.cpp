@@ -8,7 +8,7 @@
 #include "base/metrics.h"
 #include "engine/engine.h"
 #include "lab/quality/acceptance.h"
-#include "lab/quality/divergence.h"
+#include "lab/quality/greedy.h"
 #include "lab/quality/needle.h"
 #include "lab/quality/quality_report.h"
 
@@ -30,6 +30,13 @@ constexpr std::string_view kCode[] = {
     "#include <stdio.h>\n\nint main(void) {\n  printf(\"one\\n\");\n  printf(\"two\\n\");\n  printf("};
 
 int32_t likeliest(std::span<const float> logits) { return int32_t(std::ranges::max_element(logits) - logits.begin()); }
+
+void append(const std::vector<bool>& more, std::vector<bool>& to) { to.insert(to.end(), more.begin(), more.end()); }
+Estimate mean_of(const std::vector<bool>& values) {
+  MeanStat stat;
+  for (const bool value : values) stat.add(value);
+  return stat.mean();
+}
 
 /// The k likeliest tokens; of equal logits the lower ids.
 std::vector<int32_t> top_tokens(std::span<const float> logits, size_t k) {
@@ -200,17 +207,15 @@ class Probes {
       if (of.probes.empty()) continue;
       SessionTimeline timeline = open(options_.base, of.n_ctx);
       for (const NeedleProbe& probe : of.probes) {
-        NeedleScore score;
-        score_probe(timeline, probe, score, &of.base);
+        append(found_tokens(timeline, probe), of.base);
         if (!advance()) return false;
       }
       // Without the needle: what guessing finds. A model that finds no more cannot lose it.
-      NeedleScore planted, absent;
-      for (const bool found : of.base) planted.top.add(found);
+      std::vector<bool> absent;
       const NeedleOptions needle{.n_ctx = of.n_ctx, .n_trials = options_.needle_trials, .seed = options_.seed};
       for (const NeedleProbe& probe : make_probes(model_, corpus_, needle, std::nullopt))
-        score_probe(timeline, probe, absent);
-      const Estimate found = planted.top.mean(), guessed = absent.top.mean();
+        append(found_tokens(timeline, probe), absent);
+      const Estimate found = mean_of(of.base), guessed = mean_of(absent);
       if (found.value - guessed.value <= 2 * std::hypot(found.error, guessed.error))
         of.why_not = fmt::format("with {} the model finds {:.0f} % of a needle's tokens, {:.0f} % without a needle",
                                  kv_text(options_.base), 100 * found.value, 100 * guessed.value);
@@ -279,21 +284,16 @@ class Probes {
       SessionTimeline timeline = open(kv, of.n_ctx);
       std::vector<bool> found;
       for (const NeedleProbe& probe : of.probes) {
-        NeedleScore score;
-        score_probe(timeline, probe, score, &found);
+        append(found_tokens(timeline, probe), found);
         if (!advance()) return false;
       }
-      MeanStat here, base, loss;  // tokens are the same ones: their differences are what counts
-      for (size_t i = 0; i < found.size(); ++i) {
-        here.add(found[i]);
-        base.add(of.base[i]);
-        loss.add(double(of.base[i]) - double(found[i]));
-      }
-      const Estimate lost = loss.mean();
+      MeanStat loss;  // tokens are the same ones: their differences are what counts
+      for (size_t i = 0; i < found.size(); ++i) loss.add(double(of.base[i]) - double(found[i]));
+      const Estimate here = mean_of(found), base = mean_of(of.base), lost = loss.mean();
       line.verdict = judge_share({1 - lost.value, lost.error}, 1 - options_.limits.needle_loss);
-      line.says = fmt::format("{:.0f} % found, {} {:.0f} %", 100 * here.mean().value, kv_text(options_.base),
-                              100 * base.mean().value);
-      line.numbers = {{"found", to_row(here.mean())}, {"found_base", to_row(base.mean())}, {"lost", to_row(lost)}};
+      line.says =
+          fmt::format("{:.0f} % found, {} {:.0f} %", 100 * here.value, kv_text(options_.base), 100 * base.value);
+      line.numbers = {{"found", to_row(here)}, {"found_base", to_row(base)}, {"lost", to_row(lost)}};
     }
     result.lines.push_back(std::move(line));
     return true;

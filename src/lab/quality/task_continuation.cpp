@@ -1,5 +1,5 @@
 // Continuations: greedy text behind prompts of the corpus, and the first token at which it is not the base's.
-#include "lab/quality/divergence.h"
+#include "lab/quality/greedy.h"
 #include "lab/quality/tasks.h"
 
 namespace ridge::lab {

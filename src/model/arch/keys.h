@@ -1,4 +1,4 @@
-// What Ridge does with each key of a GGUF file and each field of a config.json: a row a key, in one table a container.
+// What Ridge does with each key of a GGUF file and each field of a config.json: in one table a container, grouped by what is to be said of them.
 // A key that changes results is used, or refused by its name; none is left aside in silence.
 #pragma once
 
