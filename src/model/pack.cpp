@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/pages.h"
 #include "model/weights.h"
 #include "op/gemv/panels.h"
 #include "op/gemv/ternary.h"
@@ -70,9 +71,40 @@ void drop_unread_buffers(Weights& weights) {
   });
 }
 
+namespace {
+
+std::span<const std::byte> rows_of(const Linear& m) { return {m.rows, m.rows ? size_t(m.bytes()) : 0}; }
+
+/// Whether a file of the weights is mapped there.
+bool is_mapped(const Weights& weights, const std::byte* bytes) {
+  const auto holds = [&](const io::MappedFile& file) {
+    return bytes >= file.bytes().data() && bytes < file.bytes().data() + file.bytes().size();
+  };
+  if (const auto* gguf = std::get_if<io::GgufFile>(&weights.source)) return std::ranges::any_of(gguf->files, holds);
+  const auto* directory = std::get_if<io::HfDirectory>(&weights.source);
+  return directory && std::ranges::any_of(directory->files, holds);
+}
+
+}  // namespace
+
 void pack_weights(CpuContext& context, Weights& weights) {
-  for_each_matrix(weights, [&](Linear& m, std::string_view kind) { pack(context, weights, m, kind); });
-  if (weights.join.format) pack(context, weights, weights.join, "join");
+  std::vector<std::pair<Linear*, std::string_view>> all;
+  for_each_matrix(weights, [&](Linear& m, std::string_view kind) { all.emplace_back(&m, kind); });
+  if (weights.join.format) all.emplace_back(&weights.join, "join");
+  // The disk reads what comes next, and packed rows leave memory: a file costs a window beside its panels.
+  constexpr size_t kWindow = 256 << 20;
+  size_t next = 0, fetched = 0;  // bytes from the matrix that is packed to `next`
+  for (const auto& [m, kind] : all) {
+    for (; next < all.size() && fetched < kWindow; ++next) {
+      const auto rows = rows_of(*all[next].first);
+      fetch_pages(rows);
+      fetched += rows.size();
+    }
+    const auto rows = rows_of(*m);
+    pack(context, weights, *m, kind);
+    if (m->panels && is_mapped(weights, rows.data())) release_pages(rows);
+    fetched -= rows.size();
+  }
 }
 
 }  // namespace ridge
