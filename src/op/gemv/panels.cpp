@@ -164,104 +164,78 @@ void put_six(std::byte* out, int n, int i, int value) {
 
 void put_f16(std::byte* out, int row, uint16_t value) { std::memcpy(out + 2 * row, &value, 2); }
 constexpr int kF16Bytes = 2 * kPanelRows;
-
-/// A row's part of the head of a unit; false where a scale is not finite.
 bool is_finite_f16(uint16_t value) { return (value & 0x7C00) != 0x7C00; }
-template <class Block>
-bool pack_head(const Block& block, int row, std::byte* head) requires requires {
-  block.scale;
-}
-{
-  put_f16(head, row, block.scale);
-  bool finite = is_finite_f16(block.scale);
-  if constexpr (requires { block.min; }) {
-    put_f16(head + kF16Bytes, row, block.min);
-    finite = finite && is_finite_f16(block.min);
-  }
-  return finite;
-}
-bool pack_head(const IQ4_NL::Block& block, int row, std::byte* head) {
-  put_f16(head, row, block.d);
-  return is_finite_f16(block.d);
-}
-bool pack_head(const MXFP4::Block& block, int row, std::byte* head) {
-  head[row] = std::byte(block.exponent);
-  return true;
-}
-template <class Block>
-bool pack_head_4_5_k(const Block& block, int row, std::byte* head) {
-  put_f16(head, row, block.d);
-  put_f16(head + kF16Bytes, row, block.dmin);
-  for (int j = 0; j < kSubGroups; ++j) {
-    const ScaleMin pair = unpack_scale_min(block.scales, j);
-    put_six(head + 2 * kF16Bytes, 256, kPanelRows * j + row, pair.scale);
-    put_six(head + 2 * kF16Bytes, 256, kPanelRows * (kSubGroups + j) + row, pair.min);
-  }
-  return is_finite_f16(block.d) && is_finite_f16(block.dmin);
-}
-bool pack_head(const Q4_K::Block& block, int row, std::byte* head) { return pack_head_4_5_k(block, row, head); }
-bool pack_head(const Q5_K::Block& block, int row, std::byte* head) { return pack_head_4_5_k(block, row, head); }
-bool pack_head(const Q6_K::Block& block, int row, std::byte* head) {
-  put_f16(head, row, block.d);
-  for (int j = 0; j < 16; ++j) head[kF16Bytes + kPanelRows * j + row] = std::byte(uint8_t(block.scales[j]));
-  return is_finite_f16(block.d);
-}
-bool pack_head(const Q3_K::Block& block, int row, std::byte* head) {
-  put_f16(head, row, block.d);
-  for (int j = 0; j < 16; ++j) put_six(head + kF16Bytes, 256, kPanelRows * j + row, Q3_K::scale_of(block, j) + 32);
-  return is_finite_f16(block.d);
-}
-bool pack_head(const Q2_K::Block& block, int row, std::byte* head) {
-  put_f16(head, row, block.d);
-  put_f16(head + kF16Bytes, row, block.dmin);
-  for (int j = 0; j < 16; ++j) head[2 * kF16Bytes + kPanelRows * j + row] = std::byte(block.scales[j]);
-  return is_finite_f16(block.d) && is_finite_f16(block.dmin);
-}
-bool pack_head(const IQ4_XS::Block& block, int row, std::byte* head) {
-  put_f16(head, row, block.d);
-  for (int j = 0; j < 8; ++j) put_six(head + kF16Bytes, 128, kPanelRows * j + row, IQ4_XS::scale_of(block, j) + 32);
-  return is_finite_f16(block.d);
-}
 
-/// d, and a nibble per 256 / n columns: the second half of them are high nibbles.
-template <int n>
-bool pack_nibbles(uint16_t d, const auto& nibble_of, int row, std::byte* head) {
-  put_f16(head, row, d);
-  for (int j = 0; j < n; ++j)
-    head[kF16Bytes + kPanelRows * (j % (n / 2)) + row] |= std::byte(nibble_of(j) << (j / (n / 2) * 4));
-  return is_finite_f16(d);
+/// The block's fp16 scale d and its minimum, if any.
+template <class Block>
+uint16_t d_of(const Block& block) {
+  if constexpr (requires { block.d; }) return block.d;
+  else return block.scale;
 }
-int nibble(const uint8_t* nibbles, int j) { return nibbles[j / 2] >> (j % 2 * 4) & 0xF; }
-bool pack_head(const IQ2_XXS::Block& block, int row, std::byte* head) {
-  return pack_nibbles<8>(
-      block.d, [&](int j) { return block.q[8 * j + 7] >> 4; }, row, head);
-}
-bool pack_head(const IQ2_XS::Block& block, int row, std::byte* head) {
-  return pack_nibbles<16>(
-      block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
-}
-bool pack_head(const IQ2_S::Block& block, int row, std::byte* head) {
-  return pack_nibbles<16>(
-      block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
-}
-bool pack_head(const IQ3_XXS::Block& block, int row, std::byte* head) {
-  return pack_nibbles<8>(
-      block.d, [&](int j) { return block.signs[4 * j + 3] >> 4; }, row, head);
-}
-bool pack_head(const IQ3_S::Block& block, int row, std::byte* head) {
-  return pack_nibbles<8>(
-      block.d, [&](int j) { return nibble(block.scales, j); }, row, head);
-}
-/// Bit 3 is the sign of the shift.
-bool pack_head(const IQ1_S::Block& block, int row, std::byte* head) {
-  return pack_nibbles<8>(
-      block.d, [&](int j) { return (block.high[j] >> 12 & 7) | block.high[j] >> 15 << 3; }, row, head);
-}
-bool pack_head(const IQ1_M::Block& block, int row, std::byte* head) {
+uint16_t d_of(const IQ1_M::Block& block) {
   uint32_t d = 0;
   for (int k = 0; k < 4; ++k) d |= uint32_t(block.scales[k] >> 12) << (4 * k);
-  return pack_nibbles<16>(
-      uint16_t(d), [&](int j) { return block.scales[j / 4] >> (j % 4 * 3) & 7; }, row, head);
+  return uint16_t(d);
+}
+template <class Block>
+uint16_t dmin_of(const Block& block) {
+  if constexpr (requires { block.dmin; }) return block.dmin;
+  else return block.min;
+}
+
+/// Integer scale j of a block as the head of a unit has it, and its minimum.
+ScaleMin integers_of(const Q4_K::Block& block, int j) { return unpack_scale_min(block.scales, j); }
+ScaleMin integers_of(const Q5_K::Block& block, int j) { return unpack_scale_min(block.scales, j); }
+ScaleMin integers_of(const Q6_K::Block& block, int j) { return {uint8_t(block.scales[j]), 0}; }
+ScaleMin integers_of(const Q3_K::Block& block, int j) { return {Q3_K::scale_of(block, j) + 32, 0}; }
+ScaleMin integers_of(const Q2_K::Block& block, int j) { return {block.scales[j], 0}; }  // both nibbles
+ScaleMin integers_of(const IQ4_XS::Block& block, int j) { return {IQ4_XS::scale_of(block, j) + 32, 0}; }
+/// Nibbles of odd scales.
+int nibble(const uint8_t* nibbles, int j) { return nibbles[j / 2] >> (j % 2 * 4) & 0xF; }
+ScaleMin integers_of(const IQ2_XXS::Block& block, int j) { return {block.q[8 * j + 7] >> 4, 0}; }
+ScaleMin integers_of(const IQ2_XS::Block& block, int j) { return {nibble(block.scales, j), 0}; }
+ScaleMin integers_of(const IQ2_S::Block& block, int j) { return {nibble(block.scales, j), 0}; }
+ScaleMin integers_of(const IQ3_XXS::Block& block, int j) { return {block.signs[4 * j + 3] >> 4, 0}; }
+ScaleMin integers_of(const IQ3_S::Block& block, int j) { return {nibble(block.scales, j), 0}; }
+ScaleMin integers_of(const IQ1_S::Block& block, int j) {  // bit 3 is the sign of the shift
+  return {(block.high[j] >> 12 & 7) | block.high[j] >> 15 << 3, 0};
+}
+ScaleMin integers_of(const IQ1_M::Block& block, int j) { return {block.scales[j / 4] >> (j % 4 * 3) & 7, 0}; }
+
+/// A row's part of the head of a unit; false where a scale is not finite.
+template <class F>
+bool pack_head(const typename F::Block& block, int row, std::byte* head) {
+  using Unit = PanelUnit<F>;
+  if constexpr (Unit::kScales == PanelScales::power) {
+    head[row] = std::byte(block.exponent);
+    return true;
+  } else {
+    constexpr bool kMin = Unit::kMinima == PanelMinima::f16 || Unit::kMinima == PanelMinima::integers;
+    put_f16(head, row, d_of(block));
+    bool finite = is_finite_f16(d_of(block));
+    if constexpr (kMin) {
+      put_f16(head + kF16Bytes, row, dmin_of(block));
+      finite = finite && is_finite_f16(dmin_of(block));
+    }
+    if constexpr (Unit::kScales != PanelScales::f16) {
+      std::byte* const packed = head + (kMin ? 2 : 1) * kF16Bytes;
+      constexpr int n = F::kGroup / Unit::kScaled;
+      for (int j = 0; j < n; ++j) {
+        const ScaleMin integers = integers_of(block, j);
+        const int at = kPanelRows * j + row;
+        if constexpr (Unit::kScales == PanelScales::six_bits) {
+          constexpr int kAll = kPanelRows * (kMin ? 2 * n : n);
+          put_six(packed, kAll, at, integers.scale);
+          if constexpr (kMin) put_six(packed, kAll, kPanelRows * n + at, integers.min);
+        } else if constexpr (Unit::kScales >= PanelScales::odd) {  // the second half are high nibbles
+          packed[at % (kPanelRows * n / 2)] |= std::byte(integers.scale << (j / (n / 2) * 4));
+        } else {
+          packed[at] = std::byte(integers.scale);
+        }
+      }
+    }
+    return finite;
+  }
 }
 
 /// The first row with a scale that is not finite; n_rows where all are.
@@ -276,7 +250,7 @@ int64_t pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byt
     for (int row = 0; row < kPanelRows; ++row) {
       typename F::Block block{};
       if (row < n_rows) std::memcpy(&block, rows + (row * n_units + unit) * int64_t(sizeof block), sizeof block);
-      if (!pack_head(block, row, head)) first_bad = std::min<int64_t>(first_bad, row);
+      if (!pack_head<F>(block, row, head)) first_bad = std::min<int64_t>(first_bad, row);
       uint8_t codes[F::kGroup];
       split(block, codes);
       for (int group = 0; group < Unit::kGroups; ++group)
