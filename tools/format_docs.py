@@ -110,7 +110,7 @@ def kv_policy_table(formats):
     for f in formats:
         p = f["policy"]
         window = f"{p['window']} in {p['recent']}" if p["window"] else 0
-        rows.append([code(f["name"]), p["rotation"], "K with biases" if p["centre"] else "no", window, p["sinks"], p["scale"], p["rounding"]])
+        rows.append([code(f["name"]), p["rotation"], "K" if p["centre"] else "no", window, p["sinks"], p["scale"], p["rounding"]])
     return table(["format", "rotation", "centred", "window", "sinks in f16:", "scale", "rounding"], rows)
 
 

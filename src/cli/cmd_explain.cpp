@@ -112,8 +112,7 @@ Explanation explain_attention(const ExplainFlags& flags, Isa limit) {
   const KvFormat *k = format_of(kv.k), *v = format_of(kv.v);
   const std::string problem = fmt::format("{} heads, {} KV heads of {}, K {} V {}, {} keys", shape[0], shape[1],
                                           shape[2], k->name, v->name, flags.n_keys);
-  const KvLayerConfig layer{default_kv_side(*k, KvSide::k, false), default_kv_side(*v, KvSide::v, false), shape[1],
-                            shape[2]};
+  const KvLayerConfig layer{default_kv_side(*k, KvSide::k), default_kv_side(*v, KvSide::v), shape[1], shape[2]};
   const AttentionProblem a(layer, shape[0], flags.n_keys);
   return {problem, attention_work(a.get()),
           flags.on_device() ? judge_device(device_attention_variants(), DeviceAttentionProblem{layer, flags.n_tokens})

@@ -87,7 +87,7 @@ lab::Row kv_shape_row(const KvFormat& format, std::string_view shape) {
   if (config.head_dim % format.group != 0) return row;
   int64_t per_token = 0, fixed = 0;
   for (const KvSide side : kKvSides) {
-    const KvSideConfig settings = default_kv_side(format, side, config.qkv_bias);
+    const KvSideConfig settings = default_kv_side(format, config.kv_rank > 0 ? KvSide::v : side);
     KvLayerConfig of{settings, settings, config.n_kv_heads, config.head_dim};
     of.v_is_k = config.kv_rank > 0;
     const KvLayout layout(of, side, false);

@@ -55,6 +55,11 @@ struct LayerCall {
   Side k, v;
   int n_kv_heads, head_dim, attention_window, layer;
   int64_t state_values;
+  struct {  // KeyRope
+    int n_pairs, first;
+    bool halves;
+    double frequency[512];
+  } rope;
   bool v_is_k;
 };
 LayerCall call_of(const KvLayerConfig& layer);

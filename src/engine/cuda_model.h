@@ -144,6 +144,7 @@ enum class StepBuffer : uint8_t {
   x,                ///< residual stream [n, d_model]
   qkv,              ///< q, k and v one behind the other: [n, q_rows], [n, kv_dim], [n, kv_dim]
   q,                ///< [n, q_dim]
+  q_weights,        ///< of angles, where the centre of K turns [n, q_dim]
   attn,             ///< what attention returns [n, q_dim]
   ff,               ///< gate, then up, where they are not one product: [n, d_ff] each
   logit_x,          ///< rows of x that logits are asked of [n_logits, d_model]

@@ -129,6 +129,8 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
       if (a.n_heads == 0) continue;
       if (plan.layers[size_t(layer)].mixer == MixerKind::latent)
         r[B::attn_scratch].template ensure<std::byte>(latent_attn_scratch_bytes(sub.n_rows, a.n_heads, a.head_dim));
+      if (!sub.is_long && memory.in_fragments(layer) && memory.tiles(layer, KvSide::k).turn.n_pairs > 0)
+        r[B::q_weights].ensure(n * plan.q_dim());
       if (!sub.is_long && memory.in_fragments(layer))
         r[B::attn_scratch].template ensure<std::byte>(
             tile_attn_scratch_bytes(sub.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
@@ -285,6 +287,8 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
   int64_t angles = int64_t(sub.first_row) * rope.n_pairs;
   for (size_t before = 0; before < rope_index; ++before) angles += ssize(step.rows) * model_.ropes[before].n_pairs;
   const bool head_norm = plan.qk_norm && !plan.qk_norm_whole;
+  float* const q_weights =
+      in_fragments && !sub.is_long && own[0].turn.n_pairs > 0 ? buffers_[B::q_weights].as<float>() : nullptr;
   {
     const gpu::OpRange range(
         [&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], sub.n_rows)); });
@@ -309,6 +313,7 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                               .n_pairs = rope.n_pairs,
                               .rope_halves = rope.halves,
                               .q_out = buffers_[B::q].as<float>(),
+                              .q_weights = q_weights,
                               .overlap = step.overlap && in_fragments});
     if (sub.calibrates)
       for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
@@ -338,6 +343,7 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                                   .k = sides[0],
                                   .v = sides[1],
                                   .q = buffers_[B::q].as<float>(),
+                                  .q_weights = q_weights,
                                   .out = buffers_[B::attn].as<float>()};
   if (is_latent)
     return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank,

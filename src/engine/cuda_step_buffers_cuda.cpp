@@ -143,6 +143,10 @@ gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNu
         slot_parts += bytes > 0;
       for (const int64_t bytes : {l.centre_bytes(), l.head_scale_bytes(), l.state_bytes()}) float_parts += bytes > 0;
     }
+  std::vector<KvLayouts> layouts;
+  for (const KvLayerConfig& layer : layers) layouts.emplace_back(layer, false);
+  for (const auto& [frequency, n_tiles] : turn_tiles(layouts, n_pages.full))
+    all.add(4 * turn_table_size(int(frequency.size()), n_tiles));
   for (size_t i = 0; i < kPageClasses; ++i) {
     if (n_sides[i] == 0) continue;
     all.add(4 * int64_t(n_slots) * n_pages.full);

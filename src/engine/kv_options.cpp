@@ -8,10 +8,11 @@
 namespace ridge {
 namespace {
 
-/// The format's policy with the options over it, for side "K" or "V" of a model.
-KvSideConfig side_config(const KvSideOptions& options, std::string_view side, const AttentionPlan& attention) {
+/// The format's policy with the options over it, for side "K" or "V" of a layer.
+KvSideConfig side_config(const KvSideOptions& options, std::string_view side, const LayerPlan& layer) {
   const KvFormat& format = *find_kv_format(options.format).or_throw();
-  KvSideConfig config = default_kv_side(format, side == "K" ? KvSide::k : KvSide::v, attention.qkv_bias);
+  const bool serves_as_v = side == "V" || layer.mixer == MixerKind::latent;
+  KvSideConfig config = default_kv_side(format, serves_as_v ? KvSide::v : KvSide::k);
   if (options.rotation) config.policy.rotation = find_rotation(*options.rotation).or_throw();
   if (options.centre) config.policy.centre = *options.centre;
   if (options.window) config.policy.window = *options.window;
@@ -21,20 +22,30 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
   if (options.recent) config.policy.recent = find_kv_format(*options.recent).or_throw()->name;
   // An f16 or f32 cache is exact already: windows and sinks would only store the same rows elsewhere.
   if (config.format->name == "f16" || config.format->name == "f32") config.policy.window = config.policy.sinks = 0;
-  check_kv_side(config, side, attention.head_dim).or_throw();
+  check_kv_side(config, side, layer.attention.head_dim).or_throw();
   return config;
 }
 
-KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer) {
+/// How a layer's keys are turned in a context of n_ctx positions; 0: the longest that the model was trained for.
+KeyRope key_rope(const ModelPlan& plan, const LayerPlan& layer, int n_ctx) {
+  const auto number = size_t(plan.rope_of(layer.attention, n_ctx > 0 ? n_ctx : INT_MAX));
+  if (layer.attention.n_kv_heads == 0 || number >= plan.ropes.size()) return {};
+  const Rope& rope = plan.ropes[number];
+  // A latent row has values in front that RoPE leaves.
+  return {rope.frequency, layer.latent.rank, rope.pairs == RopePairs::halves};
+}
+
+KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer, KeyRope rope) {
   const AttentionPlan& a = layer.attention;
   const bool latent = layer.mixer == MixerKind::latent;
-  const KvLayerConfig config{.k = side_config(k, "K", a),
-                             .v = side_config(v, latent ? "K" : "V", a),
+  const KvLayerConfig config{.k = side_config(k, "K", layer),
+                             .v = side_config(v, latent ? "K" : "V", layer),
                              .n_kv_heads = a.n_kv_heads,
                              .head_dim = a.head_dim,
                              .attention_window = a.window,
                              .state_values = layer.delta.state_values(),
                              .state_elsewhere = layer.mixer == MixerKind::delta && layer.delta.n_key_heads == 0,
+                             .rope = std::move(rope),
                              .v_is_k = latent};
   if (const std::string differs = kv_side_difference(config.v, config.k); latent && !differs.empty())
     throw_error(ErrorKind::usage, "latent rows are K and V in one: V cannot have {} (give both sides the same cache)",
@@ -46,7 +57,10 @@ KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const
 
 std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const ModelPlan& plan) {
   std::vector<KvLayerConfig> layers;
-  for (const LayerPlan& layer : plan.layers) layers.push_back(layer_config(options.k, options.v, layer));
+  const auto config = [&](const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer) {
+    return layer_config(k, v, layer, key_rope(plan, layer, options.n_ctx));
+  };
+  for (const LayerPlan& layer : plan.layers) layers.push_back(config(options.k, options.v, layer));
   std::vector<bool> taken(layers.size(), false);
   for (const KvLayerOptions& own : options.kv_layers) {
     if (own.first < 0 || own.last < own.first || own.last >= ssize(layers))
@@ -56,7 +70,7 @@ std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const Mo
       if (taken[layer])
         throw_error(ErrorKind::usage, "kv_layers: layer {} is given twice (ranges may not overlap)", layer);
       taken[layer] = true;
-      layers[layer] = layer_config(own.k, own.v, plan.layers[layer]);
+      layers[layer] = config(own.k, own.v, plan.layers[layer]);
     }
   }
   return layers;

@@ -14,8 +14,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "state files are little-endian");
 
 constexpr char kMagic[8] = {'R', 'I', 'D', 'G', 'E', '-', 'K', 'V'};
-constexpr uint32_t kVersion = 2;
-constexpr uint32_t kEqualParts = 1;  // where Hadamard parts were all of the largest power of two that divides head_dim
+constexpr uint32_t kVersion = 3;
+constexpr uint32_t kStillCentre = 2;  // and before: the mean of rotated rows, the same at every position
+constexpr uint32_t kEqualParts = 1;   // where Hadamard parts were all of the largest power of two that divides head_dim
 constexpr uint32_t kRotationSeed = 0x9E3779B9u;  // of op/cache/rotation.h; another one is another rotation
 
 struct FileHeader {
@@ -104,6 +105,8 @@ Result<SideImage> check_side(const KvLayout& layout, int n, uint32_t version, bo
       !std::has_single_bit(uint32_t(layout.tiles.head_dim)))
     return bad_file("version {} rotated rows of {} in other parts (compute the text again)", version,
                     layout.tiles.head_dim);
+  if (version <= kStillCentre && layout.config.policy.centre)
+    return bad_file("version {} centred rows in another way (compute the text again)", version);
   // The payload's size follows from the configuration, n and ring_first: nothing in the file is used as a size before
   // it has been compared with that.
   if (header.ring_first > uint32_t(n)) return bad_file("ring_first is {} of {} positions", header.ring_first, n);
@@ -143,8 +146,8 @@ Status check_header(const FileHeader& header, std::span<const KvLayouts> layouts
     return bad_file("{} is {}, this cache has {}", field, found, expected);
   };
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return bad_file("not a KV state file");
-  if (header.version != kVersion && header.version != kEqualParts)
-    return bad_file("version {} is not supported (this build reads versions {} and {})", header.version, kEqualParts,
+  if (header.version < kEqualParts || header.version > kVersion)
+    return bad_file("version {} is not supported (this build reads versions {} to {})", header.version, kEqualParts,
                     kVersion);
   if (header.xxh64 != hash_of(header)) return bad_file("checksum of the header differs: the file is damaged");
   RIDGE_TRY_STATUS(same("n_layers", header.n_layers, layouts.size()));

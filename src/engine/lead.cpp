@@ -358,14 +358,19 @@ LayerCall call_of(const KvLayerConfig& layer) {
                            .rounding = of.policy.rounding,
                            .centre = of.policy.centre};
   };
-  return {.k = side(layer.k),
-          .v = side(layer.v),
-          .n_kv_heads = layer.n_kv_heads,
-          .head_dim = layer.head_dim,
-          .attention_window = layer.attention_window,
-          .layer = layer.layer,
-          .state_values = layer.state_values,
-          .v_is_k = layer.v_is_k};
+  LayerCall call{.k = side(layer.k),
+                 .v = side(layer.v),
+                 .n_kv_heads = layer.n_kv_heads,
+                 .head_dim = layer.head_dim,
+                 .attention_window = layer.attention_window,
+                 .layer = layer.layer,
+                 .state_values = layer.state_values,
+                 .rope = {int(layer.rope.frequency.size()), layer.rope.first, layer.rope.halves, {}},
+                 .v_is_k = layer.v_is_k};
+  RIDGE_CHECK(layer.rope.frequency.size() <= std::size(call.rope.frequency), "{} pairs of RoPE",
+              layer.rope.frequency.size());
+  std::ranges::copy(layer.rope.frequency, call.rope.frequency);
+  return call;
 }
 
 KvLayerConfig layer_of(const LayerCall& call) {
@@ -386,6 +391,7 @@ KvLayerConfig layer_of(const LayerCall& call) {
           .attention_window = call.attention_window,
           .state_values = call.state_values,
           .layer = call.layer,
+          .rope = {{call.rope.frequency, call.rope.frequency + call.rope.n_pairs}, call.rope.first, call.rope.halves},
           .v_is_k = call.v_is_k};
 }
 

@@ -33,7 +33,7 @@ enum class KvRounding : uint8_t {
 /// How a cache treats rows of a format unless told otherwise on the command line.
 struct KvPolicy {
   Rotation rotation = Rotation::none;
-  bool centre = false;  ///< subtract the per-channel mean of the first tokens (exact, see op/cache/append.h)
+  bool centre = false;  ///< subtract the mean of the first tokens, turned as RoPE turns rows (op/cache/centre.h)
   int window = 0;       ///< newest tokens kept in format `recent`
   int sinks = 0;        ///< first tokens kept in f16
   KvScale scale = KvScale::none;

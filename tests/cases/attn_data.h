@@ -29,13 +29,22 @@ inline constexpr KvPolicy kWindowPolicy{.window = 32, .sinks = 4, .recent = "i8r
 inline constexpr KvPolicy kFullPolicy{
     .rotation = Rotation::hadamard, .centre = true, .window = 32, .sinks = 4, .recent = "i8r"};
 
+/// Pairs of all channels, in halves; interleaved; or of the second half of the channels alone.
+inline KeyRope rope_of(int head_dim, uint64_t form = 0) {
+  const bool is_part = form % 3 == 2 && head_dim % 4 == 0;
+  KeyRope rope{{}, is_part ? head_dim / 2 : 0, form % 3 != 1};
+  const int n_pairs = head_dim / (is_part ? 4 : 2);
+  for (int i = 0; i < n_pairs; ++i) rope.frequency.push_back(std::pow(1e-4, double(i) / n_pairs));
+  return rope;
+}
+
 /// Bytes of one side, each kind in a buffer that ends kKvPadBytes before an inaccessible page. What was never written
 /// is NaN in formats that have one.
 struct FencedSide {
   KvLayout layout;
   RowRotation rotation;
   FencedBytes pages, ring, sinks;
-  std::vector<float> centre, head_scale;
+  std::vector<float> centre, head_scale, turn;
   std::vector<PageCounts> counts;
   unsigned long long saturated = 0;
   KvTiles tiles;
@@ -48,8 +57,10 @@ struct FencedSide {
         sinks(n_slots * layout.sinks_bytes(), kKvPadBytes),
         centre(size_t(n_slots * layout.centre_bytes() / 4), 0.0f),
         head_scale(size_t(n_slots * layout.head_scale_bytes() / 4), 0.0f),
+        turn(turn_table(layout.frequency, n_pages * kPageTiles + layout.tiles.ring_tiles)),
         counts(size_t(n_pages)),
         tiles(layout.tiles) {
+    tiles.turn.table = turn.data();
     tiles.rotation = rotation.view();
     tiles.pages = pages.data();
     tiles.ring = ring.data();
@@ -174,6 +185,25 @@ class Caches {
   std::optional<GuardedMatrix> q_, out_;
 };
 
+/// What the centre of the tile of a position takes from a query's score in cache space, and the product of the sizes of
+/// the query and the centre: a float sum over 2 n_pairs angles is within 1.5 (head_dim + 6) u of it.
+struct CentreScore {
+  double score = 0, size = 0;
+  CentreScore() = default;
+  CentreScore(const KvTiles& k, int slot, int kv_head, int position, const float* q) {
+    if (!k.centre) return;
+    std::vector<float> centre(size_t(k.head_dim), 0.0f);
+    k.move_row(slot, kv_head, position / kTilePositions, 1, centre.data());
+    double q2 = 0, c2 = 0;
+    for (int d = 0; d < k.head_dim; ++d) {
+      if (!k.turn.turns(d)) continue;
+      const double c = centre[size_t(d)], whole = k.centre_of(slot, kv_head)[d];
+      score += q[d] * c, q2 += double(q[d]) * q[d], c2 += whole * whole;
+    }
+    size = std::sqrt(q2 * c2);
+  }
+};
+
 /// Attention of one query in double, and how far a float kernel may be from it, element by element.
 ///
 /// u = 2^-24. A float score is within (head_dim + 2) u scale sum|q k| of the exact one; d is the worst of these. The
@@ -184,16 +214,17 @@ class Caches {
 struct AttendOracle {
   std::vector<double> out, bound;
 
-  /// key(i) and value(i) give the rows the query sees, i < n.
-  template <class Key, class Value>
-  AttendOracle(const float* q, int n, int head_dim, double scale, Key key, Value value)
+  /// key(i) and value(i) give the rows the query sees, i < n, more(i) what is added to the product with a key.
+  template <class Key, class Value, class More>
+  AttendOracle(const float* q, int n, int head_dim, double scale, Key key, Value value, More more)
       : out(size_t(head_dim)), bound(size_t(head_dim)) {
     constexpr double kUnit = 0x1p-24;
     std::vector<double> weight(size_t(n), 0.0), magnitude(size_t(head_dim), 0.0);
     double score_error = 0, top = -INFINITY, least = INFINITY, total = 0, largest = 0;
     for (int i = 0; i < n; ++i) {
       const float* row = key(i);
-      double dot = 0, size = 0;
+      const CentreScore of_centre = more(i);
+      double dot = of_centre.score, size = 2 * of_centre.size;
       for (int d = 0; d < head_dim; ++d) {
         dot += double(q[d]) * row[d];
         size += std::abs(double(q[d]) * row[d]);

@@ -634,11 +634,10 @@ TEST(Info, FormatsCarryTheFactsTheDocumentsAreMadeFrom) {
     if (f["name"] != "rotor-3") continue;
     EXPECT_EQ(f["policy"]["rotation"], "hadamard");
     EXPECT_EQ(f["scales"][0], f["policy"]["scale"]);
-    // 4 sinks in f16 and 96 + 32 + 32 rows of the ring in i8r; qwen alone has biases, so a centre for K.
+    // 4 sinks in f16 and 96 + 32 + 32 rows of the ring in i8r; a centre for K.
     for (const json& s : f["shapes"]) {
       const int rows = s["n_layers"].get<int>() * s["n_kv_heads"].get<int>();
-      const int centre = s["shape"] == "qwen2.5-1.5b" ? 4 * 128 : 0;
-      EXPECT_EQ(s["fixed_bytes"], rows * (2 * (4 * 256 + 160 * 130) + centre)) << s;
+      EXPECT_EQ(s["fixed_bytes"], rows * (2 * (4 * 256 + 160 * 130) + 4 * 128)) << s;
     }
   }
 }

@@ -267,7 +267,7 @@ TEST(KvState, FilesBeforeHadamardPartsChangedAreReadWhereTheirPartsAreTheSame) {
     Pool pool(layers), restored(layers);
     pool.append(40, 5);
     std::vector<std::byte> file = pool.file();
-    EXPECT_EQ(file[8], std::byte(2)) << "the version that is written";
+    EXPECT_EQ(file[8], std::byte(3)) << "the version that is written";
     file[8] = std::byte(1);
     sign_state(file);
     const std::string refused = restored.restore(file);
@@ -280,6 +280,24 @@ TEST(KvState, FilesBeforeHadamardPartsChangedAreReadWhereTheirPartsAreTheSame) {
       EXPECT_EQ(restored.pool->length(restored.seq), 0);
     }
   }
+}
+
+TEST(KvState, FilesBeforeTheCentreTurnedAreReadWhereNoSideIsCentred) {
+  for (const int version : {1, 2})
+    for (const bool centre : {false, true}) {
+      const KvSideConfig plain{*find_kv_format("f32"), {}};
+      const std::vector<KvLayerConfig> layers = {
+          {{*find_kv_format("f16"), {.centre = centre, .window = 32}}, plain, 1, 64}};
+      Pool pool(layers), restored(layers);
+      pool.append(80, 5);
+      std::vector<std::byte> file = pool.file();
+      file[8] = std::byte(uint8_t(version));
+      sign_state(file);
+      EXPECT_THAT(restored.restore(file),
+                  centre ? HasSubstr(fmt::format("K of layer 0: version {} centred rows in another way", version))
+                         : HasSubstr(""));
+      EXPECT_EQ(restored.pool->length(restored.seq), centre ? 0 : 80);
+    }
 }
 
 TEST(KvState, WhatDiffersIsNamed) {

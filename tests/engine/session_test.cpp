@@ -157,7 +157,7 @@ TEST(Session, ReportEqualsTheFormula) {
   EXPECT_EQ(report.v.recent, "i8r");
   EXPECT_EQ(report.v.rounding, "weighted");
   EXPECT_EQ(report.v.scale, "unbiased");
-  EXPECT_FALSE(report.v.centre) << "only keys with a bias are centred";
+  EXPECT_FALSE(report.v.centre) << "only keys are centred";
   EXPECT_EQ(report.v.sinks, 4);
   // One decode step reads every matrix once and every cached row once.
   session.prefill(some_tokens(500, m.vocab_size));

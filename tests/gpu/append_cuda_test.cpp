@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "cases/attn_data.h"
 #include "gpu/device_step.h"
 #include "op/cache/append.h"
 
@@ -161,8 +162,30 @@ class Twins {
     std::vector<float> q(values.q.size());
     gpu::download(stream_, q.data(), q_out.as<void>(), 4 * ssize(q));
     stream_.synchronize();
+    if (step.q_weights()) check_weights(layer, step.q_weights(), seqs, values.q);
     for (size_t at = 0; at < q.size(); at += size_t(config.head_dim)) k.rotation.forward(&values.q[at]);
     ASSERT_EQ(q, values.q) << "queries in cache space";
+  }
+
+  /// Of queries q [n, heads, head_dim] of the model, where their sequence had a centre before.
+  void check_weights(int layer, const float* on_device, const std::vector<SeqTokens>& seqs,
+                     const std::vector<float>& q) {
+    const auto& host = static_cast<HostKvMemory&>(host_.memory());
+    const KvTiles& k = host.tiles(layer, KvSide::k);
+    const size_t dim = size_t(k.head_dim), width = size_t(k.n_kv_heads * kGroup) * dim;
+    std::vector<float> got(q.size()), want(dim);
+    gpu::download(stream_, got.data(), on_device, 4 * ssize(got));
+    stream_.synchronize();
+    size_t row = 0;
+    for (const SeqTokens& s : seqs) {
+      const KvSpan span = host_.span(s.seq, int(row), s.n_tokens);
+      for (size_t i = row * width; i < (row + size_t(s.n_tokens)) * width && span.n_past >= kCalibration; i += dim) {
+        const int head = int(i % width / dim);
+        centre_weights(k.turn, &q[i], k.centre_of(span.slot, head / kGroup), 1, want.data());
+        for (int j = 0; j < k.turn.pitch(); ++j) ASSERT_EQ(got[i + size_t(j)], want[size_t(j)]) << "angle " << j;
+      }
+      row += size_t(s.n_tokens);
+    }
   }
 
   const gpu::Stream& stream_;
@@ -180,6 +203,8 @@ class AppendCuda : public OnDevice {
  protected:
   /// Prompts, single tokens and short spans of two sequences, through calibration and out of windows.
   void steps(const std::string& what, std::vector<KvLayerConfig> layers, bool outliers) {
+    for (KvLayerConfig& layer : layers)  // kernels of tensor cores know pairs from the first channel on
+      layer.rope = rope_of(layer.head_dim, device_tiles(layer).ok ? uint64_t(layer.n_kv_heads % 2) : 2);
     Twins twins(stream(), std::move(layers), outliers);
     const std::array seqs{twins.open(), twins.open()};
     const std::vector<std::pair<int, int>> steps = {{1, 0},  {40, 3}, {2, 16}, {17, 20}, {1, 1},   {7, 22},

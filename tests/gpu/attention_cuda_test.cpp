@@ -125,7 +125,9 @@ struct Case {
   KvSideConfig k, v;
   int dim = 128, n_kv_heads = 2, group = 2;
   std::vector<Sequence> sequences = {{69, 1}};
-  int window = 0;  ///< KvTiles::attention_window
+  int window = 0;   ///< KvTiles::attention_window
+  int n_pairs = 0;  ///< by which a centre of K turns
+  bool halves = true;
   bool sink_logits = false;
   int padding = 0;     ///< rows of no sequence behind the others
   bool alone = false;  ///< every row in a block of its own, as recorded steps have it
@@ -145,12 +147,15 @@ KvSideConfig side(const char* name, KvPolicy policy = {}) {
 struct Side {
   KvTiles tiles;
   Region coded, ring, sinks;
-  std::vector<float> centre, head_scale;
-  gpu::Buffer on_device[3];  // centre, head_scale, rotation's table
+  std::vector<float> centre, head_scale, angles;
+  CentreTurn turn;           // on the host
+  gpu::Buffer on_device[4];  // centre, head_scale, rotation's table, angles
   std::unique_ptr<RowRotation> rotation;
 
   Side(const gpu::Stream& stream, const Case& c, KvSide side, Kernel kernel, int n_pages, int n_slots) {
-    const KvLayerConfig layer{c.k, c.v, c.n_kv_heads, c.dim, c.window};
+    KvLayerConfig layer{c.k, c.v, c.n_kv_heads, c.dim, c.window};
+    layer.rope.halves = c.halves;
+    for (int i = 0; i < c.n_pairs; ++i) layer.rope.frequency.push_back(std::pow(1e-4, double(i) / c.n_pairs));
     const KvLayout layout(layer, side, kernel != Kernel::rows);
     tiles = layout.tiles;
     Rng rng(side == KvSide::k ? 1 : 2);
@@ -185,11 +190,30 @@ struct Side {
       on_device[1] = gpu::to_device(stream, std::span<const float>(of_slots));
       tiles.head_scale = on_device[1].as<float>();
     }
+    angles = turn_table(layout.frequency, n_pages * kPageTiles);
+    on_device[3] = gpu::to_device(stream, std::span<const float>(angles));
+    turn = tiles.turn;
+    turn.table = angles.data();
+    tiles.turn.table = on_device[3].as<float>();
     rotation = std::make_unique<RowRotation>(layout.config.policy.rotation, 1, c.dim);
     on_device[2] = gpu::to_device(stream, rotation->table());
     tiles.rotation = rotation->view();
     tiles.rotation.table = on_device[2].as<float>();
     stream.synchronize();
+  }
+
+  /// What the keys of a tile are stored without, in cache space, as far as it turns.
+  std::vector<float> centre_of(int slot, int head, int tile) const {
+    std::vector<float> row(static_cast<size_t>(tiles.head_dim));
+    if (turn.n_pairs == 0) return row;
+    turn.move(turn.tile(tile), of_slot(slot, head), tiles.head_dim, 1, row.data());
+    for (int d = 0; d < tiles.head_dim; ++d)
+      if (!turn.turns(d)) row[size_t(d)] = 0;
+    rotation->forward(row.data());
+    return row;
+  }
+  const float* of_slot(int slot, int head) const {
+    return &centre[size_t((int64_t(slot) * tiles.n_kv_heads + head) * tiles.head_dim)];
   }
 
   struct At {
@@ -221,15 +245,23 @@ struct Oracle {
     for (int d = 0; d < dim; ++d) q_top = std::max(q_top, double(std::abs(q[d]))), q_sum += std::abs(q[d]);
     std::vector<double> weight(count), off(count);
     std::vector<Side::At> values(count);
+    std::vector<float> centre;
     for (int p = first; p < n; ++p) {
+      if (p == first || p % kTilePositions == 0) centre = k.centre_of(of.slot, head, p / kTilePositions);
       const Side::At at = k.at(of, pages, head, p, n);
       values[size_t(p)] = v.at(of, pages, head, p, n);
       const double* row = at.region->row(at.tile, at.p);
       double dot = 0, size = 0, k_size = 0;
       for (int d = 0; d < dim; ++d) dot += q[d] * row[d], size += std::abs(q[d] * row[d]), k_size += std::abs(row[d]);
+      for (int d = 0; d < dim && k.turn.n_pairs > 0; ++d) dot += double(q[d]) * centre[size_t(d)];
       weight[size_t(p)] = dot * scale;
       // Sums of dim products in floats; half a step of 15 bits of the query in every channel, or two roundings to f16.
       double error = size * (dim + 8) * 0x1p-23;
+      if (k.turn.n_pairs > 0) {  // its own sum of products, or a part of the keys, rounded with them and before
+        double q2 = 0, c2 = 0;
+        for (int d = 0; d < dim; ++d) q2 += double(q[d]) * q[d], c2 += double(centre[size_t(d)]) * centre[size_t(d)];
+        error += 2 * std::sqrt(q2 * c2) * ((dim + 8) * 0x1p-23 + (kernel == Kernel::prefill ? 2.01 * kF16Error : 0));
+      }
       if (kernel == Kernel::tiles) error += k_size * q_top * 0x1p-15 * 1.01;
       if (kernel == Kernel::prefill) error += size * 2.01 * kF16Error + kFloor * q_sum;
       off[size_t(p)] = scale * error + (kernel == Kernel::prefill ? kFloor * k_size : 0);
@@ -338,8 +370,16 @@ class AttentionCuda : public OnDevice {
       const auto of_row = normal_floats(uint64_t(i), width, 1.5);
       std::copy(of_row.begin(), of_row.end(), q.begin() + rows[size_t(i)].row * width);
     }
-    const gpu::Buffer dq = up(q), drows = up(rows), dblocks = up(blocks), dpages = up(pages), dsinks = up(sink_logits),
-                      out = up(std::vector<float>(q.size() + 2 * kGuard, kUnwritten));
+    std::vector<float> weights(q.size()), of_model(static_cast<size_t>(c.dim));
+    for (int i = 0; i < n_rows && k.turn.n_pairs > 0; ++i)
+      for (int head = 0; head < n_heads && rows[size_t(i)].slot >= 0; ++head) {
+        const auto at = size_t((int64_t(rows[size_t(i)].row) * n_heads + head) * c.dim);
+        std::copy_n(q.begin() + ptrdiff_t(at), c.dim, of_model.begin());
+        k.rotation->backward(of_model.data());
+        centre_weights(k.turn, of_model.data(), k.of_slot(rows[size_t(i)].slot, head / c.group), 1, &weights[at]);
+      }
+    const gpu::Buffer dweights = up(weights), dq = up(q), drows = up(rows), dblocks = up(blocks), dpages = up(pages),
+                      dsinks = up(sink_logits), out = up(std::vector<float>(q.size() + 2 * kGuard, kUnwritten));
     const DeviceAttention a{.rows = {.n = n_rows,
                                      .most = most,
                                      .rows = drows.as<StepRow>(),
@@ -351,6 +391,7 @@ class AttentionCuda : public OnDevice {
                             .k = k.tiles,
                             .v = v.tiles,
                             .q = dq.as<float>(),
+                            .q_weights = dweights.as<float>(),
                             .out = out.as<float>() + kGuard};
     const gpu::Buffer scratch(tile_attn_scratch_bytes(n_rows, n_heads, c.n_kv_heads, c.dim,
                                                       c.plan.blocks > 0 ? c.plan.blocks : tile_attn_blocks())),
@@ -395,12 +436,14 @@ class AttentionCuda : public OnDevice {
         std::vector<float> want(oracle.out.begin(), oracle.out.end());
         double norm2 = 0, bound2 = 0;
         for (int d = 0; d < c.dim; ++d) {
-          if (!v.centre.empty())
-            want[size_t(d)] += v.centre[size_t((int64_t(row.slot) * c.n_kv_heads + kv_head) * c.dim + d)];
           norm2 += double(want[size_t(d)]) * want[size_t(d)];
           bound2 += oracle.bound[size_t(d)] * oracle.bound[size_t(d)];
         }
         v.rotation->backward(want.data());
+        for (int d = 0; d < c.dim && !v.centre.empty(); ++d) {
+          want[size_t(d)] += v.of_slot(row.slot, kv_head)[d];
+          norm2 += double(want[size_t(d)]) * want[size_t(d)];
+        }
         for (int d = 0; d < c.dim; ++d) {
           // A rotation spreads errors; it and the centre round at most once a step of a transform.
           const double bound = (v.tiles.rotation.kind == Rotation::none ? oracle.bound[size_t(d)] : std::sqrt(bound2)) +
@@ -435,6 +478,43 @@ const KvPolicy kPlain{}, kWindow{Rotation::none, false, 32, 0}, kWide{Rotation::
 TEST_F(AttentionCuda, TilesOfEveryPairOfKinds) {
   for (const char* k : kTileFormats)
     for (const char* v : kTileFormats) check({.k = side(k), .v = side(v)}, Kernel::tiles);
+}
+
+// A centre of K that turns from tile to tile: coded, exact and sinks; all pairs, some, and pairs that lie side by side.
+TEST_F(AttentionCuda, ATurningCentreComesBackOnTheScores) {
+  KvPolicy rotated = kCentred;
+  rotated.rotation = Rotation::hadamard;
+  for (size_t i = 0; i < std::size(kTileFormats); ++i) {
+    const int dim = 64 << (i % 3);
+    Case c{
+        .k = side(kTileFormats[i], kCentred), .v = side("rotor-3", kWindow), .dim = dim, .n_kv_heads = 1, .group = 3};
+    c.n_pairs = dim / 2;
+    c.sequences = {{300, 1}, {70, 2}};
+    check(c, Kernel::tiles);
+    c.sequences = {{110, 30}};
+    check(c, Kernel::prefill);
+  }
+  for (const int n_pairs : {64, 20})
+    for (const bool halves : {true, false}) {
+      Case c{.k = side("rotor-3", rotated), .v = side("rotor-3", rotated), .n_kv_heads = 1};
+      c.n_pairs = n_pairs, c.halves = halves;
+      c.sequences = {{515, 1}, {200, 3}, {31, 2}};
+      check(c, Kernel::tiles);
+      c.window = 150;
+      check(c, Kernel::tiles);
+      c.sequences = {{90, 40}};
+      check(c, Kernel::prefill);
+      for (const int dim : {64, 96}) {
+        Case rows{.k = side("rotor-3", rotated), .v = side("q8_0", kWindow), .dim = dim, .sequences = {{130, 5}}};
+        rows.n_pairs = std::min(n_pairs, dim / 2), rows.halves = halves;
+        check(rows, Kernel::rows);
+      }
+    }
+  // Tokens that share a pass over a long cache of f16.
+  Case f16{.k = side("f16", kCentred), .v = side("f16"), .dim = 64, .n_kv_heads = 1, .group = 5, .n_pairs = 32};
+  f16.sequences = {{900, 3}};
+  f16.plan.long_rows = 1;
+  check(f16, Kernel::tiles);
 }
 
 TEST_F(AttentionCuda, TilesOfEveryHeadDimAndGroup) {

@@ -55,6 +55,8 @@ class DeviceStep {
   }
 
   const StepPlan& plan() const { return plan_; }
+  /// Weights of angles of the queries appended last, as q; null where no centre turns, or rows are those of a prompt.
+  const float* q_weights() const { return q_weights_.as<float>(); }
   const AttnBlock* blocks() const { return blocks_.as<AttnBlock>(); }
   StepRows rows_of(const SubBatch& sub) const {
     return {.n = sub.n_rows,
@@ -72,6 +74,10 @@ class DeviceStep {
     const int64_t kv_width = int64_t(own[0].n_kv_heads) * own[0].head_dim;
     const gpu::Buffer q = buffers_for(values.q), k = buffers_for(values.k), v = buffers_for(values.v);
     gpu::Buffer q_out(4 * std::max<int64_t>(plan_.n_tokens, ssize(plan_.rows)) * kv_width * group);
+    q_weights_ = gpu::Buffer();
+    if (own[0].turn.n_pairs > 0 && memory_.in_fragments(layer) &&
+        std::ranges::none_of(plan_.sub_batches, [](const SubBatch& sub) { return sub.is_long; }))
+      q_weights_ = gpu::Buffer(q_out.bytes());
     for (const SubBatch& sub : plan_.sub_batches) {
       const StepRows rows = rows_of(sub);
       const StepSpan* const spans = spans_.as<StepSpan>() + sub.first_span;
@@ -110,7 +116,8 @@ class DeviceStep {
                                 .q_pitch = kv_width * group,
                                 .k_pitch = kv_width,
                                 .v_pitch = kv_width,
-                                .q_out = q_out.as<float>()});
+                                .q_out = q_out.as<float>(),
+                                .q_weights = q_weights_.as<float>()});
       if (sub.calibrates)
         for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
       if (!plan_.recorded)
@@ -146,7 +153,7 @@ class DeviceStep {
   const gpu::Stream& stream_;
   const StepPlan plan_;
   DeviceKvMemory& memory_;
-  gpu::Buffer rows_, spans_, n_spans_, blocks_;
+  gpu::Buffer rows_, spans_, n_spans_, blocks_, q_weights_;
 };
 
 }  // namespace ridge

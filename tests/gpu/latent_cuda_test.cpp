@@ -24,6 +24,7 @@ class LatentCuda : public OnDevice {
   void check(const std::string& what, const LatentCase& c) {
     KvLayerConfig layer{c.side, c.side, 1, c.dim};
     layer.v_is_k = true;
+    layer.rope = rope_of(c.dim, 2);
     const std::vector<KvLayerConfig> layers{layer};
     ModelPlan plan = plan_of(layers, c.n_heads);
     const auto host_memory = [&](int n_pages, int n_slots) {
@@ -96,16 +97,23 @@ class LatentCuda : public OnDevice {
                    float scale, const float* q, const float* got) {
     const int n = span.n_past + i + 1;
     std::vector<float> rows(size_t(n * c.dim));
-    for (int p = 0; p < n; ++p) read_cached_row(k, span, 0, p, n, &rows[size_t(p * c.dim)]);
+    std::vector<float> centre(static_cast<size_t>(c.dim));
+    for (int p = 0; p < n; ++p) {
+      float* const row = &rows[size_t(p * c.dim)];
+      read_cached_row(k, span, 0, p, n, row);
+      std::ranges::fill(centre, 0.0f);
+      k.move_row(span.slot, 0, p / kTilePositions, 1, centre.data());
+      k.rotation.forward(centre.data());
+      for (int d = 0; d < c.dim; ++d) row[d] += centre[size_t(d)];
+    }
     const auto row = [&](int p) { return &rows[size_t(p * c.dim)]; };
     for (int head = 0; head < c.n_heads; head += std::max(1, c.n_heads - 1)) {  // the first and the last
       std::vector<float> turned(q + head * c.dim, q + (head + 1) * c.dim);
       k.rotation.forward(turned.data());
-      const AttendOracle oracle(turned.data(), n, c.dim, scale, row, row);
+      const AttendOracle oracle(turned.data(), n, c.dim, scale, row, row, [](int) { return CentreScore(); });
       std::vector<float> expected(oracle.out.begin(), oracle.out.end());
       double size = 0, together = 0;
       for (int d = 0; d < c.dim; ++d) {
-        if (k.centre) expected[size_t(d)] += k.centre_of(span.slot, 0)[d];
         size += double(expected[size_t(d)]) * expected[size_t(d)];
         together += oracle.bound[size_t(d)] * oracle.bound[size_t(d)];
       }

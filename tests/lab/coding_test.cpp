@@ -12,7 +12,7 @@ namespace ridge::lab {
 namespace {
 
 double error_of(std::string_view format) {
-  return codec_error(default_kv_side(*find_kv_format(format).or_throw(), KvSide::v, false), 128, 7);
+  return codec_error(default_kv_side(*find_kv_format(format).or_throw(), KvSide::v), 128, 7);
 }
 
 TEST(Coding, ErrorsOfTheCodecsAreThoseOfTheirBits) {

@@ -25,7 +25,12 @@ struct Problem {
   Problem(const AttnCase& c, const KvSideConfig& k, const KvSideConfig& v, uint64_t seed = 1, int window = 0)
       : shape(c),
         rows(c, 1, seed),
-        caches({.k = k, .v = v, .n_kv_heads = c.heads.n_kv_heads, .head_dim = c.head_dim, .attention_window = window},
+        caches({.k = k,
+                .v = v,
+                .n_kv_heads = c.heads.n_kv_heads,
+                .head_dim = c.head_dim,
+                .attention_window = window,
+                .rope = rope_of(c.head_dim, seed)},
                rows, seed) {}
 
   /// All tokens; the last n_queries are asked.
@@ -70,7 +75,8 @@ void find_oracles(Problem& p) {
           p.caches.k.tiles.rotation.forward(q.data());
           p.oracles.emplace_back(
               q.data(), n - first, int(dim), p.caches.scale, [&](int at) { return &keys[size_t(first + at) * dim]; },
-              [&](int at) { return &values[size_t(first + at) * dim]; });
+              [&](int at) { return &values[size_t(first + at) * dim]; },
+              [&](int at) { return CentreScore(p.caches.k.tiles, span.slot, kv_head, first + at, from); });
         }
       }
 }
@@ -90,9 +96,9 @@ void expect_row(const float* actual, const AttendOracle& oracle, const KvTiles& 
     const float centre = v.centre ? v.centre_of(slot, kv_head)[d] : 0.0f;
     bound += oracle.bound[d] * oracle.bound[d];
     size += double(expected[d]) * expected[d], centre_size += double(centre) * centre;
-    expected[d] += centre;
   }
   v.rotation.backward(expected.data());
+  v.add_still_centre(slot, kv_head, expected.data());
   for (size_t d = 0; d < dim; ++d) error += std::pow(double(actual[d]) - expected[d], 2);
   ASSERT_LE(std::sqrt(error), std::sqrt(bound) + 22 * 0x1p-24 * (std::sqrt(size) + std::sqrt(centre_size)));
 }

@@ -71,7 +71,10 @@ struct Problem {
   KvSpan span;
 
   Problem(HeadLayout heads, int head_dim, int n_keys, const KvSideConfig& k, const KvSideConfig& v, uint64_t seed)
-      : shape{heads, head_dim, n_keys}, rows(shape, 1, seed), caches({k, v, heads.n_kv_heads, head_dim}, rows, seed) {}
+      : shape{heads, head_dim, n_keys},
+        rows(shape, 1, seed),
+        caches({.k = k, .v = v, .n_kv_heads = heads.n_kv_heads, .head_dim = head_dim, .rope = rope_of(head_dim, seed)},
+               rows, seed) {}
   Attention ask() {
     CpuContext context(2);
     if (shape.n_keys > 1) caches.bring(context, {{Bring{0, shape.n_keys - 1}}});
@@ -106,7 +109,8 @@ void expect_attention(const Attention& a, const KvSpan& span) {
     for (int i = 0; i < n; ++i) {
       const IntRow key = row_of(a.k, span, kv_head, i, n);
       const auto steps = float(key.rounding.query_steps);
-      double dot = 0, magnitude = 0;
+      const CentreScore of_centre(a.k, span.slot, kv_head, i, from);
+      double dot = of_centre.score, magnitude = 2 * of_centre.size;
       for (size_t d = 0; d < size; ++d) {
         // The kernel's own float arithmetic up to the integer: a value between two steps must go the same way.
         const double x = steps > 0 ? double(std::nearbyint(q[d] * (steps / q_top))) * q_top / steps : double(q[d]);
@@ -141,8 +145,8 @@ void expect_attention(const Attention& a, const KvSpan& span) {
     const double relative = 2 * (2 * score_error + 4 * 0x1p-24 * 87 + 1e-6) + 2 * (n + 8) * 0x1p-24;
     std::vector<float> expected(out.begin(), out.end()), centre(size, 0.0f);
     if (a.v.centre) centre.assign(a.v.centre_of(span.slot, kv_head), a.v.centre_of(span.slot, kv_head) + dim);
-    for (size_t d = 0; d < size; ++d) expected[d] += centre[d];
     a.v.rotation.backward(expected.data());
+    for (size_t d = 0; d < size; ++d) expected[d] += centre[d];
     double error = 0;
     for (size_t d = 0; d < size; ++d)
       error += std::pow(a.out(span.first_row, head * dim + int64_t(d)) - double(expected[d]), 2) / dim;

@@ -55,7 +55,12 @@ std::vector<float> metric_of_model() {
 struct Twins : Caches {
   std::vector<float> metric;
   Twins(const KvSideConfig& side, const TokenRows& rows, uint64_t order = 1)
-      : Caches({side, side, kHeads, kDim}, rows, order) {
+      : Caches({.k = side,
+                .v = side,
+                .n_kv_heads = kHeads,
+                .head_dim = kDim,
+                .rope = rope_of(kDim, uint64_t(side.policy.window / 32 + side.policy.sinks))},
+               rows, order) {
     if (side.policy.rounding != KvRounding::weighted) return;
     metric = metric_in_cache_space(k.rotation, kDim, metric_of_model());
     k.tiles.metric = v.tiles.metric = metric.data();
@@ -124,11 +129,11 @@ struct Rules {
     for (int p = 0; p < at.n_past; ++p) {
       const auto from = rows.begin() + (int64_t(p) * kHeads + head) * kDim;
       std::vector<float>& row = exact.emplace_back(from, from + kDim);
+      for (size_t d = 0; d < kDim; ++d) row[d] -= centre_at(p)[d];
       side.rotation.forward(row.data());
       if (calibrates && p < kCalibration) row = rounded(rounded(row, p), p);
       if (calibrates && p == kCalibration - 1) calibrate();
       if (p < t.retention.calibration) continue;
-      for (size_t d = 0; d < kDim; ++d) row[d] -= centre[d];
       if (t.ring_tiles > 0 || t.n_sinks > 0) row = rounded(row, p);
     }
   }
@@ -141,24 +146,41 @@ struct Rules {
     format.decode(bytes.data(), kDim, {}, out.data());
     return out;
   }
-  /// The mean of the rows without sinks, and the root mean square around it; rows move to the centre.
-  void calibrate() {
-    const int sinks = side.tiles.n_sinks;
-    std::vector<double> sum(kDim, 0.0);
-    double size2 = 0, mean2 = 0;
-    for (int p = sinks; p < kCalibration; ++p)
-      for (size_t d = 0; d < kDim; ++d) {
-        sum[d] += exact[size_t(p)][d];
-        size2 += double(exact[size_t(p)][d]) * exact[size_t(p)][d];
-      }
-    const int n = kCalibration - sinks;
-    if (side.tiles.centre)
-      for (size_t d = 0; d < kDim; ++d) centre[d] = float(sum[d] / n), mean2 += std::pow(sum[d] / n, 2);
-    scale = float(std::sqrt((size2 - n * mean2) / (double(n) * kDim)));
-    for (int p = 0; side.tiles.centre && p < kCalibration; ++p) {
-      for (size_t d = 0; d < kDim; ++d) exact[size_t(p)][d] -= centre[d];
-      exact[size_t(p)] = rounded(exact[size_t(p)], p);
+  /// The centre turned to the tile of a position.
+  std::vector<float> centre_at(int position) const {
+    std::vector<float> turned = centre;
+    const CentreTurn& turn = side.tiles.turn;
+    for (int i = 0; i < turn.n_pairs; ++i) {
+      const float* const angles = turn.tile(position / kTilePositions);
+      float &a = turned[size_t(turn.first_of(i))], &b = turned[size_t(turn.second_of(i))];
+      const float x = a * angles[i] - b * angles[turn.n_pairs + i];
+      b = a * angles[turn.n_pairs + i] + b * angles[i];
+      a = x;
     }
+    return turned;
+  }
+  /// The mean of the rows without sinks before RoPE, and the root mean square around it; rows move to the centre.
+  void calibrate() {
+    const KvTiles& t = side.tiles;
+    std::vector<double> sum(kDim, 0.0);
+    double size2 = 0;
+    const int n = kCalibration - t.n_sinks;
+    for (int p = t.n_sinks; p < kCalibration && t.centre; ++p) {
+      std::vector<float> row = exact[size_t(p)];
+      side.rotation.backward(row.data());
+      t.turn.backward(t.turn.position(p), row.data());
+      for (size_t d = 0; d < kDim; ++d) sum[d] += row[d];
+    }
+    for (size_t d = 0; d < kDim; ++d) centre[d] = float(sum[d] / n);
+    for (int p = 0; p < kCalibration; ++p) {
+      std::vector<float> turned = centre_at(p);
+      side.rotation.forward(turned.data());
+      std::vector<float>& row = exact[size_t(p)];
+      for (size_t d = 0; d < kDim; ++d) row[d] -= turned[d];
+      for (const float x : row) size2 += p >= t.n_sinks ? double(x) * x : 0;
+      if (t.centre) row = rounded(row, p);
+    }
+    scale = float(std::sqrt(size2 / (double(n) * kDim)));
   }
 };
 

@@ -17,7 +17,7 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr int kMaxDimension = 1 << 24;
 
-/// The two sides of a cache of one layer, as a model of this shape without biases would have them.
+/// The two sides of a cache of one layer, as a model of this shape would have them; centred where that is asked for.
 void resolve_kv(OpProblem& p) {
   ModelPlan plan;
   plan.layers.resize(1);
@@ -27,6 +27,8 @@ void resolve_kv(OpProblem& p) {
   const KvLayerConfig layer = layer_configs(session_options(p.kv, p.n_keys + p.n_new, 1), plan).at(0);
   p.k = layer.k;
   p.v = layer.v;
+  p.k.policy.centre = p.kv.k.centre.value_or(false);
+  p.v.policy.centre = p.kv.v.centre.value_or(false);
 }
 
 struct Batch {

@@ -120,8 +120,8 @@ class AttentionCpu : public CpuOpRun {
     for (int64_t at = 0; at < ssize(reference_); at += p_.head_dim) {
       float* const row = reference_.data() + at;
       const int kv_head = int(at / p_.head_dim % p_.n_heads) / per_kv_head;
-      for (int d = 0; v.centre && d < p_.head_dim; ++d) row[d] += v.centre_of(all.slot, kv_head)[d];
       v.rotation.backward(row);
+      v.add_still_centre(all.slot, kv_head, row);
     }
     bound_ = error;
   }

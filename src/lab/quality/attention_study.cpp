@@ -12,11 +12,15 @@
 namespace ridge::lab {
 namespace {
 
-/// A side's rows of one kv head, [n_keys, head_dim], in cache space.
+/// A side's rows of one kv head as the model has them, [n_keys, head_dim].
 std::vector<float> read_head(const KvTiles& tiles, const KvSpan& span, int kv_head) {
   std::vector<float> rows(size_t(span.n_keys()) * size_t(tiles.head_dim));
-  for (int i = 0; i < span.n_keys(); ++i)
-    read_cached_row(tiles, span, kv_head, i, span.n_keys(), rows.data() + int64_t(i) * tiles.head_dim);
+  for (int i = 0; i < span.n_keys(); ++i) {
+    float* const row = rows.data() + int64_t(i) * tiles.head_dim;
+    read_cached_row(tiles, span, kv_head, i, span.n_keys(), row);
+    tiles.rotation.backward(row);
+    tiles.move_row(span.slot, kv_head, i / kTilePositions, 1, row);
+  }
   return rows;
 }
 
@@ -143,9 +147,7 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
   for (const KvSpan& part :
        cut_span(all, most_rows_at_once(k, v), k.retention.calibration > 0 || v.retention.calibration > 0))
     kv_append(context, k, v, {&part, 1}, matrix(k_rows, n), matrix(v_rows, n));
-  std::vector<float> q = rows.q, out(rows.q.size());
-  for (size_t at = 0; at < q.size(); at += size_t(dim)) k.rotation.forward(q.data() + at);
-
+  std::vector<float> out(rows.q.size());
   std::vector<double> exact_out(rows.q.size());
   std::vector<AttentionError> parts(size_t(shape.n_kv_heads));
   context.pool.for_each(shape.n_kv_heads, [&](int64_t kv_head, int) {
@@ -157,18 +159,12 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
         const auto at = size_t(int64_t(i) * shape.n_heads + head) * size_t(dim);
         const int visible = n - rows.n_queries + i + 1;
         const Attended exact = attend(rows.q.data() + at, exact_keys, exact_values, visible, dim);
-        const Attended actual = attend(q.data() + at, keys, values, visible, dim);
+        const Attended actual = attend(rows.q.data() + at, keys, values, visible, dim);
         parts[size_t(kv_head)] += compare_logits(actual.logits, exact.logits);
         std::copy(exact.out.begin(), exact.out.end(), exact_out.begin() + int64_t(at));
         std::copy(actual.out.begin(), actual.out.end(), out.begin() + int64_t(at));
       }
   });
-  for (size_t at = 0; at < out.size(); at += size_t(dim)) {
-    const int kv_head = int(at / size_t(dim) % size_t(shape.n_heads)) / group;
-    if (v.centre)
-      for (int d = 0; d < dim; ++d) out[at + size_t(d)] += v.centre_of(0, kv_head)[d];
-    v.rotation.backward(out.data() + at);
-  }
 
   AttentionError error;
   for (const AttentionError& part : parts) error += part;

@@ -22,7 +22,7 @@ struct Attention {
   KvTiles k, v;                        ///< v is k where the rows of K serve as V
   std::span<const KvSpan> spans;       ///< no more rows each than most_rows_at_once()
   View2<const float> q;                ///< [rows, n_heads * head_dim], not in cache space
-  View2<float> out;                    ///< as q
+  View2<float> out;                    ///< as q; where v is k, channels in which a centre turns lack it
 
   int group() const { return n_heads / k.n_kv_heads; }
   /// The first position that a query sees when the cache holds n_keys up to its own.

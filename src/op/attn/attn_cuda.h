@@ -1,7 +1,10 @@
 // Attention of a step's new tokens over the caches of their sequences on a device: attn.h's definition, rows read from
 // pages, rings and sinks as they are held (op/cache/tiles.h).
 //
-//   out[r, h] = back(sum over positions p <= position of r of softmax_p(<q[r, h], K[p]> * scale) V[p] + centre)
+//   out[r, h] = back(sum over positions p <= position of r of softmax_p(<q[r, h], K[p] + centre of p> * scale) V[p])
+//               + centre
+//
+// The centre of p is that of p's tile (op/cache/centre.h), in channels where it turns.
 //
 // over the newest positions only where the tiles have an attention window: tiles before it are not read. A sink logit
 // is the score of one more key of a head, without a value.
@@ -27,8 +30,9 @@ struct DeviceAttention {
   float scale = 0;                     ///< on the scores
   const float* sink_logits = nullptr;  ///< [n_heads]; null: none
   KvTiles k, v;
-  const float* q = nullptr;  ///< [rows of the step, n_heads, head_dim], in K's cache space (device_append)
-  float* out = nullptr;      ///< as q, not in cache space; of padding nothing is written
+  const float* q = nullptr;          ///< [rows of the step, n_heads, head_dim], in K's cache space (device_append)
+  const float* q_weights = nullptr;  ///< DeviceAppend's, for tile_attn() where the centre of K turns
+  float* out = nullptr;              ///< as q, not in cache space; of padding nothing is written
 
   RIDGE_HD int group() const { return n_heads / k.n_kv_heads; }
 };

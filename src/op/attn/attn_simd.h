@@ -238,11 +238,36 @@ inline void for_each_float_tile(const SideOfBlock& side, int base, int split_beg
   }
 }
 
+/// Queries of a block and kv head.
+struct BlockQueries {
+  const float* rows;  ///< [pairs, stride], in cache space
+  int stride;
+  const float* weights;  ///< [pairs, pitch of K's turn]: of a tile's angles (centre.h)
+};
+
+/// Adds to the scores of pairs [first, pairs) in a split what the centre of each tile takes from them.
+inline void add_centre_scores(const KvTiles& k, int split, int first, int pairs, const float* weights, float* scores) {
+  static_assert(kSplit / kTilePositions == kTurnTiles);
+  if (k.turn.n_pairs == 0) return;
+  const int pitch = k.turn.pitch();
+  const float* const angles = k.turn.tile(split * kTurnTiles);
+  Ahead nothing{nullptr, 0};
+  for (int pair = first; pair < pairs; ++pair) {
+    float of_tile[kTurnTiles];
+    tile_scores<kTurnTiles>(weights + int64_t(pair) * pitch, angles, pitch, 1, nothing, of_tile);
+    float* score = scores + int64_t(pair) * kScoreStride;
+    for (int t = 0; t < kTurnTiles; ++t, score += kTilePositions)
+      for (int i = 0; i < kTilePositions; i += Simd::kLanes)
+        Simd::store(score + i, Simd::add(Simd::load(score + i), Simd::set1(of_tile[t])));
+  }
+}
+
 /// Partial softmax of one split for all pairs of a block and kv head that see any of it: the pairs from the returned
 /// one on.
 template <class Integers>
-inline int attend_split(const Attention& a, const Block& block, int kv_head, int split, const float* q, int stride,
+inline int attend_split(const Attention& a, const Block& block, int kv_head, int split, const BlockQueries& q,
                         const ThreadScratch& scratch, Integers& integers) {
+  const int stride = q.stride;
   const int group = a.group(), begin = split * kSplit, end = std::min(begin + kSplit, block.n_keys());
   if (end <= block.first_key(0)) return block.count * group;
   const SideOfBlock k(a.k, block, kv_head), v(a.v, block, kv_head);
@@ -260,11 +285,12 @@ inline int attend_split(const Attention& a, const Block& block, int kv_head, int
     };
     for_each_float_tile(k, base, begin, scratch.rows, stride, integer,
                         [&](const auto& live_of, int offset, const float* rows, int) {
-                          float_scores(a, block, q, rows, stride, offset, live_of, ahead, scratch.scores);
+                          float_scores(a, block, q.rows, rows, stride, offset, live_of, ahead, scratch.scores);
                         });
     ahead.ask(1, 1);
   }
 
+  add_centre_scores(a.k, split, first, pairs, q.weights, scratch.scores);
   for (int pair = first; pair < pairs; ++pair) {
     float* const score = scratch.scores + int64_t(pair) * kScoreStride;
     const int n = std::min(end, block.n_keys(pair / group)) - begin;
@@ -310,9 +336,8 @@ inline void finish(const Attention& a, const Block& block, int kv_head, int pair
   const int group = a.group(), dim = a.k.head_dim, head = kv_head * group + pair % group;
   float* const out = &a.out(block.span->first_row + block.first + pair / group, int64_t(head) * dim);
   for (int d = 0; d < dim; ++d) out[d] = running[d] / running[stride + 1];
-  if (a.v.centre)
-    for (int d = 0; d < dim; ++d) out[d] += a.v.centre_of(block.span->slot, kv_head)[d];
   a.v.rotation.backward(out);
+  a.v.add_still_centre(block.span->slot, kv_head, out);
 }
 
 /// Nothing seen yet but the head's sink, if there is one.
@@ -339,7 +364,7 @@ struct AttentionScratch {
       : n_threads(threads),
         stride(padded_dim(a.k.head_dim)),
         most_pairs(kBlockRows * a.group()),
-        query_bytes(4 * stride + Integers::query_bytes(a)),
+        query_bytes(4 * (stride + a.k.turn.pitch()) + Integers::query_bytes(a)),
         scratch_floats((ThreadScratch::floats(most_pairs, stride) + 15) / 16 * 16),
         thread_bytes(4 * scratch_floats + (Integers::thread_bytes(most_pairs) + 63) / 64 * 64),
         state_floats((stride + 2 + 15) / 16 * 16),
@@ -352,7 +377,7 @@ struct AttentionScratch {
   }
   /// Too few blocks for all threads: splits of a block are spread over them.
   bool spreads() const { return n_items < 2 * n_threads && n_splits > 1; }
-  /// Queries as floats and as integers; memory of the threads; partial results of all items.
+  /// Queries as floats, as weights of angles and as integers; memory of the threads; partial results of all items.
   ScratchBytes bytes() const {
     return {n_pairs * query_bytes, n_threads * thread_bytes,
             spreads() ? 4 * n_items * (1 + kMostSplitsAtOnce) * item_floats : 0};
@@ -376,10 +401,11 @@ void run_attention(CpuContext& context, const Attention& a) {
   std::stable_sort(blocks.begin(), blocks.end(),
                    [](const Block& x, const Block& y) { return x.n_keys() > y.n_keys(); });
 
-  // Queries in cache space, [kv head, query, head of the group], as floats and as integers.
+  // Queries in cache space, [kv head, query, head of the group], as floats, as weights of angles and as integers.
   const int64_t n_pairs = sizes.n_pairs;
-  float* const queries = context.scratch[0].as<float>();
-  auto* const integer_queries = reinterpret_cast<std::byte*>(queries + n_pairs * stride);
+  const int pitch = a.k.turn.pitch();
+  float *const queries = context.scratch[0].as<float>(), *const weights = queries + n_pairs * stride;
+  auto* const integer_queries = reinterpret_cast<std::byte*>(weights + n_pairs * pitch);
   const auto first_pair = [&](int kv_head, int query) { return (int64_t(kv_head) * n_queries + query) * group; };
   context.pool.for_each(int64_t(n_kv_heads) * int64_t(blocks.size()), [&](int64_t item, int) {
     const Block& block = blocks[size_t(item) / size_t(n_kv_heads)];
@@ -390,6 +416,8 @@ void run_attention(CpuContext& context, const Attention& a) {
         float* const to = queries + pair * stride;
         const float* const from = &a.q(block.span->first_row + block.first + i, (int64_t(kv_head) * group + j) * dim);
         std::copy(from, from + dim, to);
+        if (pitch > 0)
+          centre_weights(a.k.turn, from, a.k.centre_of(block.span->slot, kv_head), a.scale, weights + pair * pitch);
         a.k.rotation.forward(to);
         std::fill(to + dim, to + stride, 0.0f);
         Integers::round(a, to, pair, integer_queries, n_pairs);
@@ -404,26 +432,25 @@ void run_attention(CpuContext& context, const Attention& a) {
     std::byte* const own = memory + thread * sizes.thread_bytes;
     const ThreadScratch scratch(reinterpret_cast<float*>(own), most_pairs, stride);
     Integers integers(a, integer_queries, n_pairs, pair, own + 4 * sizes.scratch_floats);
-    body(block, kv_head, queries + pair * stride, scratch, integers);
+    body(block, kv_head, BlockQueries{queries + pair * stride, stride, weights + pair * pitch}, scratch, integers);
   };
   const auto splits_of = [](const Block& block) { return (block.n_keys() + kSplit - 1) / kSplit; };
 
   // Enough blocks for all threads: each goes through its splits.
   if (!sizes.spreads()) {
     context.pool.for_each(sizes.n_items, [&](int64_t item, int thread) {
-      with_block(
-          item, thread,
-          [&](const Block& block, int kv_head, const float* q, const ThreadScratch& scratch, Integers& integers) {
-            const int pairs = block.count * group;
-            const auto running = [&](int pair) { return scratch.running + int64_t(pair) * (stride + 2); };
-            for (int pair = 0; pair < pairs; ++pair) start(a, kv_head, pair, running(pair), stride);
-            for (int split = 0; split < splits_of(block); ++split)
-              for (int pair = attend_split(a, block, kv_head, split, q, stride, scratch, integers); pair < pairs;
-                   ++pair)
-                put_together(running(pair), scratch.top[pair], scratch.total[pair],
-                             scratch.out + int64_t(pair) * stride, stride);
-            for (int pair = 0; pair < pairs; ++pair) finish(a, block, kv_head, pair, running(pair), stride);
-          });
+      with_block(item, thread,
+                 [&](const Block& block, int kv_head, const BlockQueries& q, const ThreadScratch& scratch,
+                     Integers& integers) {
+                   const int pairs = block.count * group;
+                   const auto running = [&](int pair) { return scratch.running + int64_t(pair) * (stride + 2); };
+                   for (int pair = 0; pair < pairs; ++pair) start(a, kv_head, pair, running(pair), stride);
+                   for (int split = 0; split < splits_of(block); ++split)
+                     for (int pair = attend_split(a, block, kv_head, split, q, scratch, integers); pair < pairs; ++pair)
+                       put_together(running(pair), scratch.top[pair], scratch.total[pair],
+                                    scratch.out + int64_t(pair) * stride, stride);
+                   for (int pair = 0; pair < pairs; ++pair) finish(a, block, kv_head, pair, running(pair), stride);
+                 });
     });
     return;
   }
@@ -438,19 +465,19 @@ void run_attention(CpuContext& context, const Attention& a) {
       const int64_t item = task / kMostSplitsAtOnce;
       const int slot = int(task % kMostSplitsAtOnce);
       if (from + slot >= splits_of(blocks[size_t(item) / size_t(n_kv_heads)])) return;
-      with_block(
-          item, thread,
-          [&](const Block& block, int kv_head, const float* q, const ThreadScratch& scratch, Integers& integers) {
-            const int first = attend_split(a, block, kv_head, from + slot, q, stride, scratch, integers);
-            for (int pair = 0; pair < block.count * group; ++pair) {
-              float* const state = state_of(item, 1 + slot, pair);
-              state[stride + 1] = kNothingSeen;
-              if (pair < first) continue;
-              std::copy_n(scratch.out + int64_t(pair) * stride, stride, state);
-              state[stride] = scratch.top[pair];
-              state[stride + 1] = scratch.total[pair];
-            }
-          });
+      with_block(item, thread,
+                 [&](const Block& block, int kv_head, const BlockQueries& q, const ThreadScratch& scratch,
+                     Integers& integers) {
+                   const int first = attend_split(a, block, kv_head, from + slot, q, scratch, integers);
+                   for (int pair = 0; pair < block.count * group; ++pair) {
+                     float* const state = state_of(item, 1 + slot, pair);
+                     state[stride + 1] = kNothingSeen;
+                     if (pair < first) continue;
+                     std::copy_n(scratch.out + int64_t(pair) * stride, stride, state);
+                     state[stride] = scratch.top[pair];
+                     state[stride + 1] = scratch.total[pair];
+                   }
+                 });
     });
     for (int64_t item = 0; item < sizes.n_items; ++item) {
       const Block& block = blocks[size_t(item) / size_t(n_kv_heads)];

@@ -22,7 +22,7 @@ static_assert(kHeads * kKeys == kThreads && kTilePositions % kKeys == 0);
 /// Rows are this far apart: those of four neighbours begin at different banks.
 __host__ __device__ constexpr int row_pitch(int head_dim) { return (head_dim + 31) / 32 * 32 + 4; }
 size_t shared_bytes(int head_dim) {
-  return sizeof(float) * size_t((kHeads + kKeys) * row_pitch(head_dim) + (kWarps + 1) * kHeads * kKeys + kHeads);
+  return sizeof(float) * size_t((kHeads + kKeys + 2) * row_pitch(head_dim) + (kWarps + 1) * kHeads * kKeys + kHeads);
 }
 
 /// Where blocks leave their parts: sums [rows, parts, n_heads, head_dim], then m and l [rows, parts, n_heads, 2].
@@ -152,6 +152,7 @@ __global__ void __launch_bounds__(kThreads) latent_kernel(const DeviceAttention 
   float* const partial = keys + kKeys * pitch;               // [kWarps, kHeads, kKeys]
   float* const weights = partial + kWarps * kHeads * kKeys;  // [kKeys, kHeads]
   float* const shrinks = weights + kKeys * kHeads;           // [kHeads]
+  float* const centres = shrinks + kHeads;                   // [2, pitch], of the tiles of the first key and the last
   const StepRow of = a.rows.rows[blockIdx.x];
   if (of.slot < 0) return;
   const int32_t* const pages = a.rows.pages + int64_t(of.slot) * a.rows.page_pitch;
@@ -187,7 +188,16 @@ __global__ void __launch_bounds__(kThreads) latent_kernel(const DeviceAttention 
     if (last >= t.n_sinks && last >= t.retention.coded_end(n)) wanted |= 1u << exact_format(t, last);
     __syncthreads();  // the keys before have been used
     decode_formats(KvFormatTypes(), wanted, t, of, pages, key, n_keys, n, keys, pitch);
+    if (t.centre && warp < 2)
+      put_centre({t, of.slot, 0, (warp == 0 ? key : last) / kTilePositions}, lane, centres + warp * pitch);
     __syncthreads();
+    if (t.centre) {
+      for (int i = thread; i < n_keys * dim; i += kThreads) {
+        const bool as_first = (key + i / dim) / kTilePositions == key / kTilePositions;
+        keys[i / dim * pitch + i % dim] += centres[(as_first ? 0 : pitch) + i % dim];
+      }
+      __syncthreads();
+    }
 
     float scores[4][4] = {};
     for (int quad = slice; quad < n_quads; quad += kSlices) {
@@ -288,8 +298,7 @@ __global__ void __launch_bounds__(32) join_kernel(const DeviceAttention a, const
     const float* const sums = parts.sums + (first + int64_t(part) * a.n_heads) * dim;
     for (int d = lane; d < dim; d += 32) row[d] = fmaf(weight, sums[d], row[d]);
   }
-  const float* const centre = a.k.centre ? a.k.centre_of(of.slot, 0) : nullptr;
-  for (int d = lane; d < dim; d += 32) row[d] = row[d] / total + (centre ? centre[d] : 0.0f);
+  for (int d = lane; d < dim; d += 32) row[d] /= total;
   rotate_shared_row(a.k.rotation, false, lane, row);
   __syncwarp();
   for (int d = lane; d < n_out; d += 32) a.out[(int64_t(of.row) * a.n_heads + head) * n_out + d] = row[d];

@@ -60,6 +60,28 @@ struct Side {
   }
 };
 
+/// R times the centre of a tile of K, as f16: what its keys are stored without. A warp.
+template <int kDim>
+__device__ void put_centre(const Side& k, int tile, int lane, uint4* to) {
+  constexpr int kPer = kDim / 32;
+  const KvTiles& t = k.tiles;
+  const float *const centre = t.centre_of(k.of.slot, k.head), *const angles = t.turn.tile(tile);
+  float x[kPer];
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {
+    const int d = lane + 32 * j, n = t.turn.n_pairs;
+    const bool first = t.turn.halves ? d < n : d % 2 == 0;
+    const int pair = t.turn.halves ? d - (first ? 0 : n) : d / 2;
+    x[j] = 0;  // softmax does not see what is the same in all tiles
+    if (d >= 2 * n) continue;
+    const float other = centre[first ? t.turn.second_of(pair) : t.turn.first_of(pair)];
+    x[j] = centre[d] * angles[pair] + (first ? -other : other) * angles[n + pair];
+  }
+  rotate_row(t.rotation, true, lane, x);
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) reinterpret_cast<uint16_t*>(to)[lane + 32 * j] = gpu::float_to_f16(x[j]);
+}
+
 /// Lane 4 r + c has queries 16 t + r + 8 h of the warp: state [t][h], scores [t][key / 8][2 h + p] of keys 8 .. + 2c +
 /// p, outputs [t][channel / 8][2 h + p] likewise.
 template <class C>
@@ -272,6 +294,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   __shared__ Units units;
   __shared__ Sight sights[C::kQueries];
   __shared__ int unit_bits[C::kStages][C::kTiles];
+  __shared__ uint4 centres[C::kStages][C::kTiles][C::kDim / 8];  // f16 of K's tiles
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   std::byte* const f16_tiles = shared + C::kQueryBytes;
   std::byte* const raw = kAsF16 ? f16_tiles : f16_tiles + kF16Stages * C::kStageBytes;
@@ -312,6 +335,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (units.ended(first)) return;
     gpu::Arrival* const arrival = &arrivals[step % kRaw][warp];
     std::byte* const to = raw + step % kRaw * C::kStageBytes + warp * C::kTileBytes;
+    if (!kAsF16 && a.k.turn.n_pairs > 0 && warp < C::kTiles)
+      put_centre<C::kDim>(k, own.tile(), lane, centres[step % C::kStages][warp]);
     if (warp < C::kTiles) k.start(own, own.k_coded(), arrival, to, lane);
     else v.start(own, own.v_coded(), arrival, to, lane);
   };
@@ -331,8 +356,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       const std::byte* const from = raw + step % kRaw * C::kStageBytes + at * C::kTileBytes;
       std::byte* const to = f16_tiles + step % kF16Stages * C::kStageBytes + at * C::kTileBytes;
       wait_for(step, at);
-      if (at < C::kTiles) prefill::quad_to_f16<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, to);
-      else prefill::quad_to_f16<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), from, quad, lane, to);
+      const uint4* const centre = at < C::kTiles && a.k.turn.n_pairs > 0 ? centres[step % C::kStages][at] : nullptr;
+      if (at < C::kTiles)
+        prefill::quad_to_f16<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, centre, to);
+      else prefill::quad_to_f16<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), from, quad, lane, nullptr, to);
     }
   };
 
@@ -419,9 +446,10 @@ template <class C>
 void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
   const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
   const bool special = a.k.attention_window > 0 || a.sink_logits;
-  const auto kernel = special                    ? prefill_kernel<C, false, true>
-                      : plain(a.k) && plain(a.v) ? prefill_kernel<C, true, false>
-                                                 : prefill_kernel<C, false, false>;
+  const bool as_f16 = plain(a.k) && plain(a.v) && a.k.turn.n_pairs == 0;
+  const auto kernel = special  ? prefill_kernel<C, false, true>
+                      : as_f16 ? prefill_kernel<C, true, false>
+                               : prefill_kernel<C, false, false>;
   const PartRows parts = prefill::part_rows(a, list);
   const dim3 blocks(unsigned(list.n), unsigned(a.k.n_kv_heads));
   gpu::allow_shared_bytes("prefill attention", kernel, C::kSharedBytes);

@@ -22,10 +22,10 @@ template <int kPer>
 __device__ __forceinline__ void store_row(const DeviceAttention& a, const StepRow* span, int kv_head,
                                           const Queries& queries, int i, const RotationRow<kPer>& table, int lane,
                                           float (&x)[kPer]) {
+  rotate_row(a.v.rotation, table, false, lane, x);
   if (a.v.centre)
 #pragma unroll
     for (int j = 0; j < kPer; ++j) x[j] += a.v.centre_of(span[0].slot, kv_head)[lane + 32 * j];
-  rotate_row(a.v.rotation, table, false, lane, x);
   const int at = queries.at(i), token = at / queries.group;
   const int head = kv_head * queries.group + at - token * queries.group;
   float* const out = a.out + (int64_t(span[token].row) * a.n_heads + head) * (32 * kPer) + lane;

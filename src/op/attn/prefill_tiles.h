@@ -117,9 +117,11 @@ struct QuadWords {
   }
 };
 
-/// Turns groups 4 quad .. 4 quad + 3 of a lane to f16: a tile of kind f16 in `out`. `tile` and `out` are shared.
+/// Turns groups 4 quad .. 4 quad + 3 of a lane to f16: a tile of kind f16 in `out`. `tile` and `out` are shared, and of
+/// K `centre` [kDim] f16, which is added; null: nothing is.
 template <TileKind kKind, int kDim, bool kIsK>
-__device__ __forceinline__ void quad_to_f16(const std::byte* tile, int quad, int lane, std::byte* out) {
+__device__ __forceinline__ void quad_to_f16(const std::byte* tile, int quad, int lane, const uint4* centre,
+                                            std::byte* out) {
   const QuadWords<kKind, kDim> codes(tile, quad, lane);
   constexpr TileShape shape(kKind, kDim);
   uint32_t scales[4] = {};  // K: of the four groups' positions, twice; V: of the pairs of positions
@@ -132,29 +134,37 @@ __device__ __forceinline__ void quad_to_f16(const std::byte* tile, int quad, int
                   : lane / 4 % 2 ? gpu::select_bytes(words.at[i], 0, 0x3232)
                                  : gpu::select_bytes(words.at[i], 0, 0x1010);
   }
+  uint32_t added[4] = {0x80008000u, 0x80008000u, 0x80008000u, 0x80008000u};  // of the lane's eight channels
+  if (kIsK && centre) {
+    const uint4 words = centre[4 * quad + lane % 4];
+    added[0] = words.x, added[1] = words.y, added[2] = words.z, added[3] = words.w;
+  }
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
     uint32_t pairs[4];
     group_f16<kKind>(codes.words[t], pairs);
-    if constexpr (!tiles::is_half(kKind))
+    constexpr uint32_t kOne = half_pair(0x3C00);
+    if (!tiles::is_half(kKind) || (kIsK && centre))
 #pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = gpu::fma_f16x2(pairs[i], scales[kIsK ? t : i], 0x80008000u);
+      for (int i = 0; i < 4; ++i)
+        pairs[i] = gpu::fma_f16x2(pairs[i], tiles::is_half(kKind) ? kOne : scales[kIsK ? t : i], added[i]);
     *reinterpret_cast<uint4*>(out + ((4 * quad + t) * 32 + lane) * 16) =
         make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 }
 
 template <int kDim, bool kIsK>
-__device__ __forceinline__ void quad_to_f16(TileKind kind, const std::byte* tile, int quad, int lane, std::byte* out) {
+__device__ __forceinline__ void quad_to_f16(TileKind kind, const std::byte* tile, int quad, int lane,
+                                            const uint4* centre, std::byte* out) {
   switch (kind) {
     case TileKind::rows: return;  // no order for tensor cores
-    case TileKind::f16: return quad_to_f16<TileKind::f16, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::bf16: return quad_to_f16<TileKind::bf16, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::int8_blocks: return quad_to_f16<TileKind::int8_blocks, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::int8_row: return quad_to_f16<TileKind::int8_row, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::q4: return quad_to_f16<TileKind::q4, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::rotor4: return quad_to_f16<TileKind::rotor4, kDim, kIsK>(tile, quad, lane, out);
-    case TileKind::rotor3: return quad_to_f16<TileKind::rotor3, kDim, kIsK>(tile, quad, lane, out);
+    case TileKind::f16: return quad_to_f16<TileKind::f16, kDim, kIsK>(tile, quad, lane, centre, out);
+    case TileKind::bf16: return quad_to_f16<TileKind::bf16, kDim, kIsK>(tile, quad, lane, centre, out);
+    case TileKind::int8_blocks: return quad_to_f16<TileKind::int8_blocks, kDim, kIsK>(tile, quad, lane, centre, out);
+    case TileKind::int8_row: return quad_to_f16<TileKind::int8_row, kDim, kIsK>(tile, quad, lane, centre, out);
+    case TileKind::q4: return quad_to_f16<TileKind::q4, kDim, kIsK>(tile, quad, lane, centre, out);
+    case TileKind::rotor4: return quad_to_f16<TileKind::rotor4, kDim, kIsK>(tile, quad, lane, centre, out);
+    case TileKind::rotor3: return quad_to_f16<TileKind::rotor3, kDim, kIsK>(tile, quad, lane, centre, out);
   }
 }
 

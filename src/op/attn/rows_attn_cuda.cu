@@ -3,6 +3,7 @@
 // Running softmax (maximum m, sum l, weighted values).
 #include "op/attn/attn_cuda.h"
 #include "op/cache/exact_rows.h"
+#include "op/cache/rotate_warp.h"
 
 namespace ridge {
 namespace {
@@ -15,7 +16,7 @@ constexpr int kWeightPitch = kKeys + 4;
 __host__ __device__ constexpr int tile_pitch(int head_dim) { return (head_dim + 3) / 4 * 4 + 4; }
 
 size_t shared_bytes(int head_dim) {
-  return sizeof(float) * size_t((kQueries + 2 * kKeys) * tile_pitch(head_dim) + kQueries * kWeightPitch);
+  return sizeof(float) * size_t((kQueries + 2 * kKeys + 1) * tile_pitch(head_dim) + kQueries * kWeightPitch);
 }
 
 /// Row `position` of a side as coded or as exact; zeros where no query sees that form, and in channels up to the pitch.
@@ -37,10 +38,11 @@ template <int kDims>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a, const AttnBlock* blocks) {
   float* const shared = gpu::dynamic_shared<float>();
   const int dim = a.k.head_dim, pitch = tile_pitch(dim);
-  float* const queries = shared;                   // [32, pitch]
-  float* const keys = queries + kQueries * pitch;  // [32, pitch]
-  float* const values = keys + kKeys * pitch;      // [32, pitch]
-  float* const weights = values + kKeys * pitch;   // [32, kWeightPitch]
+  float* const queries = shared;                            // [32, pitch]
+  float* const keys = queries + kQueries * pitch;           // [32, pitch]
+  float* const values = keys + kKeys * pitch;               // [32, pitch]
+  float* const weights = values + kKeys * pitch;            // [32, kWeightPitch]
+  float* const centre = weights + kQueries * kWeightPitch;  // [pitch], of K's tile
   const AttnBlock block = blocks[blockIdx.x];
   const StepRow* const span = a.rows.rows + block.first;
   const StepRow of = span[0];
@@ -71,7 +73,9 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
   }
 
   const int block_first = a.k.first_seen(of.position + query(0) / group + 1) / kKeys * kKeys;
-  for (int first = block_first; first < block_last; first += kKeys)
+  for (int first = block_first; first < block_last; first += kKeys) {
+    if (a.k.turn.n_pairs > 0 && warp == 2)  // since the last barrier nobody reads the one before
+      put_centre({a.k, of.slot, kv_head, first / kTilePositions}, lane, centre);
     // A tile may be coded for some queries of the block and exact for others, on either side: each pair of sources is
     // one pass over the tile, in which a query takes the positions that it sees so.
     for (int source = 0; source < 4; ++source) {
@@ -89,7 +93,11 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
         wanted = wanted || here;
       }
       if (!__syncthreads_or(wanted)) continue;  // also: everyone has done with the tile before
-      if (warp == 0) decode_key(a.k, of, pages, kv_head, k_coded, key, block_last, keys + lane * pitch);
+      if (warp == 0) {
+        decode_key(a.k, of, pages, kv_head, k_coded, key, block_last, keys + lane * pitch);
+        if (a.k.turn.n_pairs > 0)
+          for (int d = 0; d < dim; ++d) keys[lane * pitch + d] += centre[d];
+      }
       if (warp == 1) decode_key(a.v, of, pages, kv_head, v_coded, key, block_last, values + lane * pitch);
       __syncthreads();
       float score[kPerWarp] = {};
@@ -131,6 +139,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
         }
       }
     }
+  }
 
   // Out of cache space: a thread a row, in the place of the queries.
   __syncthreads();
@@ -148,9 +157,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
   __syncthreads();
   if (int(threadIdx.x) < n_queries) {
     float* const row = queries + int(threadIdx.x) * pitch;
-    if (a.v.centre)
-      for (int d = 0; d < dim; ++d) row[d] += a.v.centre_of(of.slot, kv_head)[d];
     a.v.rotation.backward(row);
+    a.v.add_still_centre(of.slot, kv_head, row);
   }
   __syncthreads();
   for (int i = int(threadIdx.x); i < n_queries * dim; i += kThreads)

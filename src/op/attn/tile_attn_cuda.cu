@@ -102,9 +102,11 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
 #pragma unroll
     for (int w = 0; w < kJoinWarps; ++w) sum += sums[w][lane + 32 * j];
     x[j] = sum / total;
-    if (a.v.centre) x[j] += a.v.centre_of(parts.of.slot, kv_head)[lane + 32 * j];
   }
   rotate_row(a.v.rotation, table, false, lane, x);
+  if (a.v.centre)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] += a.v.centre_of(parts.of.slot, kv_head)[lane + 32 * j];
   float* const out = a.out + (int64_t(parts.of.row + token) * a.n_heads + head) * kDim;
 #pragma unroll
   for (int j = 0; j < kPer; ++j) out[lane + 32 * j] = x[j];
@@ -116,8 +118,9 @@ struct Rings {
 
   static constexpr int kBytes = 200 << 10;
   /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes.
-  Rings(const SplitKernel& kernel, TileKind k, TileKind v, int dim, const TileAttnPlan& plan, int most_bytes)
-      : stage_bytes(kernel.tiles_at_a_time * pair_bytes(k, v, dim)), head_dim(dim) {
+  Rings(const SplitKernel& kernel, const DeviceAttention& a, const TileAttnPlan& plan, int most_bytes)
+      : stage_bytes(kernel.tiles_at_a_time * (pair_bytes(a.k.kind, a.v.kind, a.k.head_dim) + 4 * a.k.turn.pitch())),
+        head_dim(a.k.head_dim) {
     const int bytes = std::min(kBytes, most_bytes);
     warps = kernel.most_warps;
     while (warps > 1 && 2 * warps * stage_bytes > bytes) --warps;
@@ -132,11 +135,15 @@ struct Rings {
   }
 };
 
-int query_bytes(int head_dim) {
-  return head_dim == 64 ? Queries<64>::kBytes : head_dim == 128 ? Queries<128>::kBytes : Queries<256>::kBytes;
+/// Of queries in shared memory, with their weights of angles where the centre of K turns.
+int query_bytes(const KvTiles& k) {
+  const int head_dim = k.head_dim, weights = k.turn.n_pairs > 0 ? 4 * kHeads * weight_pitch(head_dim) : 0;
+  return weights + (head_dim == 64    ? Queries<64>::kBytes
+                    : head_dim == 128 ? Queries<128>::kBytes
+                                      : Queries<256>::kBytes);
 }
 /// For rings: 1 KiB is left for variables that are not dynamic.
-int most_ring_bytes(int head_dim, int packs) { return gpu::most_shared_bytes() - 1024 - packs * query_bytes(head_dim); }
+int most_ring_bytes(const KvTiles& k, int packs) { return gpu::most_shared_bytes() - 1024 - packs * query_bytes(k); }
 
 const SplitKernel& kernel_for(TileKind k, TileKind v, int head_dim, bool window) {
   const auto kernels = head_dim == 64    ? split_kernels_64()
@@ -173,7 +180,7 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;
   const SplitKernel& kernel = kernel_for(a.k.kind, a.v.kind, head_dim, a.k.attention_window > 0);
-  const Rings rings(kernel, a.k.kind, a.v.kind, head_dim, plan, most_ring_bytes(head_dim, kernel.packs));
+  const Rings rings(kernel, a, plan, most_ring_bytes(a.k, kernel.packs));
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
@@ -194,7 +201,7 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.stages = rings.stages;
   cut.parts = reinterpret_cast<float*>(scratch);
   kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget))), unsigned(32 * rings.warps),
-                 size_t(kernel.packs * query_bytes(head_dim) + rings.bytes()), stream, plan.overlap},
+                 size_t(kernel.packs * query_bytes(a.k) + rings.bytes()), stream, plan.overlap},
                 a, cut);
   const auto join = head_dim == 64    ? attn_join_kernel<64>
                     : head_dim == 128 ? attn_join_kernel<128>

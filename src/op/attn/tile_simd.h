@@ -27,10 +27,10 @@ template <class Body>
   }
 }
 
-/// score[i] = scale * <q, row i> for all kTile rows; kLanes rows at a time, summed across lanes together.
-template <class Stride>
+/// score[i] = scale * <q, row i> for kRows rows; kLanes rows at a time, summed across lanes together.
+template <int kRows, class Stride>
 inline void tile_scores_of(const float* q, const float* rows, Stride stride, float scale, Ahead& ahead, float* score) {
-  for (int first = 0; first < kTile; first += Simd::kLanes) {
+  for (int first = 0; first < kRows; first += Simd::kLanes) {
     Simd::F sum[Simd::kLanes];
     unrolled<Simd::kLanes>([&](auto i) { sum[i] = Simd::zero(); });
     const float* row = rows + int64_t(first) * stride;
@@ -45,9 +45,10 @@ inline void tile_scores_of(const float* q, const float* rows, Stride stride, flo
 }
 
 /// Not inlined: among a caller's values GCC 12 keeps the sums in memory.
+template <int kRows = kTile>
 [[gnu::noinline]] inline void tile_scores(const float* q, const float* rows, int stride, float scale, Ahead& ahead,
                                           float* score) {
-  with_known(stride, [&](auto known) { tile_scores_of(q, rows, known, scale, ahead, score); });
+  with_known(stride, [&](auto known) { tile_scores_of<kRows>(q, rows, known, scale, ahead, score); });
 }
 
 /// out[j][..] += sum_i p[j][i] * row i for kRows queries.

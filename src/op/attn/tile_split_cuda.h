@@ -220,6 +220,33 @@ __device__ __forceinline__ void exact_values(TileKind kind, const std::byte* til
   else tile_values<TileKind::int8_row, kDim>(tile, levels, weights, factor, lane, out);
 }
 
+/// Weights of angles (centre.h) of the rows of scores, in shared memory [kPacks * kHeads, pitch]: rows of a quarter warp
+/// meet different banks.
+constexpr int weight_pitch(int head_dim) { return head_dim + 16; }
+
+/// Adds what a tile's centre takes from the scores of the lane's rows with tile n: `angles` are its row of the table.
+template <int kDim, int kTiles, int kPacks>
+__device__ __forceinline__ void add_centre(const float* angles, int pitch, const float* weights, int n,
+                                           float (&scores)[kPacks][kTiles][8]) {
+  const int lane = int(threadIdx.x) % 32;
+  float centre[kPacks] = {};
+#pragma unroll 2
+  for (int i = 4 * (lane % 4); i < pitch; i += 16) {
+    const float4 x = *reinterpret_cast<const float4*>(angles + i);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const float4 w = *reinterpret_cast<const float4*>(weights + (kHeads * p + lane / 4) * weight_pitch(kDim) + i);
+      centre[p] = fmaf(w.x, x.x, fmaf(w.y, x.y, fmaf(w.z, x.z, fmaf(w.w, x.w, centre[p]))));
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    centre[p] = quad_sum(centre[p]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scores[p][n][i] += centre[p];
+  }
+}
+
 /// Tokens of the pass behind the one whose head is the lane's row of each pack.
 template <int kPacks>
 struct Later {
@@ -350,11 +377,15 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32, kPacksOfPair = most_packs<kDim, kK, kV>();
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
-  std::byte* const behind_queries = shared + kPacksOfPair * Queries<kDim>::kBytes;
+  const bool turns = a.k.turn.n_pairs > 0;
+  auto* const weights = reinterpret_cast<float*>(shared + kPacksOfPair * Queries<kDim>::kBytes);
+  std::byte* const behind_queries =
+      shared + kPacksOfPair * (Queries<kDim>::kBytes + (turns ? 4 * kHeads * weight_pitch(kDim) : 0));
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
   const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;
-  const int stage_bytes = kTiles * (k_bytes + v_bytes), stages = cut.stages;
+  const int angle_bytes = 4 * a.k.turn.pitch();  // of a tile
+  const int stage_bytes = kTiles * (k_bytes + v_bytes + angle_bytes), stages = cut.stages;
   std::byte* const ring = behind_queries + warp * stages * stage_bytes;
   const int list = int(blockIdx.x), row = int(blockIdx.y);
   const int kv_head = cut.head_groups == 1 ? list : list / cut.head_groups;
@@ -403,6 +434,9 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
         copy_tile(to, k_from, k_bytes, lane);
         copy_tile(to + k_bytes, v_from, v_bytes, lane);
       }
+      if (turns)
+        copy_tile(to + kTiles * (k_bytes + v_bytes), reinterpret_cast<const std::byte*>(a.k.turn.tile(fed_tile)),
+                  kTiles * angle_bytes, lane);
     }
     fed_tile += kTiles * warps;
     gpu::copy_commit();
@@ -449,6 +483,12 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
 #pragma unroll
       for (int j = 0; j < kPer; ++j) x[j] = r < n_rows ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
       put_query<kDim>(queries.pack(r / kHeads), r % kHeads, x, forms, lane);
+      if (!turns) continue;
+      const float* const of_query = a.q_weights + (q - a.q);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j)
+        weights[r * weight_pitch(kDim) + lane + 32 * j] =
+            r < n_rows ? of_query[32 * j] * (a.scale * 1.44269504f) : 0.0f;
     }
     __syncthreads();
 
@@ -466,6 +506,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
         __syncwarp();
       }
       exact_scores<kK>(kind, tile, queries, levels, lane, scores);
+      if (turns) add_centre<kDim>(a.k.turn.tile(sinks ? 0 : t), a.k.turn.pitch(), weights, 0, scores);
       mask(units, later, t, 0, sinks, lane, scores);
       state.take(scores, worth);
       tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
@@ -486,6 +527,11 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       const std::byte* const tile = ring + stage * stage_bytes;
       float scores[kPacks][kTiles][8];
       scores_of<kK>(k_kind, tile, queries, levels, lane, scores);
+      if (turns)
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n)
+          add_centre<kDim>(reinterpret_cast<const float*>(tile + kTiles * (k_bytes + v_bytes) + n * angle_bytes),
+                           a.k.turn.pitch(), weights, n, scores);
       if (t == 0 || t == units.first_tile || t + kTiles > (units.n + 1 - parts.n_tokens) / kTilePositions)
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) mask(units, later, t + n, n, false, lane, scores);

@@ -36,12 +36,6 @@ int round_to_exact(const KvTiles& t, int position, float* row) {
   return saturated;
 }
 
-void shift(const KvTiles& t, int slot, int head, float sign, float* row) {
-  if (!t.centre) return;
-  const float* centre = t.centre_of(slot, head);
-  for (int d = 0; d < t.head_dim; ++d) row[d] += sign * centre[d];
-}
-
 /// What a task of a parallel region has coded: added up in order afterwards, so that sums do not depend on threads.
 struct Coded {
   PageCounts counts;
@@ -62,13 +56,13 @@ void add_up(const KvTiles& t, std::span<const Coded> tasks) {
 Coded take_row(const KvTiles& t, const KvSpan& span, int i, float* row) {
   Coded done;
   const int position = span.n_past + i;
-  const bool calibrating = span.calibrates, at_once = coded_at_once(t, position);
+  const bool is_early = position < t.retention.calibration, at_once = coded_at_once(t, position);
   for (int h = 0; h < t.n_kv_heads; ++h) {
     float* const values = row + int64_t(h) * t.head_dim;
+    t.move_row(span.slot, h, position / kTilePositions, -1, values);  // by nothing until the centre is set
     t.rotation.forward(values);
     // The centre is the mean of rounded rows, so rows from before calibration are rounded first.
-    if (position < t.retention.calibration) round_to_exact(t, position, values);
-    if (!calibrating) shift(t, span.slot, h, -1, values);
+    if (is_early) round_to_exact(t, position, values);
     if (keeps_exact(t)) done.saturated += round_to_exact(t, position, values);
     if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once)) write_exact_row(t, span.slot, h, position, values);
     if (at_once) done.saturated += encode_row(t, span.slot, span.pages, h, position, values, done.counts);
@@ -81,32 +75,34 @@ Coded take_row(const KvTiles& t, const KvSpan& span, int i, float* row) {
 /// The sinks stay out: their keys are unlike all others.
 void calibrate(const KvTiles& t, int slot) {
   const int last = t.retention.calibration, first = std::min(t.n_sinks, last - 1), n = last - first, dim = t.head_dim;
-  std::vector<float> row(size_t(dim), 0.0f);
+  std::vector<float> row(size_t(dim), 0.0f), centre(row);
   for (int head = 0; head < t.n_kv_heads; ++head) {
-    std::vector<double> sum(size_t(dim), 0.0);
-    double size2 = 0;
-    for (int position = first; position < last; ++position) {
-      read_exact_row(t, slot, head, position, row.data());
-      for (int d = 0; d < dim; ++d) {
-        sum[size_t(d)] += row[size_t(d)];
-        size2 += double(row[size_t(d)]) * row[size_t(d)];
-      }
-    }
     if (t.centre) {
-      float* const centre = t.centre + (int64_t(slot) * t.n_kv_heads + head) * dim;
-      for (int d = 0; d < dim; ++d) {
-        const double mean = sum[size_t(d)] / n;
-        centre[d] = float(mean);
-        size2 -= n * mean * mean;
-      }
-      for (int position = 0; position < last; ++position) {
+      std::vector<double> sum(size_t(dim), 0.0);
+      for (int position = first; position < last; ++position) {
         read_exact_row(t, slot, head, position, row.data());
-        shift(t, slot, head, -1, row.data());
+        t.rotation.backward(row.data());
+        t.turn.backward(t.turn.position(position), row.data());
+        for (size_t d = 0; d < row.size(); ++d) sum[d] += row[d];
+      }
+      float* const mean = t.centre + (int64_t(slot) * t.n_kv_heads + head) * dim;
+      for (int d = 0; d < dim; ++d) mean[d] = float(sum[size_t(d)] / n);
+    }
+    double size2 = 0;
+    for (int position = 0; position < last; ++position) {
+      read_exact_row(t, slot, head, position, row.data());
+      if (t.centre) {
+        if (position % kTilePositions == 0) {
+          std::ranges::fill(centre, 0.0f);
+          t.move_row(slot, head, position / kTilePositions, 1, centre.data());
+          t.rotation.forward(centre.data());
+        }
+        for (size_t d = 0; d < row.size(); ++d) row[d] -= centre[d];
         write_exact_row(t, slot, head, position, row.data());
       }
+      for (size_t d = 0; position >= first && d < row.size(); ++d) size2 += double(row[d]) * row[d];
     }
-    if (t.head_scale)
-      t.head_scale[int64_t(slot) * t.n_kv_heads + head] = float(std::sqrt(std::max(0.0, size2) / (double(n) * dim)));
+    if (t.head_scale) t.head_scale[int64_t(slot) * t.n_kv_heads + head] = float(std::sqrt(size2 / (double(n) * dim)));
   }
 }
 

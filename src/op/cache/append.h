@@ -1,10 +1,10 @@
 // New rows on their way into the cache, on the CPU: taken into cache space, rounded as exact rows, kept in the ring or
 // the sinks, and coded when they leave the window.
 //
-// Cache space: a row is rotated by the layer's R (rotation.h) and, when centring is on, shifted by the per-channel mean
-// c of the first tokens. Both are exact and cost nothing per cached token: Q is rotated once a step, softmax ignores a
-// constant added to every key's score, attention weights sum to one so c comes back once on the output, and the output
-// is un-rotated once.
+// Cache space: a row of tile t is R (y - c_t). R is the layer's rotation (rotation.h), c_t the centre of the first
+// tokens, turned to the tile where RoPE turns the rows (centre.h). Both are exact: Q is rotated once a step, <q, c_t>
+// comes back on the scores of a tile's keys, attention weights sum to one so the centre of values comes back once on
+// the output, and the output is un-rotated once.
 //
 // Exactness by position: the first `sinks` tokens stay in f16, and at least the newest `window` tokens in the policy's
 // `recent` format. A tile of 32 positions is coded when all of it has left the window. Nothing is coded before

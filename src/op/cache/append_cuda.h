@@ -31,7 +31,9 @@ struct DeviceAppend {
   int n_pairs = 0;
   bool rope_halves = false;
   float* q_out = nullptr;  ///< [rows of the step, n_heads, head_dim], in K's cache space
-  bool overlap = false;    ///< not for tiles of rows
+  /// As q_out: the weights of a tile's angles (centre.h), for tile_attn() where the centre of K turns; null: not asked.
+  float* q_weights = nullptr;
+  bool overlap = false;  ///< not for tiles of rows
 };
 
 /// Queues the launch: of both sides in the order of tensor cores, or both in rows. With `overlap` everything but q, k,
@@ -63,7 +65,7 @@ void device_append_latent(gpu::StreamHandle stream, const LatentAppend& a);
 /// Whether the current device has the shared memory to calibrate a side.
 bool can_calibrate(const KvTiles& side);
 /// Sets the centres and the scales of heads of `side`, from the exact rows of the sequences in `rows`, each of which
-/// has just come to kCalibration positions, and moves those rows to the centre.
+/// has just come to kCalibration positions, and moves those rows to the centre of their tiles.
 void device_calibrate(gpu::StreamHandle stream, const KvTiles& side, const StepRows& rows);
 
 /// Tiles of any number of sides that leave their windows.

@@ -105,11 +105,6 @@ __device__ void store_row_in_warp(const KvTiles& t, const StepRow& of, const int
   };
   int saturated = 0;
   if (position < t.retention.calibration) round();
-  if (t.centre) {  // zero until it is set
-    const float* const centre = t.centre_of(of.slot, 0);
-    for (int d = lane; d < dim; d += 32) row[d] -= centre[d];
-    __syncwarp();
-  }
   if (t.ring_tiles > 0 || t.n_sinks > 0) saturated += round();
   if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once))
     encode_in_warp(exact.number, dim, exact.row_bytes, exact.coding, lane, row, exact_row(t, of, 0, position));
@@ -148,6 +143,7 @@ __global__ void __launch_bounds__(32) append_latent_kernel(const LatentAppend a)
     first = x;
   }
   __syncwarp();
+  if (!is_query) move_shared_row({t, of.slot, 0, of.position / kTilePositions}, -1, lane, row);
   rotate_shared_row(t.rotation, true, lane, row);
   if (is_query) {
     for (int d = lane; d < width; d += 32) a.q_out[of_head * width + d] = row[d];

@@ -12,8 +12,9 @@ constexpr int kRows = 32;
 __device__ int pitch_of(int head_dim) { return head_dim | 1; }
 size_t shared_bytes(int head_dim) { return size_t(kRows) * size_t(head_dim | 1) * sizeof(float); }
 
+constexpr int kCalibrationTiles = kCalibration / kTilePositions;
 size_t calibration_bytes(const KvTiles& side) {
-  return size_t(side.retention.calibration) * size_t(side.head_dim | 1) * sizeof(float);
+  return size_t(side.retention.calibration + kCalibrationTiles) * size_t(side.head_dim | 1) * sizeof(float);
 }
 
 __device__ void norm_row(int dim, const float* weight, float eps, float* row) {
@@ -48,16 +49,12 @@ __device__ int code_row(const KvTiles& t, const StepRow& of, const int32_t* page
   return saturated;
 }
 
-/// A row of K or V after RoPE to its place.
+/// A row of K or V in cache space to its place.
 __device__ void store_row(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, float* row) {
   const int position = of.position;
   const bool at_once = t.retention.window == 0 && position >= t.retention.calibration;
   int saturated = 0;
   if (position < t.retention.calibration) round_to_exact(t, position, row);
-  if (t.centre) {  // zero until it is set
-    const float* const centre = t.centre_of(of.slot, head);
-    for (int d = 0; d < t.head_dim; ++d) row[d] -= centre[d];
-  }
   if (t.ring_tiles > 0 || t.n_sinks > 0) saturated += round_to_exact(t, position, row);
   if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once)) write_exact_row<true>(t, of, head, position, row);
   if (at_once) saturated += code_row(t, of, pages, head, position, row);
@@ -87,6 +84,7 @@ __global__ void __launch_bounds__(kRows) append_rows_kernel(const DeviceAppend a
     const int64_t angles = int64_t(first + i) * a.n_pairs;
     if (role != 2) turn_row(a.n_pairs, a.rope_halves, a.cosines + angles, a.sines + angles, row);
     const KvTiles& t = role == 2 ? a.v_tiles : a.k_tiles;
+    if (role != 0) t.move_row(of.slot, head, of.position / kTilePositions, -1, row);  // by nothing until it is set
     t.rotation.forward(row);
     if (role != 0) store_row(t, of, a.rows.pages + int64_t(of.slot) * a.rows.page_pitch, head, row);
   }
@@ -116,39 +114,48 @@ __global__ void __launch_bounds__(kTilePositions) leaving_rows_kernel(const Leav
   }
 }
 
-/// A block a (kv head, sequence).
+/// A block a (kv head, sequence); a thread a row, or a channel.
 template <bool kInRows>
 __global__ void __launch_bounds__(kMaxDeviceHeadDim) calibrate_kernel(const KvTiles t, const StepRow* step) {
-  float* const rows = gpu::dynamic_shared<float>();  // [calibration, pitch]
   const int dim = t.head_dim, pitch = pitch_of(dim), head = int(blockIdx.x), thread = int(threadIdx.x);
   const StepRow of = step[blockIdx.y];
   const int last = t.retention.calibration, first = min(t.n_sinks, last - 1), n = last - first;
-  for (int p = thread; p < last; p += int(blockDim.x)) read_exact_row<kInRows>(t, of, head, p, rows + p * pitch);
-  __syncthreads();
+  float* const rows = gpu::dynamic_shared<float>();  // [calibration, pitch]
+  float* const centres = rows + last * pitch;        // [kCalibrationTiles, pitch]
   const int64_t slot_head = int64_t(of.slot) * t.n_kv_heads + head;
+  for (int p = thread; p < last; p += int(blockDim.x)) read_exact_row<kInRows>(t, of, head, p, rows + p * pitch);
+  if (t.centre) {
+    for (int p = thread; p < last; p += int(blockDim.x)) {  // the rows of this thread
+      t.rotation.backward(rows + p * pitch);
+      t.turn.backward(t.turn.position(p), rows + p * pitch);
+    }
+    __syncthreads();
+    for (int d = thread; d < dim; d += int(blockDim.x)) {
+      double sum = 0;
+      for (int p = first; p < last; ++p) sum += rows[p * pitch + d];
+      t.centre[slot_head * dim + d] = float(sum / n);
+    }
+    __syncthreads();
+    for (int i = thread; i < kCalibrationTiles; i += int(blockDim.x)) {
+      for (int d = 0; d < dim; ++d) centres[i * pitch + d] = 0;
+      t.move_row(of.slot, head, i, 1, centres + i * pitch);
+      t.rotation.forward(centres + i * pitch);
+    }
+    __syncthreads();
+    for (int p = thread; p < last; p += int(blockDim.x)) {
+      float* const row = rows + p * pitch;
+      read_exact_row<kInRows>(t, of, head, p, row);
+      for (int d = 0; d < dim; ++d) row[d] -= centres[p / kTilePositions * pitch + d];
+    }
+  }
+  __syncthreads();
   if (t.head_scale && thread == 0) {  // one thread: the host's order
     double size2 = 0;
     for (int p = first; p < last; ++p)
       for (int d = 0; d < dim; ++d) size2 += double(rows[p * pitch + d]) * rows[p * pitch + d];
-    if (t.centre)
-      for (int d = 0; d < dim; ++d) {
-        double sum = 0;
-        for (int p = first; p < last; ++p) sum += rows[p * pitch + d];
-        const double mean = sum / n;
-        size2 -= n * mean * mean;
-      }
-    t.head_scale[slot_head] = float(sqrt(fmax(0.0, size2) / (double(n) * dim)));
+    t.head_scale[slot_head] = float(sqrt(size2 / (double(n) * dim)));
   }
   if (!t.centre) return;
-  __syncthreads();
-  for (int d = thread; d < dim; d += int(blockDim.x)) {
-    double sum = 0;
-    for (int p = first; p < last; ++p) sum += rows[p * pitch + d];
-    const float centre = float(sum / n);
-    t.centre[slot_head * dim + d] = centre;
-    for (int p = 0; p < last; ++p) rows[p * pitch + d] += -1.0f * centre;
-  }
-  __syncthreads();
   for (int p = thread; p < last; p += int(blockDim.x)) write_exact_row<kInRows>(t, of, head, p, rows + p * pitch);
 }
 

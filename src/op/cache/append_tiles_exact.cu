@@ -4,6 +4,7 @@
 #include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
 #include "op/cache/write_row.h"
+#include "ridge/error.h"
 
 namespace ridge {
 namespace {
@@ -95,8 +96,9 @@ struct AppendRows {
   bool turns = false;  ///< RoPE
   const float* norm = nullptr;
   RotationView rotation;
-  const float* centre = nullptr;  ///< of K and V, as all that follows
-  int calibration = 0, n_sinks = 0;
+  const float* centre = nullptr;  ///< of queries: K's where it turns
+  CentreTurn turn;
+  int calibration = 0, n_sinks = 0;  ///< of K and V, as all that follows
   bool has_window = false;
   AppendTiles to[kAppendPlaces];
   PageCounts* counts = nullptr;
@@ -111,7 +113,7 @@ struct AppendLaunch {
   const StepRow* step = nullptr;
   const int32_t* pages = nullptr;
   const float *cosines = nullptr, *sines = nullptr;
-  float* q_out = nullptr;
+  float *q_out = nullptr, *q_weights = nullptr;
   AppendRows rows[kAppendRoles];
 };
 
@@ -121,7 +123,7 @@ struct AppendLaunch {
 template <int kPer>
 __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   constexpr int kDim = 32 * kPer;
-  __shared__ float shared_floats[kDim];
+  __shared__ float shared_floats[2 * kDim];
   gpu::let_next_grid_start();
   const int lane = int(threadIdx.x), block = int(blockIdx.x);
   const StepRow step = a.step[blockIdx.y];
@@ -129,7 +131,8 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   const AppendRows& r = a.rows[role];
   const int head = block - r.first, position = step.position;
   if (step.slot < 0) return;
-  const int64_t slot_head = int64_t(step.slot) * a.n_kv_heads + head;  // of K and V
+  const int kv_head = role == kQuery ? head / (a.n_heads / a.n_kv_heads) : head;
+  const int64_t slot_head = int64_t(step.slot) * a.n_kv_heads + kv_head;
   const float* const from = r.from + step.row * r.pitch + int64_t(head) * kDim + lane;
   const bool turns = r.turns, has_norm = r.norm != nullptr, has_centre = r.centre != nullptr;
   Angles<kPer> angles(a.n_pairs, a.halves);
@@ -141,6 +144,12 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   if (has_centre)
 #pragma unroll
     for (int j = 0; j < kPer; ++j) centre[j] = r.centre[slot_head * kDim + lane + 32 * j];
+  const CentreTurn turn = r.turn;
+  Angles<kPer> tile_angles(turn.n_pairs, turn.halves);
+  if (has_centre && turn.n_pairs > 0) {
+    const float* const of_tile = turn.tile(position / kTilePositions);
+    tile_angles.load(of_tile, of_tile + turn.n_pairs, 0, lane);
+  }
   const RotationView rotation = r.rotation;
   const RotationRow<kPer> table(rotation, lane);
   const float norm_eps = a.norm_eps;
@@ -168,6 +177,19 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   for (int j = 0; j < kPer; ++j) x[j] = from[32 * j];
   if (has_norm) norm_head<kPer>(weight, norm_eps, x);
   if (turns) angles.turn(lane, shared_floats, x);
+  if (role == kQuery && has_centre) {
+    float* const weights = a.q_weights + (int64_t(step.row) * a.n_heads + head) * kDim;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) shared_floats[lane + 32 * j] = x[j], shared_floats[kDim + lane + 32 * j] = centre[j];
+    __syncwarp();
+    for (int i = lane; i < turn.n_pairs; i += 32) turn.weigh_pair(shared_floats, shared_floats + kDim, i, 1, weights);
+    for (int i = 2 * turn.n_pairs + lane; i < turn.pitch(); i += 32) weights[i] = 0;
+  } else if (has_centre) {
+    if (turn.n_pairs > 0) tile_angles.turn(lane, shared_floats + kDim, centre);
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] -= centre[j];
+  }
   rotate_row(rotation, table, true, lane, x);
   if (role == kQuery) {
     float* const to = a.q_out + (int64_t(step.row) * a.n_heads + head) * kDim + lane;
@@ -178,9 +200,6 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
 
   // Rows that a centre is taken from are rounded before it is: they are kept without it until it is known.
   if (__builtin_expect(position < calibration, 0)) round_as<kPer>(r.to[sink ? kToSinks : kToRecent].kind, x);
-  if (has_centre)
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) x[j] -= centre[j];
 
   // As the host: where anything is kept exact all rows are rounded so, coded ones then from the rounded values.
   int saturated = 0;
@@ -210,6 +229,7 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
 }  // namespace
 
 void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
+  if (a.k_tiles.turn.first != 0) throw Error(ErrorKind::failure, "pairs of RoPE behind the first channel");
   AppendLaunch launch{.n_heads = a.n_heads,
                       .n_kv_heads = a.k_tiles.n_kv_heads,
                       .n_pairs = a.n_pairs,
@@ -221,7 +241,8 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
                       .pages = a.rows.pages,
                       .cosines = a.cosines,
                       .sines = a.sines,
-                      .q_out = a.q_out};
+                      .q_out = a.q_out,
+                      .q_weights = a.q_weights};
   const auto take = [&](AppendRole role, const float* from, int64_t pitch, int first, const float* norm,
                         const KvTiles& t) {
     launch.rows[role] = {
@@ -231,7 +252,8 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
         .turns = role != kValue && a.n_pairs > 0,
         .norm = norm,
         .rotation = t.rotation,
-        .centre = role == kQuery ? nullptr : t.centre,
+        .centre = role == kQuery && !a.q_weights ? nullptr : t.centre,
+        .turn = t.turn,
         .calibration = t.retention.calibration,
         .n_sinks = t.n_sinks,
         .has_window = t.ring_tiles > 0,

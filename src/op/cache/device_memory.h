@@ -92,8 +92,9 @@ class DeviceKvMemory final : public KvMemory {
 
   const gpu::Stream& stream_;
   const uint64_t serial_;
-  std::vector<Side> sides_;  // [2 n_layers]
-  gpu::Buffer saturated_;    // [2 n_layers]
+  std::map<std::vector<double>, gpu::Buffer> turn_tables_;  // by frequencies
+  std::vector<Side> sides_;                                 // [2 n_layers]
+  gpu::Buffer saturated_;                                   // [2 n_layers]
   OfClass of_class_[kPageClasses];
   Parts of_slot_, slot_floats_;
   std::vector<SideGroup> groups_;

@@ -59,6 +59,8 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
       stream_(stream),
       serial_(++n_memories),
       saturated_(int64_t(2 * layers.size() * sizeof(unsigned long long))) {
+  for (const auto& [frequency, n_tiles] : turn_tiles(layouts_, this->n_pages()))
+    turn_tables_[frequency] = gpu::to_device(stream, std::span<const float>(turn_table(frequency, n_tiles)));
   std::vector<CachePart> of_page[kPageClasses], counts[kPageClasses], of_slot, slot_floats;
   const auto add = [](std::vector<CachePart>& parts, const gpu::Buffer& buffer, int64_t bytes) {
     if (bytes > 0) parts.push_back({buffer.as<void>(), bytes});
@@ -70,6 +72,7 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
       Side& s = sides_.emplace_back(stream, rotation_layer(layers, layer), of,
                                     metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(side),
                                     n_pages[page_class(layer)], n_slots);
+      if (!of.frequency.empty()) s.tiles.turn.table = turn_tables_[of.frequency].as<float>();
       s.tiles.saturated = saturated_.as<unsigned long long>() + (sides_.size() - 1);
       const auto its_class = size_t(page_class(layer));
       add(of_page[its_class], s.pages, of.page_bytes());

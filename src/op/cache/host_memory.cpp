@@ -86,7 +86,12 @@ HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<cons
       sides_.emplace_back(rotation_layer(layers, layer), layout(layer, side),
                           metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(side), round,
                           n_pages[page_class(layer)], n_slots);
-  for (Side& side : sides_) side.tiles.saturated = &side.saturated;
+  for (const auto& [frequency, n_tiles] : turn_tiles(layouts_, this->n_pages()))
+    turn_tables_[frequency] = turn_table(frequency, n_tiles);
+  for (Side& side : sides_) {
+    side.tiles.saturated = &side.saturated;
+    if (!side.layout.frequency.empty()) side.tiles.turn.table = turn_tables_[side.layout.frequency].data();
+  }
 }
 
 int64_t HostKvMemory::allocated_bytes(int layer, KvSide side) const {

@@ -71,6 +71,7 @@ class HostKvMemory final : public KvMemory {
 
   const Side& held(int layer, KvSide side) const { return sides_[side_index(layer, side)]; }
 
+  std::map<std::vector<double>, std::vector<float>> turn_tables_;  // by frequencies
   std::vector<Side> sides_;     // [2 n_layers], never moved after construction: tiles point into them
   std::vector<int> lost_from_;  // [n_slots]
 };

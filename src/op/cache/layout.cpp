@@ -26,9 +26,9 @@ int format_number(const KvFormat& format) { return int(&format - kv_formats().da
 
 }  // namespace
 
-KvSideConfig default_kv_side(const KvFormat& format, KvSide side, bool k_has_bias) {
+KvSideConfig default_kv_side(const KvFormat& format, KvSide side) {
   KvSideConfig config{.format = &format, .policy = format.policy};
-  config.policy.centre = config.policy.centre && side == KvSide::k && k_has_bias;
+  config.policy.centre = config.policy.centre && side == KvSide::k;
   return config;
 }
 
@@ -50,6 +50,10 @@ KvLayout::KvLayout(const KvLayerConfig& layer, KvSide side, bool in_fragments) :
   tiles.rotation.kind = config.policy.rotation;
   tiles.rotation.head_dim = head_dim;
   tiles.scale = config.policy.scale;
+  if (side == KvSide::k && config.policy.centre) {
+    frequency = layer.rope.frequency;
+    tiles.turn = {.n_pairs = int(frequency.size()), .first = layer.rope.first, .halves = layer.rope.halves};
+  }
   if (in_fragments) {
     tiles.kind = *tile_kind_of(tiles.format);
     tiles.recent_kind = *tile_kind_of(tiles.recent);

@@ -18,9 +18,9 @@ struct KvSideConfig {
   const KvFormat& recent() const { return *find_kv_format(policy.recent).or_throw(); }
 };
 
-/// A format with its own policy, as a model gets it unless told otherwise. Only K is centred, and only where the
-/// model's K has a bias: elsewhere the mean of the first keys does not stay the mean (docs/decisions/0004).
-KvSideConfig default_kv_side(const KvFormat& format, KvSide side, bool k_has_bias);
+/// A format with its own policy, as a model gets it unless told otherwise. Rows that serve as V, latent ones too, are
+/// not centred.
+KvSideConfig default_kv_side(const KvFormat& format, KvSide side);
 
 /// What one layer remembers: rows of its kv heads, or, without kv heads, a state.
 struct KvLayerConfig {
@@ -32,20 +32,19 @@ struct KvLayerConfig {
   bool state_elsewhere = false;  ///< other ranks have its state: sequences are bound by it here too
   int layer = -1;                ///< of the model, whose rotation both sides take; -1: its place in the list of layers
 
+  KeyRope rope;         ///< how the rows of K were turned; without pairs where they were not
   bool v_is_k = false;  ///< the rows of K serve as V too: V has no rows of its own, and the settings of K
 
   const KvSideConfig& side(KvSide side) const { return side == KvSide::k ? k : v; }
 };
-
-/// Positions that must be held before the centre and the scales of heads are set, from then on for good.
-inline constexpr int kCalibration = 64;
 
 struct KvLayout {
   /// `in_fragments`: tiles are in the order of tensor cores (device_tiles() must be ok); else they hold rows.
   KvLayout(const KvLayerConfig& layer, KvSide side, bool in_fragments);
 
   KvSideConfig config;
-  KvTiles tiles;  ///< rules and sizes; its pointers are null
+  KvTiles tiles;                  ///< rules and sizes; its pointers are null
+  std::vector<double> frequency;  ///< of the pairs by which its centre turns; empty where it does not
   int64_t state_values = 0;
   bool state_elsewhere = false;
 

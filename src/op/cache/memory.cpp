@@ -52,6 +52,16 @@ void read_row(const TileRowsForm& form, const KvTiles& t, const std::byte* tile,
   else read_tile_row(form.format, tile, t.side, p, t.head_dim, row);
 }
 
+std::map<std::vector<double>, int> turn_tiles(std::span<const KvLayouts> layouts, int n_pages) {
+  std::map<std::vector<double>, int> tiles;
+  for (const KvLayouts& layer : layouts) {
+    if (layer.k.frequency.empty()) continue;
+    int& most = tiles[layer.k.frequency];
+    most = std::max(most, n_pages * kPageTiles + layer.k.tiles.ring_tiles);
+  }
+  return tiles;
+}
+
 int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots) {
   int64_t bytes = 0;
   for (const KvLayerConfig& layer : layers) {

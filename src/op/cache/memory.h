@@ -3,6 +3,7 @@
 #pragma once
 
 #include <climits>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -61,6 +62,9 @@ int64_t side_image_bytes(const KvLayout& layout, int n, int ring_first, int code
 Status check_side_state(const KvLayout& layout, int n, int ring_first, bool calibrated, int coded_first = 0);
 /// Centre, head scales and state at the front of a side's bytes must be finite, scales not negative.
 Status check_side_floats(const KvLayout& layout, const std::byte* bytes);
+
+/// Frequencies whose centres turn (centre.h), with the tiles of the longest sequence that n_pages hold: a table each.
+std::map<std::vector<double>, int> turn_tiles(std::span<const KvLayouts> layouts, int n_pages);
 
 /// Bytes of the pages and slots of such caches; `fragments`: in the tiles of devices, where those have the format.
 int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots);

@@ -57,11 +57,6 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
         return position < t.n_sinks || (t.ring_tiles > 0 && position >= old_ring_first);
       };
       std::vector<float> row(size_t(t.head_dim));
-      const auto move_centre = [&](int head, float sign) {
-        if (!t.centre) return;
-        const float* const centre = t.centre_of(place.slot, head);
-        for (size_t d = 0; d < row.size(); ++d) row[d] += sign * centre[d];
-      };
       for (int head = 0; head < t.n_kv_heads; ++head)
         for (int to = 0; to < n; ++to) {
           const int from = to < first ? to : to + n_removed;
@@ -75,11 +70,11 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
           if (is_exact(from)) read_exact_row(old, 0, head, from, row.data());
           else decode_coded(t, place, head, from, row.data());
           if (turned) {
-            move_centre(head, 1);
             t.rotation.backward(row.data());
+            t.move_row(place.slot, head, from / kTilePositions, 1, row.data());
             turn(layer, row.data());
+            t.move_row(place.slot, head, to / kTilePositions, -1, row.data());
             t.rotation.forward(row.data());
-            move_centre(head, -1);
           }
           PageCounts ignored;
           if (becomes_coded) *t.saturated += unsigned(encode_row(t, place.slot, pages, head, to, row.data(), ignored));

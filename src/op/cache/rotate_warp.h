@@ -1,8 +1,9 @@
-// The rotations (rotate.h) of a row that a warp holds in registers, or in shared memory. Device code.
+// The rotations (rotate.h) and the centre (tiles.h) of a row that a warp holds in registers, or in shared memory. Device code.
 #pragma once
 
 #include "gpu/launch.h"
 #include "op/cache/rotate.h"
+#include "op/cache/tiles.h"
 
 namespace ridge {
 
@@ -64,6 +65,22 @@ __device__ __forceinline__ void rotate_row(const RotationView& r, bool forward, 
   rotate_row(r, RotationRow<kPer>(r, lane), forward, lane, x);
 }
 
+/// The centre of a tile of a sequence's kv head.
+struct TileCentre {
+  const KvTiles& side;
+  int slot, head, tile;
+};
+/// KvTiles::move_row() by a warp: row [head_dim] in memory that it shares, whole before and after.
+__device__ inline void move_shared_row(const TileCentre& by, float sign, int lane, float* row) {
+  if (!by.side.centre) return;
+  const float* const centre = by.side.centre_of(by.slot, by.head);
+  const CentreTurn turn = by.side.turn;
+  for (int d = lane; d < by.side.head_dim; d += 32)
+    if (!turn.turns(d)) row[d] += sign * centre[d];
+  for (int i = lane; i < turn.n_pairs; i += 32) turn.move_pair(turn.tile(by.tile), centre, i, sign, row);
+  __syncwarp();
+}
+
 /// row [head_dim] in memory that the warp shares <- R row, or R^T row when not `forward`: RotationView's operations on
 /// every element in its order, at any head_dim. All lanes; the row is whole before and after.
 __device__ inline void rotate_shared_row(const RotationView& r, bool forward, int lane, float* row) {
@@ -94,6 +111,14 @@ __device__ inline void rotate_shared_row(const RotationView& r, bool forward, in
   }
   for (int i = lane; !forward && i < r.head_dim; i += 32) row[i] *= r.table[i];
   __syncwarp();
+}
+
+/// row [head_dim] in memory that the warp shares <- R times the centre.
+__device__ inline void put_centre(const TileCentre& centre, int lane, float* row) {
+  for (int d = lane; d < centre.side.head_dim; d += 32) row[d] = 0;
+  __syncwarp();
+  move_shared_row(centre, 1, lane, row);
+  rotate_shared_row(centre.side.rotation, true, lane, row);
 }
 
 }  // namespace ridge

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "format/kv_format.h"
+#include "op/cache/centre.h"
 #include "op/cache/retention.h"
 #include "op/cache/rotate.h"
 #include "op/cache/tile_order.h"
@@ -65,6 +66,7 @@ struct KvTiles {
   std::byte* ring = nullptr;
   std::byte* sinks = nullptr;
   float* centre = nullptr;                  ///< [n_slots, n_kv_heads, head_dim], zero until calibrated; null: never
+  CentreTurn turn;                          ///< of the centre, where the side has one; its table on the same device
   float* head_scale = nullptr;              ///< [n_slots, n_kv_heads] where the format has head_scale
   const float* metric = nullptr;            ///< [n_kv_heads, head_dim, head_dim] in cache space, for weighted rounding
   RotationView rotation;                    ///< its table on the same device
@@ -103,6 +105,16 @@ struct KvTiles {
 
   RIDGE_HD const float* centre_of(int slot, int head) const {
     return centre + (int64_t(slot) * n_kv_heads + head) * head_dim;
+  }
+  /// row [head_dim] += sign times the centre of tile t, in the space of the model.
+  RIDGE_HD void move_row(int slot, int head, int t, float sign, float* row) const {
+    if (centre) turn.move(turn.tile(t), centre_of(slot, head), head_dim, sign, row);
+  }
+  /// row [head_dim] += the centre, in channels where it is the same in all tiles.
+  RIDGE_HD void add_still_centre(int slot, int head, float* row) const {
+    if (!centre) return;
+    for (int d = 0; d < head_dim; ++d)
+      if (!turn.turns(d)) row[d] += centre_of(slot, head)[d];
   }
   RIDGE_HD KvCoding coding(int slot, int head) const {
     return {.scale = scale,
