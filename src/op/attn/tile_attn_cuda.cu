@@ -145,13 +145,15 @@ int query_bytes(const KvTiles& k) {
 /// For rings: 1 KiB is left for variables that are not dynamic.
 int most_ring_bytes(const KvTiles& k, int packs) { return gpu::most_shared_bytes() - 1024 - packs * query_bytes(k); }
 
-const SplitKernel& kernel_for(TileKind k, TileKind v, int head_dim, bool window) {
+const SplitKernel& kernel_for(const KvTiles& k, TileKind v) {
+  const int head_dim = k.head_dim;
   const auto kernels = head_dim == 64    ? split_kernels_64()
                        : head_dim == 128 ? split_kernels_128()
                                          : split_kernels_256();
-  if (window) return kernels.back();
+  if (k.attention_window > 0) return kernels.back();
+  const bool has_own = !is_half(k.kind) || k.turn.n_pairs == 0;
   return *std::find_if(kernels.begin(), kernels.end() - 2,
-                       [&](const SplitKernel& kernel) { return kernel.k == k && kernel.v == v; });
+                       [&](const SplitKernel& kernel) { return has_own && kernel.k == k.kind && kernel.v == v; });
 }
 
 int lists_of(int n_heads, int n_kv_heads) { return n_kv_heads * int(gpu::ceil_div(n_heads / n_kv_heads, kHeads)); }
@@ -179,7 +181,7 @@ int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int hea
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan) {
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;
-  const SplitKernel& kernel = kernel_for(a.k.kind, a.v.kind, head_dim, a.k.attention_window > 0);
+  const SplitKernel& kernel = kernel_for(a.k, a.v.kind);
   const Rings rings(kernel, a, plan, most_ring_bytes(a.k, kernel.packs));
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);

@@ -377,7 +377,8 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32, kPacksOfPair = most_packs<kDim, kK, kV>();
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
-  const bool turns = a.k.turn.n_pairs > 0;
+  // Kernels of f16 keep their registers: the one for every pair serves a centre that turns.
+  const bool turns = (kK == kAnyKind || !is_half(TileKind(kK))) && a.k.turn.n_pairs > 0;
   auto* const weights = reinterpret_cast<float*>(shared + kPacksOfPair * Queries<kDim>::kBytes);
   std::byte* const behind_queries =
       shared + kPacksOfPair * (Queries<kDim>::kBytes + (turns ? 4 * kHeads * weight_pitch(kDim) : 0));
