@@ -2,8 +2,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -37,16 +35,7 @@ bool has_avxvnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
 }
-/// Tiles of int8, in a system that lets this process use the tile registers.
-bool has_amx() {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
-  constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return has_avx512() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kTile) && (edx & kInt8) &&
-         syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
-}
-constexpr Ability kAbilities[] = {
-    {"avx2", has_avx2}, {"avx_vnni", has_avxvnni}, {"avx512", has_avx512}, {"amx_int8", has_amx}};
+constexpr Ability kAbilities[] = {{"avx2", has_avx2}, {"avx_vnni", has_avxvnni}, {"avx512", has_avx512}};
 
 #elif defined(__aarch64__)
 constexpr Isa kIsas[] = {Isa::scalar, Isa::neon};

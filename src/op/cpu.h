@@ -33,7 +33,7 @@ Isa detect_isa();
 /// What the processor has of the abilities that kernels ask for, by the names of the operating system.
 std::vector<std::string_view> cpu_abilities();
 
-/// Whether one of them has this name. Asking for amx_int8 is asking the system for leave to use it.
+/// Whether one of them has this name.
 bool has_ability(std::string_view name);
 
 /// Bytes and flops an op must move and do at least; declared once per op and used by bench, explain and profile.

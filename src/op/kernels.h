@@ -16,7 +16,6 @@ LinearKernel rows_avx2, rows_avx512, rows_neon;  // op/gemv/rows_simd.h, op/gemv
 using LinearsKernel = void(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all);
 LinearsKernel panel_1plane_avxvnni, panel_2planes_avxvnni;
 LinearsKernel panel_1plane_avx2, panel_1plane_avx512, panel_2planes_avx2, panel_2planes_avx512;  // op/gemv/panel_simd.h
-LinearsKernel panel_1plane_amx, panel_2planes_amx;  // op/gemv/panel_amx_simd.h
 LinearsKernel panel_1plane_neon, panel_2planes_neon;
 LinearsKernel panel_1plane_i8mm, panel_2planes_i8mm;  // op/gemv/panel_i8mm_neon.cpp
 LinearKernel ternary_ref;                             // op/gemv/ternary.cpp: int8 activations one by one, the oracle

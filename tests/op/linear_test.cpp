@@ -25,8 +25,7 @@
 namespace ridge {
 
 #if defined(__x86_64__)
-LinearsKernel panel_2planes_ymm_vnni;                                 // panel_ymm_vnni_avx512.cpp
-LinearsKernel panel_1plane_emulated_amx, panel_2planes_emulated_amx;  // panel_emulated_amx_avx512.cpp
+LinearsKernel panel_2planes_ymm_vnni;  // panel_ymm_vnni_avx512.cpp
 #endif
 
 namespace {
@@ -394,20 +393,6 @@ TEST(Panels, AvxVnniGivesTheBitsOfAvx2) {
   // The kernels of AVX-VNNI with the form of their instruction that AVX-512 has.
   if (detect_isa() < Isa::avx512) GTEST_SKIP() << "this processor has no AVX-512";
   expect_same_bits(panel_2planes_avx2, panel_2planes_ymm_vnni, {1, 3, 9});
-}
-
-constexpr std::initializer_list<int> kTokensOfTiles = {15, 16, 37, 150};  // none, one, two and a tail, behind 128
-
-TEST(Panels, AmxWithEmulatedTilesGivesTheBitsOfAvx512) {
-  if (detect_isa() < Isa::avx512) GTEST_SKIP() << "this processor has no AVX-512";
-  expect_same_bits(panel_1plane_avx512, panel_1plane_emulated_amx, kTokensOfTiles);
-  expect_same_bits(panel_2planes_avx512, panel_2planes_emulated_amx, kTokensOfTiles);
-}
-
-TEST(Panels, AmxGivesTheBitsOfAvx512) {
-  if (!has_ability("amx_int8")) GTEST_SKIP() << "this processor has no AMX";
-  expect_same_bits(panel_1plane_avx512, panel_1plane_amx, kTokensOfTiles);
-  expect_same_bits(panel_2planes_avx512, panel_2planes_amx, kTokensOfTiles);
 }
 #elif defined(__aarch64__)
 TEST(Panels, I8mmGivesTheBitsOfNeon) {

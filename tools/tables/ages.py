@@ -30,14 +30,14 @@ PATHS = {
     "threads": ("src/base/thread_pool*",),
 }
 FILES = {  # the first part of a file's name that fits decides
-    "bandwidth": "bandwidth", "batch": "forward", "busy-threads": "threads", "floors": "quality", "panels": "ops", "real-files": "forward", "collective": "ops", "crossovers": "ops", "decode": "forward", "kv": "quality", "op": "ops", "ppl": "quality",
+    "bandwidth": "bandwidth", "batch": "forward", "centre": "forward", "busy-threads": "threads", "floors": "quality", "panels": "ops", "real-files": "forward", "collective": "ops", "crossovers": "ops", "decode": "forward", "kv": "quality", "op": "ops", "ppl": "quality",
     "profile": "forward", "ranks": "ranks", "serve": "server", "service": "server", "sweep": "ops", "append": "ops", "attention": "ops", "baselines": "ops",
     "coding-share": "forward", "counters": "forward", "crowd": "server", "decisions": "forward", "int4-planes": "quality", "mask-cost": "grammar", "mtp-head": "head",
     "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops",
 }
 # Records of a choice: what was tried once, on builds that were not kept. They do not age.
 TRIALS = ("attention-tried", "bricks-tried", "int-products-tried", "packs-tried", "quantise-inside", "ranks-tried", "decode-chain", "decode-stages", "decode-variants",
-          "kv-spot", "kv-integers", "attention-kernels", "int4-planes")
+          "kv-spot", "kv-integers", "kv-centre-before", "amx-tried", "attention-kernels", "int4-planes")
 ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "cpu_*")
 ONLY_ARM = ("*_neon.cpp", "neon.h", "bytes_neon.h")  # no row was measured there
 ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*")

@@ -124,6 +124,28 @@ def policies(window, sinks):
     return table(["card", "weights", "windows", "K/V cache", "bits there", "mean KLD", "median", "99 %", "99.9 %", "largest", "same top %", "PPL", LIMITS], lines)
 
 
+def centre():
+    """What the centre that turns changed: rows of the build before it beside today's, rotated q4_0 beside both."""
+    today = {(stem(r), r["n_ctx"], r["kv"]): r for r in finished("kv-policy") if card(r) == "H200" and r["path"] == "decode"}
+    lines = []
+    for r in stored("checks/kv-centre-before"):
+        now, peer = today[stem(r), r["n_ctx"], r["kv"]], today[stem(r), r["n_ctx"], "q4_0:hadamard:window=96:sinks=4"]
+        kld = [x["kld"]["mean"] for x in (r, now, peer)]
+        lines.append([card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", re.sub(":(window|sinks)=[0-9]+", "", r["kv"]), *(estimate(k, 5) for k in kld[:2]),
+                      f"{kld[0]['value'] / kld[1]['value']:.2f}", estimate(kld[2], 5), rise(r), rise(now)])
+    return table(["card", "weights", "windows", "K/V cache", "mean KLD, no centre", "with", "ratio", "rotated q4_0", f"{LIMITS}, no centre", "with"], lines)
+
+
+def centre_speed():
+    """An 8B model with an f16 cache, and with rotor-3 without and with the centre of keys."""
+    cells = {}
+    for r in stored("checks/centre-cuda"):
+        what = f"{'a prompt of ' + str(r['n_prompt']) if r['n_prompt'] else 'a token'} behind {r['n_depth']}"
+        cells.setdefault((card(r), what), {})["f16" if r["type_k"] == "f16" else "centre=on" in r["kv_k"]] = r["avg_ts"]
+    return table(["card", "test", "f16, tok/s", "rotor-3, no centre", "with", "with / without"],
+                 [[*key, *(f"{by[k]:.0f}" for k in ("f16", False, True)), f"{by[True] / by[False]:.2f}x"] for key, by in cells.items()])
+
+
 def alone(path):
     """Each side of a cache by itself, the other in f16."""
     lines = [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", f"`{r['kv']}`" if ":" in r["kv"] else r["kv"], estimate(r["kld"]["mean"], 5), percent(r["same_top"]),
@@ -214,16 +236,16 @@ def curve():
 
 def search_points():
     """Formats by layer and side beside pairs for all layers, by rising bits."""
-    found = sorted((r for r in stored("kv-search") if r["kind"] == "search_point"), key=lambda r: (not r["uniform"], r["bits"]))
+    found = sorted((r for r in stored("kv-search") if r["kind"] == "search_point"), key=lambda r: (stem(r), not r["uniform"], r["bits"]))
     lines = []
     for r in found:
         kld, line = r["kld"], r["line"]
-        front = ["one pair" if r["uniform"] else r["limit"], r["kv"] if r["uniform"] else f"`{r['kv']}`", f"{r['bits']:.3f}", f"{r['predicted_kld']:.5f}", estimate(kld, 5)]
+        front = [stem(r), "one pair" if r["uniform"] else r["limit"], r["kv"] if r["uniform"] else f"`{r['kv']}`", f"{r['bits']:.3f}", f"{r['predicted_kld']:.5f}", estimate(kld, 5)]
         if not r["uniform"]:
             below = {"value": line["value"] - kld["value"], "error": (kld["error"] ** 2 + line["error"] ** 2) ** 0.5}
             front += [estimate(line, 5), f"{estimate(below, 5)} ({100 * (1 - kld['value'] / line['value']):.0f} %)", r["verdict"]]
-        lines.append(front + [""] * (8 - len(front)))
-    return table(["limit", "K/V cache", "bits", "expected KLD", "mean KLD", "the line there", "below the line", "verdict"], lines)
+        lines.append(front + [""] * (9 - len(front)))
+    return table(["weights", "limit", "K/V cache", "bits", "expected KLD", "mean KLD", "the line there", "below the line", "verdict"], lines)
 
 
 def search_sides():
@@ -345,6 +367,8 @@ TABLES = {
     "kv-matrix-runs": runs,
     "kv-policy-same": lambda: policies(96, 4),
     "kv-policy-none": lambda: policies(0, 0),
+    "kv-centre": centre,
+    "centre-cuda": centre_speed,
     "kv-policy-sides": lambda: alone("prefill"),
     "kv-policy-layers": layers_alone,
     "kv-policy-split": some_layers,

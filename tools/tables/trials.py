@@ -1,5 +1,6 @@
 """Tables of the decision pages: what was tried, and the baselines that decided."""
 
+import re
 import statistics
 
 from tables import speed
@@ -154,7 +155,19 @@ def attention_kernels():
     return table(["cache"] + [f"{h}: {what}" for h in heads for what in ("floats us", "integers us", "ratio", "NMSE")], lines)
 
 
+def amx():
+    """Panel kernels with AMX's tiles beside those of AVX-512: microseconds by format, planes and tokens."""
+    cells, formats = {}, {}
+    for r in stored("checks/amx-tried-cpu"):
+        planes, isa = re.fullmatch(r"panel-(\d)planes?-(\w+)", r["kernel"]).groups()
+        formats[r["weight_format"]] = True
+        cells.setdefault((card(r), f"{r['n_out']} x {r['n_in']}", int(planes), r["n_tokens"]), {})[r["weight_format"], isa] = r["median_us"]
+    lines = [[*key, *(f"{by[f, 'avx512']:.0f} / {by[f, 'amx']:.0f} ({by[f, 'avx512'] / by[f, 'amx']:.2f}x)" for f in formats)] for key, by in sorted(cells.items(), key=lambda c: (-c[0][2], c[0][3]))]
+    return table(["card", "n_out x n_in", "planes", "tokens", *(f"{f}: AVX-512 / AMX us" for f in formats)], lines)
+
+
 TABLES = {
+    "amx-tried-cpu": amx,
     "attention-tried-cuda": attention,
     "packs-tried-cuda": packs,
     "quantise-inside-cuda": quantise_inside,

@@ -3,7 +3,7 @@
 //
 // One token and a few: weights become bytes in registers, a unit at a time (few_panel). More tokens: 256 columns of two
 // vectors of rows become bytes and float scales in cache, once for all tokens (decode_chunk), and tiles for all formats
-// multiply them: DotTiles, or those of processors with matrix instructions (panel_amx_simd.h, panel_i8mm_neon.cpp). All
+// multiply them: DotTiles, or those of processors with matrix instructions (panel_i8mm_neon.cpp). All
 // ways have one order of sums: groups of columns in order, in each one product of scales and one fma, then one fma for
 // a minimum. So a token's results are the same bits alone and among others.
 #pragma once

@@ -25,7 +25,6 @@ Support needs_panels_and(const Linear& w, std::string_view ability) {
   return has_ability(ability) ? needs_panels(w) : Support{false, fmt::format("this processor has no {}", ability)};
 }
 [[maybe_unused]] Support needs_avxvnni(const Linear& w) { return needs_panels_and(w, "avx_vnni"); }
-[[maybe_unused]] Support needs_amx(const Linear& w) { return needs_panels_and(w, "amx_int8"); }
 [[maybe_unused]] Support needs_i8mm(const Linear& w) { return needs_panels_and(w, "i8mm"); }
 
 /// A row of panels with 1 or 2 planes of activations.
@@ -55,8 +54,6 @@ constexpr LinearVariant kVariants[] = {
     panels<2, panel_2planes_avx512>("panel-2planes-avx512", Isa::avx512),
     {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2, ternary_scratch},
     {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512, ternary_scratch},
-    panels<1, panel_1plane_amx>("panel-1plane-amx", Isa::avx512, needs_amx),
-    panels<2, panel_2planes_amx>("panel-2planes-amx", Isa::avx512, needs_amx),
 #elif defined(__aarch64__)
     {"rows-neon", Isa::neon, needs_rows, rows_neon, rows_neon_scratch},
     panels<1, panel_1plane_neon>("panel-1plane-neon", Isa::neon),
@@ -66,8 +63,12 @@ constexpr LinearVariant kVariants[] = {
     panels<2, panel_2planes_i8mm>("panel-2planes-i8mm", Isa::neon, needs_i8mm),
 #endif
 };
-/// Rows at the table's end whose instructions multiply matrices; the portable table has none.
-constexpr size_t kMatrixRows = std::size(kVariants) > 2 ? 2 : 0;
+/// Rows at the table's end whose instructions multiply matrices: those of i8mm.
+#if defined(__aarch64__)
+constexpr size_t kMatrixRows = 2;
+#else
+constexpr size_t kMatrixRows = 0;
+#endif
 
 }  // namespace
 
