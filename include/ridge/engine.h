@@ -94,7 +94,7 @@ std::vector<std::string> synth_shapes();
 struct KvSideOptions {
   std::string format = "f16";
   std::optional<std::string> rotation;  ///< none, planar, hadamard
-  std::optional<bool> centre;           ///< unset: where the format's policy centres, K of models whose K has biases
+  std::optional<bool> centre;           ///< unset: as the format has it; the rotor formats centre K
   std::optional<int> window;            ///< newest tokens kept in format `recent`; a multiple of 32
   std::optional<int> sinks;             ///< first tokens kept in f16
   std::optional<std::string> scale;     ///< rule of the scales, one that the format offers: absmax, norm, lsq, unbiased
