@@ -28,7 +28,7 @@ def measurement(row):
     if row.get("kind") == "crossover":
         series = {k: v for k, v in row["series"].items() if k not in ("build", "device_name", "n_threads", "isa")}
         return json.dumps([row["kind"], row["format"], row["baseline"], row["axis"], series], sort_keys=True)
-    gpus = ("gpu_info", "devices", "device", "pp", "n_ranks", "processes") if row.get("gpu_info") else ()
+    gpus = ("device", "pp", "n_ranks") if row.get("gpu_info") else ()  # a device names its cards and how many there are
     return json.dumps([row.get("model_name", row.get("model"))] + [row.get(f) for f in fields + gpus])
 
 

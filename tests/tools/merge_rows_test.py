@@ -50,6 +50,11 @@ class MergeRows(unittest.TestCase):
         old = [row("nccl", 2, 4096, "a"), row("one-shot", 2, 4096, "a"), row("nccl", 4, 4096, "a"), row("nccl", 2, 8192, "a")]
         self.assertEqual(self.merge(old, [row("nccl", 2, 4096, "b")]), [*old[1:], row("nccl", 2, 4096, "b")])
 
+    def test_a_model_on_gpus_differs_by_card_number_and_stages(self):
+        row = lambda device, build, **ranks: {"kind": "decode", "model_filename": "m", "n_gen": 64, "gpu_info": device.split(" ", 1)[1], "device": device, "build_commit": build, **ranks}
+        old = [row("cuda:0 H200", "a"), row("cuda:0,1 H200", "a"), row("cuda:0,1 H200", "a", pp=2), row("cuda:0 H100", "a"), row("cuda:0 H200", "a", n_ranks=2)]
+        self.assertEqual(self.merge(old, [row("cuda:0 H200", "b")]), [*old[1:], row("cuda:0 H200", "b")])
+
     def test_a_model_counts_by_its_name_and_not_its_place(self):
         row = lambda place: {"kind": "profile", "model": place, "model_name": "m", "depth": 0}
         self.assertEqual(self.merge([row("a/m")], [row("b/m")]), [row("b/m")])

@@ -43,6 +43,12 @@ def card(r):
     return f"{processor[0]}, {threads} thread{'' if threads == 1 else 's'}" if processor and threads else "not recorded"
 
 
+def n_gpus(r):
+    """GPUs of one process: "cuda:0,1 NVIDIA H200" names two."""
+    devices = r.get("devices") or r.get("server_device") or r["device"]
+    return str(devices).split(" ")[0].count(",") + 1
+
+
 def model(name):
     """('llama-3.1-8b', 'int4_g128', 'layers=8') of the name of a synthetic model; a file's name and two empty texts otherwise."""
     shape, *options = name.removeprefix("synth:").split("@")

@@ -5,7 +5,7 @@ import pathlib
 import re
 import statistics
 
-from tables.rows import RESULTS, cache, card, model_text, stored, table
+from tables.rows import RESULTS, cache, card, model_text, n_gpus, stored, table
 
 
 def spread(row, name):
@@ -18,8 +18,7 @@ def load():
     loads = {}
     for r in stored("serve-cpu", "serve-cuda"):
         prompt = r["prompt_tokens"] if r["shared_prefix"] == 0 else f"{r['shared_prefix']} shared + {r['prompt_tokens']}"
-        gpus = str(r["server_device"]).split(" ")[0].count(",") + 1
-        key = (f"{gpus} x {card(r)}" if gpus > 1 else card(r), f"{r['model']} {r['server_weight_format']}", f"{prompt} + {r['answer_tokens']}", r["clients"])
+        key = (f"{n_gpus(r)} x {card(r)}" if n_gpus(r) > 1 else card(r), f"{r['model']} {r['server_weight_format']}", f"{prompt} + {r['answer_tokens']}", r["clients"])
         loads.setdefault(key, {})[r["kv"]] = r
     lines = []
     for key, by in loads.items():

@@ -7,7 +7,7 @@ import pathlib
 import re
 import statistics
 
-from tables.rows import cache, card, last, model, model_text, rate, stored, table
+from tables.rows import cache, card, last, model, model_text, n_gpus, rate, stored, table
 
 CACHES = ("f16", "q8_0", "p8/q8_0", "p8/q4_0", "rotor-4", "rotor-3")
 WEIGHTS = ("f16", "q8_0", "q4_0", "int4_g128")
@@ -379,7 +379,7 @@ def collectives():
 
 def way_of(r):
     """(order, what holds the model): GPUs of one process, GPUs in stages, processes with a GPU each."""
-    n = (r["devices"] if "devices" in r else r["device"].split(" ")[0]).count(",") + 1
+    n = n_gpus(r)
     if r.get("n_ranks"):
         return (2, r["n_ranks"]), f"{r['n_ranks']} processes"
     if r.get("pp"):
