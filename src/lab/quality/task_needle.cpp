@@ -1,4 +1,4 @@
-// Needles: a code is told once, in two equal sentences, at some depth of a text, and asked for at its end.
+// Needles: a code is told in four equal sentences, one behind the other, at some depth of a text, and asked for at its end.
 #include "lab/quality/task_words.h"
 #include "lab/quality/tasks.h"
 
@@ -6,7 +6,7 @@ namespace ridge::lab {
 namespace {
 
 constexpr int kAnswerTokens = 10;
-constexpr int kNeedleCopies = 2;
+constexpr int kNeedleCopies = 4;
 
 struct ToldNeedle {
   std::vector<int32_t> told, asked;
