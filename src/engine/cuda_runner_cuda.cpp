@@ -349,7 +349,8 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
     return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank,
                        buffers_[B::attn_scratch].as<std::byte>());
   if (in_fragments && !sub.is_long)
-    return tile_attn(stream_, attention, buffers_[B::attn_scratch].as<std::byte>(), {.overlap = step.overlap});
+    return tile_attn(stream_, attention, buffers_[B::attn_scratch].as<std::byte>(),
+                     {.overlap = step.overlap && !sub.calibrates});  // the centre is read early
   const int group = plan.n_heads / plan.n_kv_heads;
   const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries();
   const BlockRange blocks = sub.blocks.at({plan.n_kv_heads, group, queries, plan.window});

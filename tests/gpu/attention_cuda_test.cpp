@@ -510,6 +510,21 @@ TEST_F(AttentionCuda, ATurningCentreComesBackOnTheScores) {
         check(rows, Kernel::rows);
       }
     }
+  // Warps of more than eight tiles, and prompts over more tiles than a block holds centres of.
+  Case far{.k = side("rotor-3", rotated), .v = side("rotor-3", rotated), .n_kv_heads = 1, .group = 2};
+  for (const int dim : {64, 128, 256}) {
+    far.dim = dim, far.n_pairs = dim / 2, far.plan = {.blocks = 1, .warps = 1};
+    far.sequences = {{1171, 1}};
+    check(far, Kernel::tiles);
+    far.sequences = {{1171, 20}};
+    for (const int window : {0, 700}) {
+      far.window = window;
+      check(far, Kernel::prefill);
+    }
+    far.window = 0, far.prefill_shared_bytes = 100 << 10;
+    check(far, Kernel::prefill);
+    far.prefill_shared_bytes = 227 << 10;
+  }
   // Tokens that share a pass over a long cache of f16.
   Case f16{.k = side("f16", kCentred), .v = side("f16"), .dim = 64, .n_kv_heads = 1, .group = 5, .n_pairs = 32};
   f16.sequences = {{900, 3}};

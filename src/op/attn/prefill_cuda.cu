@@ -34,6 +34,8 @@ struct Cut {
   static constexpr int kSides = 2 * kTiles;                     // tiles of a step: of K, then of V
   static constexpr int kStageBytes = kSides * kTileBytes;
   static constexpr int kStages = kWarps / 2;
+  /// Centres of K's tiles, as f16: of the group of tiles that the block is at and of the next, or of a step.
+  static constexpr int kCentreGroup = 8, kCentres = kStages > 2 ? 2 * kCentreGroup : kTiles;
   static constexpr int kQueryBytes = kQueries * 2 * kDim;
   static constexpr int kSharedBytes = std::max(kQueryBytes + kStages * kStageBytes, kQueries* kDim * 4);
 };
@@ -60,26 +62,33 @@ struct Side {
   }
 };
 
-/// R times the centre of a tile of K, as f16: what its keys are stored without. A warp.
+/// R times a centre of K turned to a tile, as f16: what the tile's keys are stored without. A warp. Not inlined: what it
+/// needs would take registers of the loop that calls it now and then.
 template <int kDim>
-__device__ void put_centre(const Side& k, int tile, int lane, uint4* to) {
+__device__ __noinline__ void put_centre(const float* centre, const CentreTurn turn, const RotationView rotation,
+                                        int tile, int lane, uint4* to) {
   constexpr int kPer = kDim / 32;
-  const KvTiles& t = k.tiles;
-  const float *const centre = t.centre_of(k.of.slot, k.head), *const angles = t.turn.tile(tile);
-  float x[kPer];
+  const float* const angles = turn.tile(tile);
+  const int n = turn.n_pairs;
+  const bool halves = turn.halves;
+  float own[kPer], other[kPer], c[kPer], s[kPer];
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {  // all loads in front; of channels without a pair those of any
+    const int d = lane + 32 * j, pair = min(halves ? d < n ? d : d - n : d / 2, n - 1);
+    own[j] = centre[d];
+    other[j] = centre[halves ? d < n ? d + n : d - n < n ? d - n : d : d ^ 1];
+    c[j] = angles[pair];
+    s[j] = angles[n + pair];
+  }
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {
-    const int d = lane + 32 * j, n = t.turn.n_pairs;
-    const bool first = t.turn.halves ? d < n : d % 2 == 0;
-    const int pair = t.turn.halves ? d - (first ? 0 : n) : d / 2;
-    x[j] = 0;  // softmax does not see what is the same in all tiles
-    if (d >= 2 * n) continue;
-    const float other = centre[first ? t.turn.second_of(pair) : t.turn.first_of(pair)];
-    x[j] = centre[d] * angles[pair] + (first ? -other : other) * angles[n + pair];
+    const int d = lane + 32 * j;
+    const float turned = own[j] * c[j] + ((halves ? d < n : d % 2 == 0) ? -other[j] : other[j]) * s[j];
+    own[j] = d < 2 * n ? turned : 0;  // softmax does not see what is the same in all tiles
   }
-  rotate_row(t.rotation, true, lane, x);
+  rotate_row(rotation, true, lane, own);
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) reinterpret_cast<uint16_t*>(to)[lane + 32 * j] = gpu::float_to_f16(x[j]);
+  for (int j = 0; j < kPer; ++j) reinterpret_cast<uint16_t*>(to)[lane + 32 * j] = gpu::float_to_f16(own[j]);
 }
 
 /// Lane 4 r + c has queries 16 t + r + 8 h of the warp: state [t][h], scores [t][key / 8][2 h + p] of keys 8 .. + 2c +
@@ -290,11 +299,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   constexpr int kAhead = C::kStages / 2;                    // steps whose tiles are under way
   constexpr int kRaw = kAsF16 ? C::kStages : kAhead;        // stages of tiles as they come
   constexpr int kF16Stages = kAsF16 ? C::kStages : kAhead;  // and of f16
+  // With room for two steps of f16, one half of the warps feeds the tensor cores while the other turns the next step's
+  // tiles to f16, of the first step in front of all.
+  constexpr bool kBeside = !kAsF16 && kF16Stages > 1;
   __shared__ gpu::Arrival arrivals[kRaw][C::kSides];
   __shared__ Units units;
   __shared__ Sight sights[C::kQueries];
   __shared__ int unit_bits[C::kStages][C::kTiles];
-  __shared__ uint4 centres[C::kStages][C::kTiles][C::kDim / 8];  // f16 of K's tiles
+  __shared__ uint4 centres[C::kCentres][C::kDim / 8];
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   std::byte* const f16_tiles = shared + C::kQueryBytes;
   std::byte* const raw = kAsF16 ? f16_tiles : f16_tiles + kF16Stages * C::kStageBytes;
@@ -322,6 +334,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   // Warp i starts tile i of each step. Past the last unit the step's first comes once more, unseen: masked values must
   // be finite, too.
   Unit coming = units.first();
+  const bool turns = !kAsF16 && a.k.turn.n_pairs > 0;
+  const auto put_centre_of = [&](int tile) {
+    put_centre<C::kDim>(a.k.centre_of(span[0].slot, kv_head), a.k.turn, a.k.rotation, min(tile, units.end_tile - 1),
+                        lane, centres[tile % C::kCentres]);
+  };
   const auto start = [&](int step) {
     if (warp >= C::kSides) return;
     const Unit first = coming;
@@ -335,8 +352,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (units.ended(first)) return;
     gpu::Arrival* const arrival = &arrivals[step % kRaw][warp];
     std::byte* const to = raw + step % kRaw * C::kStageBytes + warp * C::kTileBytes;
-    if (!kAsF16 && a.k.turn.n_pairs > 0 && warp < C::kTiles)
-      put_centre<C::kDim>(k, own.tile(), lane, centres[step % C::kStages][warp]);
+    if (!kBeside && turns && warp < C::kTiles) put_centre_of(own.tile());
     if (warp < C::kTiles) k.start(own, own.k_coded(), arrival, to, lane);
     else v.start(own, own.v_coded(), arrival, to, lane);
   };
@@ -356,13 +372,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       const std::byte* const from = raw + step % kRaw * C::kStageBytes + at * C::kTileBytes;
       std::byte* const to = f16_tiles + step % kF16Stages * C::kStageBytes + at * C::kTileBytes;
       wait_for(step, at);
-      const uint4* const centre = at < C::kTiles && a.k.turn.n_pairs > 0 ? centres[step % C::kStages][at] : nullptr;
+      const uint4* const centre = at < C::kTiles && turns ? centres[u.tile() % C::kCentres] : nullptr;
       if (at < C::kTiles)
         prefill::quad_to_f16<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, centre, to);
       else prefill::quad_to_f16<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), from, quad, lane, nullptr, to);
     }
   };
 
+  // The first group and the next; each warp makes one of a group.
+  static_assert(!kBeside || C::kWarps == C::kCentreGroup);
+  if (kBeside && turns)
+#pragma unroll 1
+    for (int i = 0; i < C::kCentres; i += C::kWarps)
+      put_centre_of(units.first_tile / C::kCentreGroup * C::kCentreGroup + i + warp);
 #pragma unroll 1
   for (int step = 0; step < kAhead; ++step) start(step);
 
@@ -404,9 +426,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     take_step<C>(scores, tiles + C::kTiles * C::kTileBytes, lane, state);
   };
 
-  // With room for two steps of f16, one half of the warps feeds the tensor cores while the other turns the next step's
-  // tiles to f16, of the first step in front of all.
-  constexpr bool kBeside = !kAsF16 && kF16Stages > 1;
 #pragma unroll 1
   for (int step = kBeside ? -1 : 0;; ++step) {
     // Everyone has done with the step before; tiles that come as f16 stay for kAhead steps.
@@ -415,6 +434,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (step >= 0 && units.ended(unit_of(step, 0))) break;
     if constexpr (kBeside) {
       if (step >= 0) start(step + kAhead);
+      // Of tiles in use none is of the group before: the next one takes its place.
+      const int group = unit_of(step + 1, 0).tile() / C::kCentreGroup;
+      if (turns && step >= 0 && group != unit_of(step, 0).tile() / C::kCentreGroup)
+        put_centre_of((group + 1) * C::kCentreGroup + warp);
       const bool turns_first = warp < C::kWarps / 2;
 #pragma unroll 1
       for (int turn = 0; turn < 2; ++turn)
@@ -469,7 +492,7 @@ void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillLis
 PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes) {
   const auto queries = [&]<int kDim>() {
     const bool roomy =
-        most_shared_bytes >= Cut<kDim, 8>::kSharedBytes + (8 << 10);  // and what is declared in the kernel
+        most_shared_bytes >= Cut<kDim, 8>::kSharedBytes + (12 << 10);  // and what is declared in the kernel
     return roomy ? Cut<kDim, 8>::kQueries : Cut<kDim, 4>::kQueries;
   };
   return {.queries = head_dim == 64    ? queries.template operator()<64>()

@@ -24,7 +24,7 @@ __device__ void decode_key(const KvTiles& t, const StepRow& of, const int32_t* p
                            int position, int n, float* row) {
   const bool sink = position < t.n_sinks;
   if (position < n && (sink || (coded ? position < t.retention.coded_end(n) : t.ring_tiles > 0))) {
-    if (!coded || sink) read_exact_row<true>(t, of, head, position, row);
+    if (!coded || sink) read_exact_row(t, of, head, position, row);
     else
       decode_row(t.format, KvFormatTypes(), t.coded_row(pages, head, position), t.head_dim, t.coding(of.slot, head),
                  row);

@@ -119,8 +119,7 @@ struct Rings {
   static constexpr int kBytes = 200 << 10;
   /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes.
   Rings(const SplitKernel& kernel, const DeviceAttention& a, const TileAttnPlan& plan, int most_bytes)
-      : stage_bytes(kernel.tiles_at_a_time * (pair_bytes(a.k.kind, a.v.kind, a.k.head_dim) + 4 * a.k.turn.pitch())),
-        head_dim(a.k.head_dim) {
+      : stage_bytes(kernel.tiles_at_a_time * pair_bytes(a.k.kind, a.v.kind, a.k.head_dim)), head_dim(a.k.head_dim) {
     const int bytes = std::min(kBytes, most_bytes);
     warps = kernel.most_warps;
     while (warps > 1 && 2 * warps * stage_bytes > bytes) --warps;
@@ -137,10 +136,12 @@ struct Rings {
 
 /// Of queries in shared memory, with their weights of angles where the centre of K turns.
 int query_bytes(const KvTiles& k) {
-  const int head_dim = k.head_dim, weights = k.turn.n_pairs > 0 ? 4 * kHeads * weight_pitch(head_dim) : 0;
-  return weights + (head_dim == 64    ? Queries<64>::kBytes
-                    : head_dim == 128 ? Queries<128>::kBytes
-                                      : Queries<256>::kBytes);
+  const auto bytes = [&]<int kDim>() {
+    return Queries<kDim>::kBytes + (k.turn.n_pairs > 0 ? CentreTerms<kDim>::kWeightBytes : 0);
+  };
+  return k.head_dim == 64    ? bytes.template operator()<64>()
+         : k.head_dim == 128 ? bytes.template operator()<128>()
+                             : bytes.template operator()<256>();
 }
 /// For rings: 1 KiB is left for variables that are not dynamic.
 int most_ring_bytes(const KvTiles& k, int packs) { return gpu::most_shared_bytes() - 1024 - packs * query_bytes(k); }

@@ -220,31 +220,64 @@ __device__ __forceinline__ void exact_values(TileKind kind, const std::byte* til
   else tile_values<TileKind::int8_row, kDim>(tile, levels, weights, factor, lane, out);
 }
 
-/// Weights of angles (centre.h) of the rows of scores, in shared memory [kPacks * kHeads, pitch]: rows of a quarter warp
-/// meet different banks.
-constexpr int weight_pitch(int head_dim) { return head_dim + 16; }
+/// What scores lack of the turning centre of K (centre.h), eight tiles at a time by tensor cores: a query's weights are
+/// the A operand, the angles of a tile a column of B. Both stand in two planes of f16, so that a sum is off by at most
+/// 2^-20 of the sizes of its terms, and by 2^-14 in all.
+template <int kDim>
+struct CentreTerms {
+  static constexpr int kTiles = 8, kSteps = kDim / 16;
+  static constexpr int kWeightBytes = 512 * kSteps;  ///< [step][lane][4 words] in shared memory
+  static constexpr float kUnit = 16;                 ///< of a weight: sums beyond 2^20 powers of two are not expected
+  float4 angles[kSteps];                             ///< of tile lane / 4: angles 16 s + 4 (lane % 4) .. + 3
+  float of[2] = {};                                  ///< of head lane / 4: tiles 2 (lane % 4) and the next
 
-/// Adds what a tile's centre takes from the scores of the lane's rows with tile n: `angles` are its row of the table.
-template <int kDim, int kTiles, int kPacks>
-__device__ __forceinline__ void add_centre(const float* angles, int pitch, const float* weights, int n,
-                                           float (&scores)[kPacks][kTiles][8]) {
-  const int lane = int(threadIdx.x) % 32;
-  float centre[kPacks] = {};
-#pragma unroll 2
-  for (int i = 4 * (lane % 4); i < pitch; i += 16) {
-    const float4 x = *reinterpret_cast<const float4*>(angles + i);
+  /// Weights of the query in row r, where the lane has those of angles lane + 32 j; beyond the pitch any.
+  static __device__ void put_weights(std::byte* weights, int r, const float (&x)[kDim / 32], int lane) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const float4 w = *reinterpret_cast<const float4*>(weights + (kHeads * p + lane / 4) * weight_pitch(kDim) + i);
-      centre[p] = fmaf(w.x, x.x, fmaf(w.y, x.y, fmaf(w.z, x.z, fmaf(w.w, x.w, centre[p]))));
+    for (int j = 0; j < kDim / 32; ++j) {
+      const float w = fminf(fmaxf(x[j] * (1 / kUnit), -65504.0f), 65504.0f);
+      const uint16_t high = gpu::float_to_f16(w);
+      std::byte* const at =
+          weights + ((2 * j + lane / 16) * 32 + 4 * r + lane % 16 / 4) * 16 + lane % 4 / 2 * 8 + lane % 2 * 2;
+      *reinterpret_cast<uint16_t*>(at) = high;
+      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_f16(w - gpu::f16_to_float(high));
     }
   }
+  /// Asks for the angles of a tile, the same in the lanes of a quarter.
+  __device__ __forceinline__ void load(const CentreTurn& turn, int tile, int lane) {
+    const float* const row = turn.tile(tile) + 4 * (lane % 4);
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    centre[p] = quad_sum(centre[p]);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) scores[p][n][i] += centre[p];
+    for (int s = 0; s < kSteps; ++s)
+      if (16 * s < turn.pitch()) angles[s] = *reinterpret_cast<const float4*>(row + 16 * s);
   }
+  __device__ __forceinline__ void multiply(const std::byte* weights, int pitch, int lane) {
+    float high[4] = {}, low[4] = {};
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      if (16 * s >= pitch) break;
+      const auto words = *reinterpret_cast<const Words<4>*>(weights + (s * 32 + lane) * 16);
+      const float4 x = angles[s];
+      const uint32_t first = gpu::pack_f16(x.x, x.y), second = gpu::pack_f16(x.z, x.w);
+      const float2 p = gpu::unpack_f16(first), q = gpu::unpack_f16(second);
+      gpu::mma_f16(high, words.at, first, second);
+      gpu::mma_f16(low, words.at, gpu::pack_f16(x.x - p.x, x.y - p.y), gpu::pack_f16(x.z - q.x, x.w - q.y));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) of[i] = (high[i] + high[2 + i] + low[i] + low[2 + i]) * kUnit;
+  }
+  /// That of tile n for the lane's head.
+  __device__ __forceinline__ float at(int n, int lane) const {
+    return __shfl_sync(gpu::kAllLanes, n % 2 ? of[1] : of[0], lane / 4 * 4 + n / 2);
+  }
+};
+
+/// Whether a centre is not zero, as it is until calibrated: all lanes alike.
+template <int kPer>
+__device__ __forceinline__ bool is_set(const float* centre, int lane) {
+  bool set = false;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) set = set || centre[lane + 32 * j] != 0;
+  return __any_sync(gpu::kAllLanes, set);
 }
 
 /// Tokens of the pass behind the one whose head is the lane's row of each pack.
@@ -378,15 +411,14 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
   // Kernels of f16 keep their registers: the one for every pair serves a centre that turns.
-  const bool turns = (kK == kAnyKind || !is_half(TileKind(kK))) && a.k.turn.n_pairs > 0;
-  auto* const weights = reinterpret_cast<float*>(shared + kPacksOfPair * Queries<kDim>::kBytes);
-  std::byte* const behind_queries =
-      shared + kPacksOfPair * (Queries<kDim>::kBytes + (turns ? 4 * kHeads * weight_pitch(kDim) : 0));
+  constexpr bool kMayTurn = kK == kAnyKind || !is_half(TileKind(kK));
+  bool turns = kMayTurn && a.k.turn.n_pairs > 0;
+  std::byte* const weights = shared + kPacksOfPair * Queries<kDim>::kBytes;
+  std::byte* const behind_queries = weights + (turns ? CentreTerms<kDim>::kWeightBytes : 0);
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
   const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;
-  const int angle_bytes = 4 * a.k.turn.pitch();  // of a tile
-  const int stage_bytes = kTiles * (k_bytes + v_bytes + angle_bytes), stages = cut.stages;
+  const int stage_bytes = kTiles * (k_bytes + v_bytes), stages = cut.stages;
   std::byte* const ring = behind_queries + warp * stages * stage_bytes;
   const int list = int(blockIdx.x), row = int(blockIdx.y);
   const int kv_head = cut.head_groups == 1 ? list : list / cut.head_groups;
@@ -435,9 +467,6 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
         copy_tile(to, k_from, k_bytes, lane);
         copy_tile(to + k_bytes, v_from, v_bytes, lane);
       }
-      if (turns)
-        copy_tile(to + kTiles * (k_bytes + v_bytes), reinterpret_cast<const std::byte*>(a.k.turn.tile(fed_tile)),
-                  kTiles * angle_bytes, lane);
     }
     fed_tile += kTiles * warps;
     gpu::copy_commit();
@@ -471,6 +500,16 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       feed(s);
     }
   }
+  // Angles of the warp's own unit, or of its first streamed tiles, come while queries do.
+  CentreTerms<kDim> centre;
+  constexpr int kCentreSteps = CentreTerms<kDim>::kTiles / kTiles;
+  const auto load_angles = [&](int t) {
+    centre.load(a.k.turn, min(t + kTiles * warps * (lane / 4 / kTiles) + lane / 4 % kTiles, streamed - 1), lane);
+  };
+  const int first_streamed = first + kTiles * warp;
+  if (turns) turns = is_set<kPer>(a.k.centre_of(parts.of.slot, kv_head), lane);
+  if (turns && alone) centre.load(a.k.turn, own < units.n_tiles ? own : 0, lane);
+  else if (turns && first_streamed < streamed) load_angles(first_streamed);
   if (!waited) gpu::wait_for_previous_grid();
 
   const RotorBytes levels;
@@ -483,15 +522,15 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       const float* const q = a.q + (int64_t(parts.of.row + token) * a.n_heads + head) * kDim + lane;
 #pragma unroll
       for (int j = 0; j < kPer; ++j) x[j] = r < n_rows ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
-      put_query<kDim>(queries.pack(r / kHeads), r % kHeads, x, forms, lane);
-      if (!turns) continue;
-      const float* const of_query = a.q_weights + (q - a.q);
+      float of_angles[kPer];
 #pragma unroll
       for (int j = 0; j < kPer; ++j)
-        weights[r * weight_pitch(kDim) + lane + 32 * j] =
-            r < n_rows ? of_query[32 * j] * (a.scale * 1.44269504f) : 0.0f;
+        of_angles[j] = turns && r < n_rows ? a.q_weights[q - a.q + 32 * j] * (a.scale * 1.44269504f) : 0.0f;
+      put_query<kDim>(queries.pack(r / kHeads), r % kHeads, x, forms, lane);
+      if (turns) CentreTerms<kDim>::put_weights(weights, r % kHeads, of_angles, lane);
     }
     __syncthreads();
+    if (turns && (alone || first_streamed < streamed)) centre.multiply(weights, a.k.turn.pitch(), lane);
 
     State<kDim, kPacks> state;
     float worth[kPacks];
@@ -507,7 +546,16 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
         __syncwarp();
       }
       exact_scores<kK>(kind, tile, queries, levels, lane, scores);
-      if (turns) add_centre<kDim>(a.k.turn.tile(sinks ? 0 : t), a.k.turn.pitch(), weights, 0, scores);
+      if (turns) {
+        CentreTerms<kDim> its = centre;
+        if (!alone) {
+          its.load(a.k.turn, sinks ? 0 : t, lane);
+          its.multiply(weights, a.k.turn.pitch(), lane);
+        }
+        const float term = its.at(0, lane);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) scores[0][0][i] += term;
+      }
       mask(units, later, t, 0, sinks, lane, scores);
       state.take(scores, worth);
       tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
@@ -519,7 +567,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       exact_values<kV, kDim>(kind, tile, levels, scores, worth, lane, state.out);
     }
     int stage = 0;
-    for (int t = first + kTiles * warp; t < streamed; t += kTiles * warps) {
+    for (int t = first_streamed; t < streamed; t += kTiles * warps) {
       feed(stage == 0 ? stages - 1 : stage - 1);
       if (stages == 4) gpu::copy_wait<3>();
       else if (stages == 3) gpu::copy_wait<2>();
@@ -528,11 +576,19 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       const std::byte* const tile = ring + stage * stage_bytes;
       float scores[kPacks][kTiles][8];
       scores_of<kK>(k_kind, tile, queries, levels, lane, scores);
-      if (turns)
+      if constexpr (kMayTurn) {
+        const int step = (fed - stages) % kCentreSteps;  // since angles were loaded
+        if (turns && step == 0 && t > first_streamed) {
+          load_angles(t);
+          centre.multiply(weights, a.k.turn.pitch(), lane);
+        }
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n)
-          add_centre<kDim>(reinterpret_cast<const float*>(tile + kTiles * (k_bytes + v_bytes) + n * angle_bytes),
-                           a.k.turn.pitch(), weights, n, scores);
+        for (int n = 0; n < kTiles; ++n) {
+          const float term = turns ? centre.at(kTiles * step + n, lane) : 0.0f;  // a product's sum takes it for free
+#pragma unroll
+          for (int i = 0; i < 8; ++i) scores[0][n][i] += term;
+        }
+      }
       if (t == 0 || t == units.first_tile || t + kTiles > (units.n + 1 - parts.n_tokens) / kTilePositions)
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) mask(units, later, t + n, n, false, lane, scores);

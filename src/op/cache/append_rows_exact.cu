@@ -2,6 +2,7 @@
 // and head sizes that have no order for tensor cores.
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
+#include "op/cache/rotate_warp.h"
 
 namespace ridge {
 namespace {
@@ -12,7 +13,7 @@ constexpr int kRows = 32;
 __device__ int pitch_of(int head_dim) { return head_dim | 1; }
 size_t shared_bytes(int head_dim) { return size_t(kRows) * size_t(head_dim | 1) * sizeof(float); }
 
-constexpr int kCalibrationTiles = kCalibration / kTilePositions;
+constexpr int kCalibrationTiles = kCalibration / kTilePositions, kCalibrationThreads = 512;
 size_t calibration_bytes(const KvTiles& side) {
   return size_t(side.retention.calibration + kCalibrationTiles) * size_t(side.head_dim | 1) * sizeof(float);
 }
@@ -56,7 +57,7 @@ __device__ void store_row(const KvTiles& t, const StepRow& of, const int32_t* pa
   int saturated = 0;
   if (position < t.retention.calibration) round_to_exact(t, position, row);
   if (t.ring_tiles > 0 || t.n_sinks > 0) saturated += round_to_exact(t, position, row);
-  if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once)) write_exact_row<true>(t, of, head, position, row);
+  if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once)) write_exact_row(t, of, head, position, row);
   if (at_once) saturated += code_row(t, of, pages, head, position, row);
   add_saturated(t.saturated, saturated);
 }
@@ -109,46 +110,51 @@ __global__ void __launch_bounds__(kTilePositions) leaving_rows_kernel(const Leav
     if (position >= t.retention.coded_end(span.n)) continue;
     const StepRow of{.slot = span.slot, .ring = span.ring};
     float row[kMaxDeviceHeadDim];
-    read_exact_row<true>(t, of, head, position, row);
+    read_exact_row(t, of, head, position, row);
     add_saturated(t.saturated, code_row(t, of, a.pages + int64_t(span.slot) * a.page_pitch, head, position, row));
   }
 }
 
-/// A block a (kv head, sequence); a thread a row, or a channel.
+/// A block a (kv head, sequence). A warp takes a row, and a thread where it is coded as its format defines.
 template <bool kInRows>
-__global__ void __launch_bounds__(kMaxDeviceHeadDim) calibrate_kernel(const KvTiles t, const StepRow* step) {
+__global__ void __launch_bounds__(kCalibrationThreads) calibrate_kernel(const KvTiles t, const StepRow* step) {
   const int dim = t.head_dim, pitch = pitch_of(dim), head = int(blockIdx.x), thread = int(threadIdx.x);
+  const int warp = thread / 32, lane = thread % 32;
   const StepRow of = step[blockIdx.y];
   const int last = t.retention.calibration, first = min(t.n_sinks, last - 1), n = last - first;
   float* const rows = gpu::dynamic_shared<float>();  // [calibration, pitch]
   float* const centres = rows + last * pitch;        // [kCalibrationTiles, pitch]
   const int64_t slot_head = int64_t(of.slot) * t.n_kv_heads + head;
-  for (int p = thread; p < last; p += int(blockDim.x)) read_exact_row<kInRows>(t, of, head, p, rows + p * pitch);
-  if (t.centre) {
-    for (int p = thread; p < last; p += int(blockDim.x)) {  // the rows of this thread
-      t.rotation.backward(rows + p * pitch);
-      t.turn.backward(t.turn.position(p), rows + p * pitch);
-    }
+  const auto each_row = [&](const auto& act) {  // act(position, row) by a warp
+    for (int p = warp; p < last; p += kCalibrationThreads / 32) act(p, rows + p * pitch);
     __syncthreads();
-    for (int d = thread; d < dim; d += int(blockDim.x)) {
+  };
+  const auto read = [&] {
+    if constexpr (kInRows) {
+      for (int p = thread; p < last; p += kCalibrationThreads) read_exact_row(t, of, head, p, rows + p * pitch);
+      __syncthreads();
+    } else {
+      each_row([&](int p, float* row) { read_exact_row(t, of, head, p, lane, row); });
+    }
+  };
+  read();
+  if (t.centre) {
+    each_row([&](int p, float* row) {
+      rotate_shared_row(t.rotation, false, lane, row);
+      turn_shared_row_back(t.turn, t.turn.position(p), lane, row);
+    });
+    for (int d = thread; d < dim; d += kCalibrationThreads) {
       double sum = 0;
       for (int p = first; p < last; ++p) sum += rows[p * pitch + d];
       t.centre[slot_head * dim + d] = float(sum / n);
     }
     __syncthreads();
-    for (int i = thread; i < kCalibrationTiles; i += int(blockDim.x)) {
-      for (int d = 0; d < dim; ++d) centres[i * pitch + d] = 0;
-      t.move_row(of.slot, head, i, 1, centres + i * pitch);
-      t.rotation.forward(centres + i * pitch);
-    }
-    __syncthreads();
-    for (int p = thread; p < last; p += int(blockDim.x)) {
-      float* const row = rows + p * pitch;
-      read_exact_row<kInRows>(t, of, head, p, row);
-      for (int d = 0; d < dim; ++d) row[d] -= centres[p / kTilePositions * pitch + d];
-    }
+    if (warp < kCalibrationTiles) put_centre({t, of.slot, head, warp}, lane, centres + warp * pitch);
+    read();
+    each_row([&](int p, float* row) {
+      for (int d = lane; d < dim; d += 32) row[d] -= centres[p / kTilePositions * pitch + d];
+    });
   }
-  __syncthreads();
   if (t.head_scale && thread == 0) {  // one thread: the host's order
     double size2 = 0;
     for (int p = first; p < last; ++p)
@@ -156,7 +162,11 @@ __global__ void __launch_bounds__(kMaxDeviceHeadDim) calibrate_kernel(const KvTi
     t.head_scale[slot_head] = float(sqrt(size2 / (double(n) * dim)));
   }
   if (!t.centre) return;
-  for (int p = thread; p < last; p += int(blockDim.x)) write_exact_row<kInRows>(t, of, head, p, rows + p * pitch);
+  if constexpr (kInRows) {
+    for (int p = thread; p < last; p += kCalibrationThreads) write_exact_row(t, of, head, p, rows + p * pitch);
+  } else {
+    each_row([&](int p, const float* row) { write_exact_row(t, of, head, p, lane, row); });
+  }
 }
 
 }  // namespace
@@ -184,7 +194,8 @@ void device_calibrate(gpu::StreamHandle stream, const KvTiles& side, const StepR
   const auto kernel = side.kind == TileKind::rows ? calibrate_kernel<true> : calibrate_kernel<false>;
   gpu::allow_shared_bytes("calibration", kernel, shared);
   gpu::launch("calibration", kernel,
-              {dim3(unsigned(side.n_kv_heads), unsigned(rows.n)), kMaxDeviceHeadDim, shared, stream}, side, rows.rows);
+              {dim3(unsigned(side.n_kv_heads), unsigned(rows.n)), kCalibrationThreads, shared, stream}, side,
+              rows.rows);
 }
 
 }  // namespace ridge

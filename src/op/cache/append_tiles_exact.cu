@@ -146,7 +146,8 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
     for (int j = 0; j < kPer; ++j) centre[j] = r.centre[slot_head * kDim + lane + 32 * j];
   const CentreTurn turn = r.turn;
   Angles<kPer> tile_angles(turn.n_pairs, turn.halves);
-  if (has_centre && turn.n_pairs > 0) {
+  const bool moves = has_centre && role != kQuery, centre_turns = moves && turn.n_pairs > 0;
+  if (centre_turns) {
     const float* const of_tile = turn.tile(position / kTilePositions);
     tile_angles.load(of_tile, of_tile + turn.n_pairs, 0, lane);
   }
@@ -175,6 +176,7 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   float x[kPer];
 #pragma unroll
   for (int j = 0; j < kPer; ++j) x[j] = from[32 * j];
+  if (centre_turns) tile_angles.turn(lane, shared_floats + kDim, centre);  // while the row comes
   if (has_norm) norm_head<kPer>(weight, norm_eps, x);
   if (turns) angles.turn(lane, shared_floats, x);
   if (role == kQuery && has_centre) {
@@ -185,8 +187,7 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
     __syncwarp();
     for (int i = lane; i < turn.n_pairs; i += 32) turn.weigh_pair(shared_floats, shared_floats + kDim, i, 1, weights);
     for (int i = 2 * turn.n_pairs + lane; i < turn.pitch(); i += 32) weights[i] = 0;
-  } else if (has_centre) {
-    if (turn.n_pairs > 0) tile_angles.turn(lane, shared_floats + kDim, centre);
+  } else if (moves) {
 #pragma unroll
     for (int j = 0; j < kPer; ++j) x[j] -= centre[j];
   }

@@ -98,36 +98,36 @@ __device__ __forceinline__ std::byte* exact_row(const KvTiles& t, const StepRow&
   return position < t.n_sinks ? t.sink_row(of.slot, head, position) : t.ring_row(of.ring, head, position);
 }
 
-/// kInRows: the side's tiles hold rows.
-template <bool kInRows>
+/// A row of tiles of rows, by one thread.
 __device__ inline void read_exact_row(const KvTiles& t, const StepRow& of, int head, int position, float* row) {
-  if constexpr (kInRows)
-    decode_row(exact_format(t, position), KvFormatTypes(), exact_row(t, of, head, position), t.head_dim, {}, row);
-  else
-    for (int d = 0; d < t.head_dim; ++d) row[d] = read_exact(t, of, head, position, d);
+  decode_row(exact_format(t, position), KvFormatTypes(), exact_row(t, of, head, position), t.head_dim, {}, row);
+}
+/// Rounds it to its format and writes it.
+__device__ inline void write_exact_row(const KvTiles& t, const StepRow& of, int head, int position, const float* row) {
+  const int format = exact_format(t, position);
+  encode_row(format, KvFormatTypes(), row, t.head_dim, {.scale = own_scale(format, KvFormatTypes())},
+             exact_row(t, of, head, position));
 }
 
-/// Rounds a row to its format and writes it.
-template <bool kInRows>
-__device__ inline void write_exact_row(const KvTiles& t, const StepRow& of, int head, int position, const float* row) {
-  if constexpr (kInRows) {
-    const int format = exact_format(t, position);
-    encode_row(format, KvFormatTypes(), row, t.head_dim, {.scale = own_scale(format, KvFormatTypes())},
-               exact_row(t, of, head, position));
-    return;
-  }
+/// Both of a row in the order of tensor cores, by a warp with the row in memory that it shares.
+__device__ inline void read_exact_row(const KvTiles& t, const StepRow& of, int head, int position, int lane,
+                                      float* row) {
+  for (int d = lane; d < t.head_dim; d += 32) row[d] = read_exact(t, of, head, position, d);
+}
+__device__ inline void write_exact_row(const KvTiles& t, const StepRow& of, int head, int position, int lane,
+                                       const float* row) {
   const ExactTile to = exact_tile(t, of, head, position);
   const TileShape shape(to.kind, t.head_dim);
   float inverse = 0;
   int ignored = 0;
   if (to.kind == TileKind::int8_row) {  // as encode_int8 with rule absmax
     float top = 0;
-    for (int d = 0; d < t.head_dim; ++d) top = fmaxf(top, fabsf(saturate_f16(row[d], ignored)));
-    const float scale = top / 127.0f;
+    for (int d = lane; d < t.head_dim; d += 32) top = fmaxf(top, fabsf(saturate_f16(row[d], ignored)));
+    const float scale = gpu::warp_max(top) / 127.0f;
     inverse = scale > 1e-38f ? 1.0f / scale : 0.0f;
-    tile_rows::store16(to.tile + shape.scale_at(0, to.position), f32_to_f16(scale));
+    if (lane == 0) tile_rows::store16(to.tile + shape.scale_at(0, to.position), f32_to_f16(scale));
   }
-  for (int d = 0; d < t.head_dim; ++d) {
+  for (int d = lane; d < t.head_dim; d += 32) {
     std::byte* code = to.tile + code_at(shape, tile_place(t.side, to.position, d));
     const float x = saturate_f16(row[d], ignored);
     if (to.kind == TileKind::f16) tile_rows::store16(code, f32_to_f16(x));

@@ -81,6 +81,18 @@ __device__ inline void move_shared_row(const TileCentre& by, float sign, int lan
   __syncwarp();
 }
 
+/// CentreTurn::backward() by a warp: row [head_dim] in memory that it shares, whole before and after.
+__device__ inline void turn_shared_row_back(const CentreTurn& turn, const float* angles, int lane, float* row) {
+  for (int i = lane; i < turn.n_pairs; i += 32) {
+    const float c = angles[i], s = angles[turn.n_pairs + i];
+    float &first = row[turn.first_of(i)], &second = row[turn.second_of(i)];
+    const float a = first, b = second;
+    first = a * c + b * s;
+    second = b * c - a * s;
+  }
+  __syncwarp();
+}
+
 /// row [head_dim] in memory that the warp shares <- R row, or R^T row when not `forward`: RotationView's operations on
 /// every element in its order, at any head_dim. All lanes; the row is whole before and after.
 __device__ inline void rotate_shared_row(const RotationView& r, bool forward, int lane, float* row) {
