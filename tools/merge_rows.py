@@ -20,7 +20,7 @@ from report.rows import BadFile, counted, read_jsonl  # noqa: E402
 def measurement(row):
     """Rows with equal ones are of the same measurement."""
     fields = ("kind", "model_filename", "weight_format", "path", "corpus_xxh64", "n_ctx", "base", "kv", "type_k", "type_v",
-              "n_prompt", "n_gen", "n_depth", "depth", "phase", "n_tokens", "n_windows", "n_seq", "prompts", "n_prompts", "prompt_tokens", "n_generate", "needle", "cue", "task", "size")
+              "n_prompt", "n_gen", "n_depth", "depth", "phase", "n_tokens", "n_windows", "n_seq", "prompts", "n_prompts", "prompt_tokens", "n_generate", "needle", "cue", "task", "size", "label")
     if "cell" in row:
         return json.dumps({k: v for k, v in row["cell"].items() if k != "build"}, sort_keys=True)
     if row.get("kind") == "collective":

@@ -139,6 +139,13 @@ int64_t kv_read_bytes(const KvMemory& memory, int n) {
   return bytes;
 }
 
+int64_t kv_row_bytes(const SessionOptions& options, const ModelPlan& plan, int n) {
+  int64_t bytes = 0;
+  for (const KvLayerConfig& layer : layer_configs(options, plan))
+    for (const KvSide side : kKvSides) bytes += kv_read_bytes(KvLayout(layer, side, false).tiles, n);
+  return bytes;
+}
+
 namespace {
 
 /// Layers [first, last) of one side: the settings are those of most of them (of the first, when it is a tie), the bytes

@@ -70,6 +70,19 @@ TEST(Sliding, StepsGiveTheBitsOfOneStepThatHoldsEverything) {
   }
 }
 
+TEST(Sliding, RowsOfSlidingLayersAreThoseOfTheirWindow) {
+  for (const char* model : kModels) {
+    const Engine engine(model, {.n_threads = 1});
+    int64_t values = 0;
+    for (const LayerPlan& layer : engine.plan().layers) {
+      const AttentionPlan& a = layer.attention;
+      values += int64_t(2) * a.n_kv_heads * a.head_dim * (a.window > 0 ? std::min(a.window, kLength) : kLength);
+    }
+    const SessionOptions f16 = session_options(parse_kv_choice("f16").or_throw(), kLength, 0);
+    EXPECT_EQ(kv_row_bytes(f16, engine.plan(), kLength), 2 * values) << model;
+  }
+}
+
 TEST(Sliding, BytesOfSlidingLayersDoNotGrowWithTheContext) {
   for (const char* model : kModels) {
     Engine engine(model, {.n_threads = 1});

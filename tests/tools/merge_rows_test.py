@@ -55,6 +55,11 @@ class MergeRows(unittest.TestCase):
         old = [row("cuda:0 H200", "a"), row("cuda:0,1 H200", "a"), row("cuda:0,1 H200", "a", pp=2), row("cuda:0 H100", "a"), row("cuda:0 H200", "a", n_ranks=2)]
         self.assertEqual(self.merge(old, [row("cuda:0 H200", "b")]), [*old[1:], row("cuda:0 H200", "b")])
 
+    def test_counters_differ_by_the_label_of_their_kernel(self):
+        row = lambda label, build: {"kind": "counters", "label": label, "build_commit": build}
+        old = [row("GEMV 1", "a"), row("GEMV 2", "a")]
+        self.assertEqual(self.merge(old, [row("GEMV 1", "b")]), [old[1], row("GEMV 1", "b")])
+
     def test_a_model_counts_by_its_name_and_not_its_place(self):
         row = lambda place: {"kind": "profile", "model": place, "model_name": "m", "depth": 0}
         self.assertEqual(self.merge([row("a/m")], [row("b/m")]), [row("b/m")])

@@ -351,6 +351,19 @@ STALLS = {"long_scoreboard": "memory", "short_scoreboard": "shared memory", "wai
           "lg_throttle": "the queue of loads"}
 
 
+BITS = {"f16": 16, "int4_g128": 4.125, "rotor-3": 3.125, "p8": 8.5, "q4_0": 4.5}  # a value of a coded row, scales included; rows of 128
+
+
+def predicted_bytes(label):
+    """Bytes that the kernel of a label must read once: codes of K and V, or of a matrix; nothing for other kernels."""
+    if found := re.search(r"attention \d+/(\d+), (\d+) positions, ([^ ]+)$", label):
+        heads, positions, (k, *v) = int(found[1]), int(found[2]), found[3].split("/")
+        return positions * heads * 128 * (BITS[k] + BITS[(v or [k])[0]]) / 8
+    if found := re.search(r"(\d+)x(\d+) ([^ ]+)$", label):
+        return int(found[1]) * int(found[2]) * BITS[found[3]] / 8
+    return None
+
+
 def counters():
     """What binds a kernel: bytes of memory, shares of pipes, and what its warps wait for."""
     lines = []
@@ -358,9 +371,10 @@ def counters():
         pipes = r["pipe_pct"]
         tensor = max((v for name, v in pipes.items() if name.startswith("tensor")), default=0)
         stalls = sorted(r["stall_pct"].items(), key=lambda s: -s[1])[:2]
-        lines.append([card(r), r["label"], f"{r['us']:.1f}", f"{r['dram_read_bytes'] / 1e6:.1f}", f"{r['dram_pct']:.0f}"]
+        predicted = predicted_bytes(r["label"])
+        lines.append([card(r), r["label"], f"{r['us']:.1f}", f"{predicted / 1e6:.1f}" if predicted else "", f"{r['dram_read_bytes'] / 1e6:.1f}", f"{r['dram_pct']:.0f}"]
                      + [f"{pipes.get(pipe, 0):.0f}" for pipe in ("alu", "fma", "lsu")] + [f"{tensor:.0f}", ", ".join(f"{STALLS.get(n, n)} {pct:.0f} %" for n, pct in stalls)])
-    return table(["card", "kernel", "us", "read MB", "% of memory's rate", "ALU %", "FMA %", "load/store %", "tensor %", "warps wait for"], lines)
+    return table(["card", "kernel", "us", "codes, MB", "read MB", "% of memory's rate", "ALU %", "FMA %", "load/store %", "tensor %", "warps wait for"], lines)
 
 
 def collectives():

@@ -415,10 +415,7 @@ SearchQuestion ask_search(const Model& model, const DecisionParams& params, cons
           double(kv_read_bytes(layout.tiles, q.n_ctx) + layout.centre_bytes() + layout.head_scale_bytes()));
     }
   }
-  for (const SearchItem& item : s.items) {
-    const AttentionPlan& a = plan.layers[size_t(item.layer)].attention;
-    s.values += double(a.n_kv_heads) * a.head_dim * q.n_ctx;
-  }
+  for (const SearchItem& item : s.items) s.values += item.bytes.back() / sizeof(uint16_t);
   std::ranges::sort(s.bits);
   return s;
 }

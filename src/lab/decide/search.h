@@ -28,9 +28,9 @@ struct SearchQuestion {
   int n_ctx = 0, chunks = 0;       ///< windows of the text
   std::vector<std::string> sides;  ///< formats that a side may have, f16 left out
   std::vector<SearchItem> items;   ///< K and V of every layer with attention
-  double values = 0;               ///< of all items at n_ctx positions of the decision
-  double kld_budget = 0;           ///< of the allocation with the fewest bits; 0: none
-  std::vector<double> bits;        ///< limits of allocations with the least divergence, rising
+  double values = 0;         ///< of all items at n_ctx positions of the decision; sliding layers hold their window
+  double kld_budget = 0;     ///< of the allocation with the fewest bits; 0: none
+  std::vector<double> bits;  ///< limits of allocations with the least divergence, rising
 };
 
 /// The side that shows the floor: it changes next to nothing.

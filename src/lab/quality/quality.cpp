@@ -8,6 +8,8 @@
 #include <memory>
 
 #include "base/build_info.h"
+#include "engine/kv_choice.h"
+#include "engine/kv_options.h"
 #include "io/mapped_file.h"
 #include "lab/quality/engine_timelines.h"
 
@@ -158,9 +160,8 @@ double EvalResult::bits_per_byte(const CandidateResult& candidate) const {
 }
 
 double EvalResult::effective_bits_4k(const CandidateResult& candidate) const {
-  const double values = double(model.n_cached_sides) * model.n_cached_layers * model.n_kv_heads * model.head_dim * 4096;
   const double bytes = double(candidate.cache.k.held_bytes_4k + candidate.cache.v.held_bytes_4k);
-  return values > 0 ? 8 * bytes / values : 0;  // of ranks the first one's, which may have layers without rows alone
+  return values_4k > 0 ? 8 * bytes / values_4k : 0;
 }
 
 std::string EvalResult::base_name() const {
@@ -173,6 +174,8 @@ EvalResult plan_evaluation(const Model& model, const Corpus& corpus, const EvalO
       .options = options,
       .model = model.info(),
       .subject = subject(options.against_base ? "eval_kld" : "eval_ppl", model.info(), corpus, options.device)};
+  const SessionOptions f16 = session_options(parse_kv_choice("f16").or_throw(), 4096, 1);
+  result.values_4k = double(kv_row_bytes(f16, model.engine().plan(), 4096)) / sizeof(uint16_t);
   const auto bos = result.model.add_bos ? model.bos() : std::nullopt;
   result.windows = plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.max_chunks, bos).or_throw();
   return result;

@@ -70,6 +70,7 @@ struct EvalResult {
   Windows windows;
   int chunks_done = 0;
   int64_t scored_bytes = 0;  ///< of the scored tokens' text
+  double values_4k = 0;      ///< of K and V that 4096 tokens hold; sliding layers hold their window
   double seconds = 0;
   std::vector<CandidateResult> candidates;
 

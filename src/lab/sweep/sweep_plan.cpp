@@ -38,12 +38,8 @@ std::optional<double> decode_read_bytes(const SweepCell& cell) {
   if (!cell.model.starts_with(kSynth)) return std::nullopt;
   const SynthPlan plan = plan_synth_model(std::string_view(cell.model).substr(kSynth.size())).or_throw();
   const KvChoice kv = parse_kv_choice(cell.format).or_throw();
-  const ModelPlan model = make_plan(plan.config);
-  int64_t bytes = plan.decode_matrix_bytes();
-  for (const KvLayerConfig& layer : layer_configs(session_options(kv, cell.depth + cell.n_gen, 1), model))
-    for (const KvSide side : kKvSides)
-      bytes += kv_read_bytes(KvLayout(layer, side, false).tiles, cell.depth + (cell.n_gen + 1) / 2);
-  return double(bytes);
+  return double(plan.decode_matrix_bytes() + kv_row_bytes(session_options(kv, cell.depth + cell.n_gen, 1),
+                                                          make_plan(plan.config), cell.depth + (cell.n_gen + 1) / 2));
 }
 
 double estimated_seconds(const SweepSpec& spec, const SweepTarget& target, const PlannedCell& planned) {
