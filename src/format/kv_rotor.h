@@ -129,7 +129,8 @@ struct RotorCodes {
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
     round_weighted(u, coding.metric, head_dim, levels.at, levels.kCount, rounded);
 #else
-    (coding.round ? coding.round : round_weighted)(u, coding.metric, head_dim, levels.at, levels.kCount, rounded);
+    (coding.kernels.round ? coding.kernels.round : round_weighted)(u, coding.metric, head_dim, levels.at, levels.kCount,
+                                                                   rounded);
 #endif
     for (int first = 0; first < head_dim; first += 8) {
       uint32_t word = 0;

@@ -1,5 +1,7 @@
 // The cache on a device against the host's, bit for bit: random steps of several sequences, and what a pool does to
 // them in between.
+#include <gmock/gmock.h>
+
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -139,7 +141,7 @@ class Twins {
     return views;
   }
   std::unique_ptr<HostKvMemory> host_memory(int n_pages, int n_slots) const {
-    return std::make_unique<HostKvMemory>(layers_, views(), nullptr, n_pages, n_slots);
+    return std::make_unique<HostKvMemory>(layers_, views(), CodeKernels(), n_pages, n_slots);
   }
 
   void append(int layer, DeviceStep& step, const std::vector<SeqTokens>& seqs, int n) {
@@ -295,6 +297,7 @@ TEST_F(AppendCuda, LatentRowsHoldTheHostsBits) {
   };
   for (const int dim : {96, 128}) {
     for (const KvFormat& format : kv_formats()) {
+      if (format.on_host_only) continue;
       ASSERT_FALSE(device_tiles(layer_of(side(format.name.data()), dim)).ok) << format.name;
       steps(std::string(format.name) + " of " + std::to_string(dim), {layer_of(side(format.name.data()), dim)}, false);
     }
@@ -398,6 +401,21 @@ TEST_F(AppendCuda, PoolsDoTheSameThings) {
   step({{c, 70}}, "of a sequence that was reset");
 }
 
+TEST_F(AppendCuda, ADeviceRefusesFormatsOfTheHostByName) {
+  for (const KvFormat& format : kv_formats()) {
+    if (!format.on_host_only) continue;
+    KvSideConfig config = side(format.name.data());
+    config.policy.rounding = KvRounding::nearest;
+    const std::vector<KvLayerConfig> layers(1, {config, config, 1, 64});
+    try {
+      const DeviceKvMemory memory(stream(), layers, {}, 2, 1);
+      ADD_FAILURE() << format.name << " was taken";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(std::string(format.name)));
+    }
+  }
+}
+
 TEST_F(AppendCuda, FillIsValidAndTheSameForTheSameSeed) {
   for (NamedLayer named : {fragment_layers(64)[6], fragment_layers(128)[2], row_layers(32)[1]}) {
     named.layer.k.policy.rounding = named.layer.v.policy.rounding = KvRounding::nearest;
@@ -413,7 +431,7 @@ TEST_F(AppendCuda, FillIsValidAndTheSameForTheSameSeed) {
     ASSERT_NE(image.sides[0].bytes, image.sides[2].bytes) << named.name << ": layers differ";
 
     // As a host's rows: finite, and about as large as real ones.
-    HostKvMemory host(layers, {}, nullptr, 2, 1);
+    HostKvMemory host(layers, {}, {}, 2, 1);
     const int32_t pages[] = {0, 1};
     std::vector<int> ring_first;
     for (const SideImage& of_side : image.sides) ring_first.push_back(of_side.ring_first);

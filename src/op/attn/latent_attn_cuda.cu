@@ -101,6 +101,7 @@ __device__ __forceinline__ void fetch_piece(const CachedRow& row, int dim, int f
 template <class F>
 __device__ void decode_rows(int format, const KvTiles& t, const StepRow& of, const int32_t* pages, int first_key,
                             int n_keys, int n, float* keys, int pitch) {
+  if constexpr (requires { F::kOnHostOnly; }) return;  // DeviceKvMemory refuses such caches
   constexpr int kPiece = kPieceOf<F>;
   const int dim = t.head_dim, pieces = (dim + kPiece - 1) / kPiece;
   for (int i = int(threadIdx.x); i < n_keys * pieces; i += kThreads) {

@@ -10,6 +10,7 @@
 #include "format/kv_q8_0.h"
 #include "format/kv_rotor3.h"
 #include "format/kv_rotor3s.h"
+#include "format/kv_rotor3t.h"
 #include "format/kv_rotor3u.h"
 #include "format/kv_rotor4.h"
 #include "op/attn/kernels.h"
@@ -33,6 +34,8 @@ void decode_rows_bf16(const KvFormat&, const KvCoding&, const std::byte* rows, i
   for (int i = 0; i < count; ++i, rows += row_bytes, out += head_dim)
     for (int d = 0; d < head_dim; d += Simd::kLanes) Simd::store(out + d, Simd::load_bf16(rows + 2 * d));
 }
+
+inline constexpr int kMaxTrellisDim = 256;  ///< of the vector decoders of rotor-3t
 
 inline float scale_at(const std::byte* at) {
   uint16_t half;
@@ -66,6 +69,37 @@ void decode_rows_i8r(const KvFormat&, const KvCoding&, const std::byte* rows, in
   for (int i = 0; i < count; ++i, rows += row_bytes, out += head_dim)
     scale_bytes(rows, head_dim, scale_at(rows + head_dim), out);
 }
+
+/// Where the windows of a rotor-3t row lie that kLanes channels in turn need: by quarters of a vector, since 16 bytes hold
+/// the windows of four channels whatever head_dim is.
+struct TrellisWindows {
+  static constexpr int kQuarters = Simd::kLanes / 4;
+  struct Four {
+    int32_t first;  ///< byte of a row behind a zero byte
+    alignas(16) uint8_t bytes[16];
+    alignas(16) int32_t shifts[4];
+  };
+  Four of[kMaxTrellisDim / 4];
+
+  explicit TrellisWindows(int head_dim) {
+    const int links = head_dim / 32;
+    for (int d = 0; d < head_dim; d += 4) {
+      Four& four = of[d / 4];
+      for (int i = 0; i < 4; ++i) {
+        const int bit = 4 + 3 * ((d + i) % 32 * links + d / 32);  // a window begins four bits before its code
+        if (i == 0) four.first = bit / 8;
+        for (int b = 0; b < 4; ++b) four.bytes[4 * i + b] = uint8_t(b < 2 ? bit / 8 - four.first + b : 0x80);
+        four.shifts[i] = bit % 8;
+      }
+    }
+  }
+};
+
+/// The codes of a row behind a zero byte.
+struct PaddedRow {
+  std::byte bytes[1 + 3 * kMaxTrellisDim / 8 + 64] = {};
+  void take(const std::byte* row, int head_dim) { __builtin_memcpy(bytes + 1, row, size_t(3 * head_dim / 8)); }
+};
 
 /// The decoders above, by format; nullptr when there is none for this format and head size.
 inline DecodeRows common_decoder(const KvFormat& format, int head_dim) {

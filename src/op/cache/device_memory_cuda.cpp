@@ -35,12 +35,15 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
       head_scale(n_slots * of.head_scale_bytes()),
       state(n_slots * of.state_bytes()),
       counts(n_pages * int64_t(sizeof(PageCounts))) {
+  if (of.config.format->on_host_only)
+    throw_error(ErrorKind::usage, "a CUDA device has no code for rows of {} (use the CPU, or another cache format)",
+                of.config.format->name);
   const RowRotation turn(of.config.policy.rotation, layer, tiles.head_dim);
   rotation = gpu::to_device(stream, turn.table());
   if (of.config.policy.rounding == KvRounding::weighted) {
     check_metric(tiles, metric_of_model);
-    metric =
-        gpu::to_device(stream, std::span<const float>(metric_in_cache_space(turn, tiles.head_dim, metric_of_model)));
+    const std::vector<float> form = coding_metric(*of.config.format, turn, tiles.head_dim, metric_of_model);
+    metric = gpu::to_device(stream, std::span<const float>(form));
     tiles.metric = metric.as<float>();
   }
   tiles.rotation = turn.view();
@@ -257,7 +260,7 @@ void DeviceKvMemory::fill_rows(int layer, const SequencePlace& place, uint64_t s
   KvLayerConfig config{layout(layer, KvSide::k).config, layout(layer, KvSide::v).config,
                        tiles(layer, KvSide::k).n_kv_heads, tiles(layer, KvSide::k).head_dim};
   config.k.policy.rounding = config.v.policy.rounding = KvRounding::nearest;
-  HostKvMemory host({&config, 1}, {}, nullptr, 1, 1);
+  HostKvMemory host({&config, 1}, {}, {}, 1, 1);
   const int32_t page = 0;
   const int ring_first[2] = {};
   host.fill({0, kPagePositions, {&page, 1}, ring_first}, seed);

@@ -17,7 +17,8 @@ namespace ridge {
 /// Row code of every format, one function each: the stack of a kernel holds the largest frame, not all of them.
 template <class F>
 __device__ __noinline__ int encode_as(const float* row, int dim, const KvCoding& coding, std::byte* to) {
-  return F::encode(row, dim, coding, to);
+  if constexpr (requires { F::kOnHostOnly; }) return 0;  // DeviceKvMemory refuses such caches
+  else return F::encode(row, dim, coding, to);
 }
 template <class F>
 __device__ __noinline__ void decode_as(const std::byte* from, int dim, const KvCoding& coding, float* row) {
