@@ -200,14 +200,20 @@ TEST(Search, GoesIntoTheRecordAndComesBack) {
   EXPECT_THAT(parse_record(record_text(record), "r.json").error().message, HasSubstr("search.points[0].kv"));
 }
 
-TEST(Search, RowsForTablesAreOneAPoint) {
-  const Measured of;
+TEST(Search, RowsForTablesAreOneAPointAndNameTheDevice) {
+  Measured of;
+  of.q.subject.device = "cuda";
+  of.q.subject.device_name = "NVIDIA H200";
   const SearchRecord found = of.found();
   const std::vector<Row> rows = search_rows(of.q, found);
   ASSERT_EQ(rows.size(), found.points.size() + found.uniform.size());
   EXPECT_TRUE(rows[0]["uniform"].get<bool>());
   EXPECT_EQ(rows.back()["kv"], found.points.back().kv);
   EXPECT_EQ(rows.back()["verdict"], gate_verdict_name(found.points.back().verdict));
+  for (const Row& row : rows) {
+    EXPECT_EQ(row["device"], "cuda");
+    EXPECT_EQ(row["device_name"], "NVIDIA H200");
+  }
 }
 
 }  // namespace

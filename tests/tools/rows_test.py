@@ -49,6 +49,12 @@ class Rows(unittest.TestCase):
         self.assertEqual(ages.missing({**WHOLE, "kind": "eval_kld", "checked": False}), ["unchecked"])
         self.assertEqual(ages.missing({k: v for k, v in {**WHOLE, "kind": "eval_kld"}.items() if k != "checked"}), [])
 
+    def test_a_card_is_the_row_s_own_or_of_what_the_row_is_about(self):
+        bare = {k: v for k, v in WHOLE.items() if not k.startswith("device")}
+        for place in ("series", "cell"):
+            self.assertEqual(ages.card_of({**bare, "cpu": "Xeon", "processors": 32, place: {"device": "cuda", "device_name": "NVIDIA H200"}}), "H200")
+        self.assertEqual(ages.card_of({**WHOLE, "cell": {"device_name": "NVIDIA H100"}}), "H200")
+
     def test_every_file_has_an_age_and_every_path_is_there(self):
         for name in ages.files():
             base = name.rpartition("/")[2]

@@ -57,8 +57,8 @@ def build_of(r):
 
 
 def card_of(r):
-    series = r.get("series", {})  # of a crossover
-    return card({**r, "device_name": r.get("device_name") or series.get("device_name"), "n_threads": r.get("n_threads") or series.get("n_threads")})
+    place = r.get("series") or r.get("cell") or {}  # of a crossover; of a point of the search, where the row names no device
+    return card({**r, **{name: r.get(name) or place.get(name) for name in ("device", "device_name", "n_threads")}})
 
 
 def missing(r):

@@ -295,6 +295,8 @@ std::vector<Row> search_rows(const DecisionQuestion& q, const SearchRecord& reco
     cell.update(place_of(q.subject));
     Row row{{"kind", "search_point"},
             {"model", q.subject.model_path},
+            {"device", q.subject.device},
+            {"device_name", q.subject.device_name},
             {"uniform", is_uniform},
             {"limit", limit_text(point)},
             {"kv", point.kv},
