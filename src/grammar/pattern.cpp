@@ -5,7 +5,7 @@
 namespace ridge::grammar {
 namespace {
 
-constexpr int kMaxGroups = 64;
+constexpr int kMaxPatternGroups = 64;
 constexpr size_t kMaxPattern = 4096;
 
 const CharSet kDigits{{'0', '9'}};
@@ -69,7 +69,7 @@ class PatternParser {
   }
 
   Expr read_group(int depth) {
-    if (depth >= kMaxGroups) return refuse(fmt::format("groups nest deeper than {}", kMaxGroups));
+    if (depth >= kMaxPatternGroups) return refuse(fmt::format("groups nest deeper than {}", kMaxPatternGroups));
     if (take('?') && !take(':')) return refuse("look-around and named groups are not supported");
     const Expr group = read_choice(depth + 1);
     if (!take(')')) return refuse("a group has no ), or ^ or $ inside");

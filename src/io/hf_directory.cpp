@@ -14,19 +14,19 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSingle = "model.safetensors", kIndex = "model.safetensors.index.json";
-constexpr std::string_view kExtension = ".safetensors";
+constexpr std::string_view kWeightsExtension = ".safetensors";
 constexpr uint64_t kMaxConfigBytes = uint64_t(16) << 20;
 constexpr uint64_t kMaxTokenizerBytes = uint64_t(128) << 20;
 constexpr uint64_t kMaxIndexBytes = uint64_t(128) << 20;
 
-bool present(const fs::path& path) {
+bool is_there(const fs::path& path) {
   std::error_code ignored;
   return fs::symlink_status(path, ignored).type() != fs::file_type::not_found;
 }
 
 /// The text of a file, or "" when there is none.
 Result<std::string> read_optional(const fs::path& path, uint64_t max_bytes) {
-  if (!present(path)) return std::string();
+  if (!is_there(path)) return std::string();
   return read_text_file(path, max_bytes);
 }
 
@@ -45,8 +45,8 @@ Status load_file(const fs::path& path, HfDirectory& directory) {
 /// A name that can only mean a file inside the directory.
 bool is_plain_name(std::string_view name) {
   const auto bad = [](char c) { return c == '/' || c == '\\' || uint8_t(c) < 0x20 || c == 0x7F; };
-  return name.size() > kExtension.size() && name.size() <= 255 && name.front() != '.' && name.ends_with(kExtension) &&
-         std::ranges::none_of(name, bad);
+  return name.size() > kWeightsExtension.size() && name.size() <= 255 && name.front() != '.' &&
+         name.ends_with(kWeightsExtension) && std::ranges::none_of(name, bad);
 }
 
 /// Every tensor of a shard must be the index's, in this shard; takes what it finds out of `wanted`.
@@ -88,19 +88,19 @@ Result<fs::path> only_weights(const fs::path& path) {
   std::vector<fs::path> found;
   std::error_code error;
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
-    if (it->path().native().ends_with(kExtension)) found.push_back(it->path());
+    if (it->path().native().ends_with(kWeightsExtension)) found.push_back(it->path());
   if (error) return bad_directory(path, error.message(), "");
   if (found.size() == 1) return found.front();
   return bad_directory(path,
                        fmt::format("there is no {} and no {}, and {} other *{} files, expected one", kSingle, kIndex,
-                                   found.size(), kExtension),
+                                   found.size(), kWeightsExtension),
                        found.empty() ? "only safetensors weights are read here; convert others first"
                                      : "fetch the index that belongs to the shards");
 }
 
 Status load_weights(HfDirectory& directory) {
-  if (present(directory.path / kSingle)) return load_file(directory.path / kSingle, directory);
-  if (present(directory.path / kIndex)) return load_shards(directory);
+  if (is_there(directory.path / kSingle)) return load_file(directory.path / kSingle, directory);
+  if (is_there(directory.path / kIndex)) return load_shards(directory);
   RIDGE_TRY(const fs::path path, only_weights(directory.path));
   return load_file(path, directory);
 }
@@ -118,7 +118,7 @@ Result<WeightMap> parse_safetensors_index(std::string_view text, std::string_vie
       return bad_file("bad safetensors index: {}: tensor {} is said to be in {}, expected a plain *{} file name", where,
                       in_quotes(tensor),
                       shard.is_string() ? in_quotes(shard.get_ref<const std::string&>()) : shard.type_name(),
-                      kExtension);
+                      kWeightsExtension);
     weight_map[tensor] = shard.get<std::string>();
   }
   if (weight_map.empty()) return bad_file("bad safetensors index: {}: 'weight_map' is empty", where);
@@ -136,7 +136,7 @@ Result<HfDirectory> open_hf_directory(const fs::path& path) {
   if (!fs::is_directory(path, error)) return bad_directory(path, error ? error.message() : "it is not a directory", "");
   HfDirectory directory;
   directory.path = path;
-  if (!present(path / "config.json"))
+  if (!is_there(path / "config.json"))
     return bad_directory(path, "there is no config.json and no GGUF file",
                          "give the directory that a model's snapshot is in");
   RIDGE_TRY(directory.config_json, read_text_file(path / "config.json", kMaxConfigBytes));

@@ -17,7 +17,7 @@
 namespace ridge::io {
 namespace {
 
-bool write_all(int fd, std::string_view bytes) {
+bool write_bytes(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
@@ -119,7 +119,7 @@ Result<std::string> LineFile::read(uint64_t max_bytes) {
 /// One write, flushed; what a failed one has written is taken back.
 Status LineFile::append(std::string_view bytes) {
   const off_t size = ::lseek(fd_, 0, SEEK_END);
-  if (size >= 0 && write_all(fd_, bytes) && ::fsync(fd_) == 0) return {};
+  if (size >= 0 && write_bytes(fd_, bytes) && ::fsync(fd_) == 0) return {};
   const Failure failure = refused("append to", strerror(errno));
   if (size >= 0 && ::ftruncate(fd_, size) != 0) return failure;  // a cut line, which the next writer takes care of
   return failure;
@@ -146,7 +146,7 @@ Status LineFile::keep_aside(std::string_view line) {
   const std::string path = path_.native() + ".cut";
   const int fd =
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, options_.mode);
-  const bool kept = fd >= 0 && write_all(fd, std::string(line) + "\n") && ::fsync(fd) == 0;
+  const bool kept = fd >= 0 && write_bytes(fd, std::string(line) + "\n") && ::fsync(fd) == 0;
   const int error = errno;
   if (fd >= 0) ::close(fd);
   if (kept) return {};

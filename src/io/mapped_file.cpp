@@ -38,7 +38,7 @@ struct RegularFile {
 
 std::string shown(const std::filesystem::path& path) { return in_quotes(path.native()); }
 
-std::string_view kind_of(mode_t mode) {
+std::string_view file_kind(mode_t mode) {
   if (S_ISDIR(mode)) return "a directory";
   if (S_ISFIFO(mode)) return "a pipe";
   if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
@@ -58,7 +58,7 @@ Result<RegularFile> open_regular(const std::filesystem::path& path) {
   struct stat facts {};
   if (::fstat(descriptor.get(), &facts) != 0) return bad_file("cannot stat {}: {}", shown(path), strerror(errno));
   if (!S_ISREG(facts.st_mode))
-    return bad_file("cannot read {}: it is {}, expected a regular file", shown(path), kind_of(facts.st_mode));
+    return bad_file("cannot read {}: it is {}, expected a regular file", shown(path), file_kind(facts.st_mode));
   return RegularFile{std::move(descriptor), uint64_t(facts.st_size)};
 }
 

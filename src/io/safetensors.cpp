@@ -21,21 +21,21 @@ constexpr size_t kMaxDims = 8;
 constexpr size_t kMaxNameBytes = 65535;
 
 /// A tensor whose data is not placed yet; offsets count from the start of the data.
-struct Record {
+struct TensorEntry {
   Tensor tensor;
   uint64_t begin = 0;
   uint64_t end = 0;
 };
 
 /// What `object` has under `key`, or a failure that names the key.
-Result<const Json*> member(const Json& object, std::string_view key) {
+Result<const Json*> need_member(const Json& object, std::string_view key) {
   const auto found = object.find(key);
   if (found == object.end()) return bad_file("has no '{}'", key);
   return &*found;
 }
 
 Result<const WeightFormat*> read_dtype(const Json& entry) {
-  RIDGE_TRY(const Json* const dtype, member(entry, "dtype"));
+  RIDGE_TRY(const Json* const dtype, need_member(entry, "dtype"));
   if (!dtype->is_string()) return bad_file("has a 'dtype' that is {}, expected a string", dtype->type_name());
   const auto& name = dtype->get_ref<const std::string&>();
   if (const WeightFormat* const format = weight_format_of_dtype(name)) return format;
@@ -51,7 +51,7 @@ Result<const WeightFormat*> read_dtype(const Json& entry) {
 
 /// An array of integers from 0 to 2^63 - 1.
 Result<std::vector<int64_t>> read_sizes(const Json& entry, std::string_view key) {
-  RIDGE_TRY(const Json* const array, member(entry, key));
+  RIDGE_TRY(const Json* const array, need_member(entry, key));
   if (!array->is_array()) return bad_file("has a '{}' that is {}, expected an array", key, array->type_name());
   std::vector<int64_t> sizes;
   for (const Json& element : *array) {
@@ -63,7 +63,7 @@ Result<std::vector<int64_t>> read_sizes(const Json& entry, std::string_view key)
   return sizes;
 }
 
-Status read_record(const Json& entry, uint64_t data_bytes, Record& record) {
+Status read_entry(const Json& entry, uint64_t data_bytes, TensorEntry& record) {
   if (!entry.is_object()) return bad_file("is {}, expected an object", entry.type_name());
   RIDGE_TRY(record.tensor.format, read_dtype(entry));
   RIDGE_TRY(record.tensor.shape, read_sizes(entry, "shape"));
@@ -91,8 +91,8 @@ Status check_metadata(const Json& metadata) {
   return {};
 }
 
-Result<std::vector<Record>> read_records(const Json& header, uint64_t data_bytes) {
-  std::vector<Record> records;
+Result<std::vector<TensorEntry>> read_entries(const Json& header, uint64_t data_bytes) {
+  std::vector<TensorEntry> records;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       RIDGE_TRY_STATUS(check_metadata(entry));
@@ -100,19 +100,19 @@ Result<std::vector<Record>> read_records(const Json& header, uint64_t data_bytes
     }
     if (name.empty() || name.size() > kMaxNameBytes)
       return bad_file("a tensor name has {} bytes, expected 1 to {}", name.size(), kMaxNameBytes);
-    Record& record = records.emplace_back();
+    TensorEntry& record = records.emplace_back();
     record.tensor.name = name;
-    if (const Status ok = read_record(entry, data_bytes, record); !ok)
+    if (const Status ok = read_entry(entry, data_bytes, record); !ok)
       return bad_file("tensor {} {}", in_quotes(name), ok.error().message);
   }
   return records;
 }
 
 /// Sorts the records by place and checks that together they cover the data exactly once.
-Status check_cover(std::vector<Record>& records, uint64_t data_bytes) {
-  std::ranges::sort(records, {}, &Record::begin);
+Status check_cover(std::vector<TensorEntry>& records, uint64_t data_bytes) {
+  std::ranges::sort(records, {}, &TensorEntry::begin);
   uint64_t covered = 0;
-  for (const Record& record : records) {
+  for (const TensorEntry& record : records) {
     if (record.begin != covered)
       return bad_file("tensor {} starts at byte {} of the data, expected {} ({})", in_quotes(record.tensor.name),
                       record.begin, covered, record.begin < covered ? "it overlaps the one before" : "there is a gap");
@@ -135,18 +135,18 @@ Result<uint64_t> header_length(std::span<const std::byte> file) {
   return length;
 }
 
-Result<std::vector<Tensor>> read_all(std::span<const std::byte> file) {
+Result<std::vector<Tensor>> read_tensors(std::span<const std::byte> file) {
   RIDGE_TRY(const uint64_t length, header_length(file));
   const std::span<const std::byte> header_bytes = file.subspan(sizeof(length), length);
   const std::span<const std::byte> data = file.subspan(sizeof(length) + length);
   RIDGE_TRY(const Json header,
             parse_json({reinterpret_cast<const char*>(header_bytes.data()), header_bytes.size()}, "header"));
   if (!header.is_object()) return bad_file("header is {}, expected an object", header.type_name());
-  RIDGE_TRY(std::vector<Record> records, read_records(header, data.size()));
+  RIDGE_TRY(std::vector<TensorEntry> records, read_entries(header, data.size()));
   RIDGE_TRY_STATUS(check_cover(records, data.size()));
 
   std::vector<Tensor> tensors;
-  for (Record& record : records) {
+  for (TensorEntry& record : records) {
     const uint64_t element_bytes = uint64_t(record.tensor.format->block_bytes);
     if ((sizeof(length) + length + record.begin) % element_bytes != 0)
       return bad_file(
@@ -162,7 +162,7 @@ Result<std::vector<Tensor>> read_all(std::span<const std::byte> file) {
 }  // namespace
 
 Result<std::vector<Tensor>> parse_safetensors(std::span<const std::byte> file, std::string_view where) {
-  Result<std::vector<Tensor>> tensors = read_all(file);
+  Result<std::vector<Tensor>> tensors = read_tensors(file);
   if (!tensors) return bad_file("bad safetensors file: {}: {}", where, tensors.error().message);
   return tensors;
 }

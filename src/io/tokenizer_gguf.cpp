@@ -21,7 +21,7 @@ constexpr const char* kAddEos = "tokenizer.ggml.add_eos_token";
 constexpr const char* kSpacePrefix = "tokenizer.ggml.add_space_prefix";
 constexpr const char* kIgnoreMerges = "ridge.tokenizer.ignore_merges";
 constexpr const char* kNfc = "ridge.tokenizer.nfc";
-constexpr const char* kWords = "ridge.tokenizer.words";
+constexpr const char* kWordsKey = "ridge.tokenizer.words";
 constexpr const char* kPrefixUnlessSpace = "ridge.tokenizer.prefix_unless_space";
 constexpr const char* kPrefixFirstOnly = "ridge.tokenizer.prefix_first_only";
 constexpr const char* kRuleIds = "ridge.tokenizer.match_rule_ids";
@@ -183,7 +183,7 @@ Status read_flags(const Gguf& gguf, TokenizerSpec& spec) {
   RIDGE_TRY_STATUS(read_flag(gguf, kPrefixUnlessSpace, spec.prefix_unless_space));
   RIDGE_TRY_STATUS(read_flag(gguf, kPrefixFirstOnly, spec.prefix_first_only));
   bool words = false;
-  RIDGE_TRY_STATUS(read_flag(gguf, kWords, words));
+  RIDGE_TRY_STATUS(read_flag(gguf, kWordsKey, words));
   if (words) spec.pre = PreTokenizer::words;
   return {};
 }
@@ -252,7 +252,7 @@ std::map<std::string, GgufValue, std::less<>> tokenizer_metadata(const Tokenizer
   if (spm) metadata[kSpacePrefix] = spec.add_space_prefix;
   if (spec.ignore_merges != takes_whole_pieces(spec.pre)) metadata[kIgnoreMerges] = spec.ignore_merges;
   const std::pair<const char*, bool> flags[] = {{kNfc, spec.nfc},
-                                                {kWords, spec.pre == PreTokenizer::words},
+                                                {kWordsKey, spec.pre == PreTokenizer::words},
                                                 {kPrefixUnlessSpace, spec.prefix_unless_space},
                                                 {kPrefixFirstOnly, spec.prefix_first_only}};
   for (const auto& [key, value] : flags)

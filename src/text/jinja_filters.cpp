@@ -174,7 +174,7 @@ Value sum(Args& a) {
   return total;
 }
 
-Value join(Args& a) {
+Value join_filter(Args& a) {
   const Value* const given = a.find(0, "d");
   const std::string between = given ? str(a.run, *given) : "";
   const Attribute attribute(a, 1);
@@ -274,7 +274,7 @@ Value indent(Args& a) {
 }
 
 /// Words begin after white space and ( { [ < - as in jinja2.
-Value title(Args& a) {
+Value title_filter(Args& a) {
   std::string out = lower(str(a.run, a.self));
   a.run.walk(out.size());
   for (size_t i = 0; i < out.size(); ++i) {
@@ -284,7 +284,7 @@ Value title(Args& a) {
   return a.run.text(std::move(out));
 }
 
-Value replace(Args& a) {
+Value replace_filter(Args& a) {
   const Value from = a.run.text(str(a.run, a.need(0, "old"))), to = a.run.text(str(a.run, a.need(1, "new")));
   const Value* const count = a.find(2, "count");
   std::vector<Value> given = {from, to};
@@ -414,7 +414,7 @@ constexpr NativeRow kFilters[] = {
     {"indent", indent},
     {"int", to_int},
     {"items", items},
-    {"join", join},
+    {"join", join_filter},
     {"last", last},
     {"length", [](Args& a) -> Value { return {length(a.run, a.self)}; }},
     {"list", list},
@@ -424,7 +424,7 @@ constexpr NativeRow kFilters[] = {
     {"min", [](Args& a) { return extreme(a, -1); }},
     {"reject", [](Args& a) { return pick(a, false, false); }},
     {"rejectattr", [](Args& a) { return pick(a, false, true); }},
-    {"replace", replace},
+    {"replace", replace_filter},
     {"reverse", reverse},
     {"round", round},
     {"safe", [](Args& a) { return a.run.text(str(a.run, a.self), true); }},
@@ -433,7 +433,7 @@ constexpr NativeRow kFilters[] = {
     {"sort", sort},
     {"string", [](Args& a) { return a.self.text() ? a.self : a.run.text(str(a.run, a.self)); }},
     {"sum", sum},
-    {"title", title},
+    {"title", title_filter},
     {"tojson", to_json},
     {"trim", [](Args& a) { return as_method(a, "strip"); }},
     {"unique", unique},

@@ -185,7 +185,7 @@ Value join(Args& a) {
 }
 
 bool is_letter(char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_ascii_digit(char c) { return c >= '0' && c <= '9'; }
 /// All characters are of the kind, and there is one. Letters beyond ASCII count as letters.
 template <class Is>
 Value all_are(Args& a, Is is) {
@@ -239,11 +239,13 @@ constexpr NativeRow kTextMethods[] = {
     {"lower", [](Args& a) { return made(a, lower(self(a))); }},
     {"title", title},
     {"capitalize", capitalize},
-    {"isdigit", [](Args& a) { return all_are(a, is_digit); }},
-    {"isnumeric", [](Args& a) { return all_are(a, is_digit); }},
+    {"isdigit", [](Args& a) { return all_are(a, is_ascii_digit); }},
+    {"isnumeric", [](Args& a) { return all_are(a, is_ascii_digit); }},
     {"isalpha", [](Args& a) { return all_are(a, [](char c) { return is_letter(c) || uint8_t(c) >= 0x80; }); }},
     {"isalnum",
-     [](Args& a) { return all_are(a, [](char c) { return is_letter(c) || is_digit(c) || uint8_t(c) >= 0x80; }); }},
+     [](Args& a) {
+       return all_are(a, [](char c) { return is_letter(c) || is_ascii_digit(c) || uint8_t(c) >= 0x80; });
+     }},
     {"isspace",
      [](Args& a) -> Value {
        a.run.walk(self(a).size());
