@@ -17,6 +17,7 @@ struct QuantizeFlags {
   OutputFlags output;
   std::string in, out, type;
   bool force = false, allow_requantize = false;
+  int n_threads = 0;
 };
 
 double bits_a_weight(const Converted& converted) {
@@ -51,6 +52,7 @@ void print_converted(const QuantizeFlags& flags, const QuantizeType& type, const
 int quantize(const QuantizeFlags& flags) {
   QuantizeType type = find_quantize_type(flags.type).or_throw();
   type.requantizes = flags.allow_requantize;
+  type.n_threads = flags.n_threads;
   check_output(flags);
   Progress progress("quantize", !flags.output.quiet);
   int n_tensors = 0;
@@ -61,9 +63,9 @@ int quantize(const QuantizeFlags& flags) {
     progress.set(done, total, tensor);
   };
   const bool directory = type.format->gguf_type < 0;
-  const Converted converted =
-      (directory ? convert_to_int4(flags.in, flags.out, report) : convert_to_gguf(flags.in, flags.out, type, report))
-          .or_throw();
+  const Converted converted = (directory ? convert_to_int4(flags.in, flags.out, report, flags.n_threads)
+                                         : convert_to_gguf(flags.in, flags.out, type, report))
+                                  .or_throw();
   progress.clear();
   if (converted.n_requantized > 0 && !flags.output.quiet)
     fmt::print(stderr, "warning: {} matri{} compressed already: what this rounding loses comes on top of that loss\n",
@@ -97,6 +99,7 @@ static Action declare_quantize(CLI::App& app) {
   app.add_flag("--allow-requantize", f.allow_requantize,
                "round matrices that are compressed already: their second loss");
   app.add_flag("--force", f.force, "replace OUT if it is there");
+  add_whole(app, "-t,--threads", f.n_threads, 0, 1024, "threads; 0: one per processor");
   add_output_flags(app, f.output, false);
   return [flags] { return quantize(*flags); };
 }

@@ -9,6 +9,7 @@
 #include "io/chat_templates.h"
 #include "io/int4_packed.h"
 #include "model/arch/arch.h"
+#include "model/convert_rows.h"
 #include "model/mtp.h"
 #include "model/tensors.h"
 #include "model/weights.h"
@@ -26,8 +27,9 @@ constexpr Mix kMixes[] = {{"q4_k_m", "q4_k", "q6_k"}, {"q5_k_m", "q5_k", "q6_k"}
 Result<uint64_t> file_type(const QuantizeType& type) {
   if (type.better != type.format) return type.format->name == "q4_k" ? 15 : 17;
   constexpr std::pair<std::string_view, uint64_t> kTypes[] = {
-      {"f32", 0},   {"f16", 1},   {"q4_0", 2},  {"q4_1", 3},  {"q8_0", 7},   {"q5_0", 8},  {"q5_1", 9},
-      {"q4_k", 14}, {"q5_k", 16}, {"q6_k", 18}, {"bf16", 32}, {"tq1_0", 36}, {"tq2_0", 37}};
+      {"f32", 0},     {"f16", 1},     {"q4_0", 2},  {"q4_1", 3},   {"q8_0", 7},
+      {"q5_0", 8},    {"q5_1", 9},    {"q4_k", 14}, {"q5_k", 16},  {"q6_k", 18},
+      {"iq4_nl", 25}, {"iq4_xs", 30}, {"bf16", 32}, {"tq1_0", 36}, {"tq2_0", 37}};
   for (const auto& [name, id] : kTypes)
     if (type.format->name == name) return id;
   return fail(ErrorKind::usage, "{} has no GGUF file type", type.format->name);
@@ -69,7 +71,7 @@ Status check_type(const Config& c, const QuantizeType& type) {
 /// The format itself, or the next one whose group divides rows of n_in, as GGUF writers fall back.
 const WeightFormat* fitting_format(const WeightFormat* format, int64_t n_in) {
   constexpr std::pair<std::string_view, std::string_view> kNext[] = {
-      {"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}};
+      {"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}, {"iq4_xs", "iq4_nl"}};
   if (n_in % format->group == 0) return format;
   for (const auto& [from, to] : kNext)
     if (format->name == from) return fitting_format(*find_weight_format(to), n_in);
@@ -97,11 +99,37 @@ int64_t source_row(int64_t row, int64_t head_dim, int64_t rope_dim) {
   return r < rope_dim ? head * head_dim + r % 2 * (rope_dim / 2) + r / 2 : row;
 }
 
-Status encode_job(const Job& job, std::vector<std::byte>& out) {
-  const auto& shape = job.spec.shape;
-  const int64_t n_in = shape.back();
+int64_t rows_of(const Job& job) {
   int64_t n_rows = 1;
-  for (size_t i = 0; i + 1 < shape.size(); ++i) n_rows *= shape[i];
+  for (size_t i = 0; i + 1 < job.spec.shape.size(); ++i) n_rows *= job.spec.shape[i];
+  return n_rows;
+}
+
+/// Row r of the output, before it is encoded.
+void make_row(const Job& job, int64_t r, std::vector<float>& row) {
+  const int64_t n_rows = rows_of(job), n_in = ssize(row);
+  if (!job.source) {
+    std::copy_n(job.values.begin() + r * n_in, n_in, row.begin());
+    return;
+  }
+  const int64_t rows_each = n_rows / (1 + ssize(job.stacked)), part = r / rows_each;
+  const io::Tensor& source = part == 0 ? *job.source : *job.stacked[size_t(part - 1)];
+  const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads, job.pair_rows)
+                     : job.rows.empty() ? r % rows_each
+                                        : job.rows[size_t(r)];
+  source.format->decode(source.data.data() + at * source.format->row_bytes(n_in), n_in, row.data());
+  if (job.scale != 1 || job.offset != 0)
+    for (float& value : row) value = value * job.scale + job.offset;
+  if (job.negative_exp)
+    for (float& value : row) value = -std::exp(value);
+  if (!job.columns.empty()) {
+    const std::vector<float> all = row;
+    for (size_t i = 0; i < row.size(); ++i) row[i] = all[size_t(job.columns[i])];
+  }
+}
+
+Status encode_job(ThreadPool& pool, const Job& job, std::vector<std::byte>& out) {
+  const int64_t n_in = job.spec.shape.back(), n_rows = rows_of(job);
   const WeightFormat& to = *job.spec.format;
   out.resize(size_t(n_rows * to.row_bytes(n_in)));
   if (job.source && job.source->format == &to && job.scale == 1 && job.offset == 0 && job.stacked.empty() &&
@@ -110,31 +138,13 @@ Status encode_job(const Job& job, std::vector<std::byte>& out) {
     std::copy(job.source->data.begin(), job.source->data.end(), out.begin());
     return {};
   }
-  std::vector<float> row(size_t(n_in), 0.0f);
-  for (int64_t r = 0; r < n_rows; ++r) {
-    if (job.source) {
-      const int64_t rows_each = n_rows / (1 + ssize(job.stacked)), part = r / rows_each;
-      const io::Tensor& source = part == 0 ? *job.source : *job.stacked[size_t(part - 1)];
-      const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads, job.pair_rows)
-                         : job.rows.empty() ? r % rows_each
-                                            : job.rows[size_t(r)];
-      source.format->decode(source.data.data() + at * source.format->row_bytes(n_in), n_in, row.data());
-      if (job.scale != 1 || job.offset != 0)
-        for (float& value : row) value = value * job.scale + job.offset;
-      if (job.negative_exp)
-        for (float& value : row) value = -std::exp(value);
-      if (!job.columns.empty()) {
-        const std::vector<float> all = row;
-        for (size_t i = 0; i < row.size(); ++i) row[i] = all[size_t(job.columns[i])];
-      }
-    } else {
-      std::copy_n(job.values.begin() + r * n_in, n_in, row.begin());
-    }
+  return for_each_row(pool, n_rows, n_in, [&](int64_t r, std::vector<float>& row) -> Status {
+    make_row(job, r, row);
     const std::span<std::byte> packed(out.data() + r * to.row_bytes(n_in), size_t(to.row_bytes(n_in)));
     const Status encoded = encode_rows(to, row, n_in, packed);
     if (!encoded) return bad_file("tensor {} row {}: {}", job.spec.name, r, encoded.error().message);
-  }
-  return {};
+    return {};
+  });
 }
 
 Job make_job(std::string name, const io::Tensor& source) {
@@ -434,8 +444,9 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
     converted.n_weights += int64_t(n_float_bytes / sizeof(float));
     converted.n_bytes += int64_t(n_bytes);
   }
+  ThreadPool pool(type.n_threads);
   const auto payload = [&](size_t i, std::vector<std::byte>& bytes) -> Status {
-    RIDGE_TRY_STATUS(encode_job(jobs[i], bytes));
+    RIDGE_TRY_STATUS(encode_job(pool, jobs[i], bytes));
     if (progress) progress(int(i) + 1, int(jobs.size()), jobs[i].spec.name);
     return {};
   };

@@ -6,6 +6,7 @@
 #include "io/json.h"
 #include "io/pending_file.h"
 #include "model/convert.h"
+#include "model/convert_rows.h"
 #include "model/weights.h"
 
 namespace ridge {
@@ -60,29 +61,29 @@ Result<std::string> packed_config(const io::HfDirectory& directory, const std::s
   return config.dump(2) + "\n";
 }
 
-Status encode_part(const Part& part, const WeightFormat& int4, const io::SafetensorsSink& sink) {
+Status encode_part(ThreadPool& pool, const Part& part, const WeightFormat& int4, const io::SafetensorsSink& sink) {
   const io::Tensor& tensor = *part.source;
   if (part.kind == Part::Kind::copy) return sink(tensor.data);
   const int64_t n_in = tensor.shape[1], n_blocks = n_in / int4.group;
   const bool codes = part.kind == Part::Kind::qweight;
   const int64_t row_bytes = codes ? n_in / 2 : 2 * n_blocks;
-  std::vector<float> row(size_t(n_in), 0.0f);
-  std::vector<std::byte> blocks(size_t(int4.row_bytes(n_in)));
   std::vector<std::byte> out(size_t(tensor.shape[0] * row_bytes));
-  for (int64_t r = 0; r < tensor.shape[0]; ++r) {
+  RIDGE_TRY_STATUS(for_each_row(pool, tensor.shape[0], n_in, [&](int64_t r, std::vector<float>& row) -> Status {
+    std::vector<std::byte> blocks(size_t(int4.row_bytes(n_in)));
     tensor.format->decode(tensor.data.data() + r * tensor.format->row_bytes(n_in), n_in, row.data());
     const Status encoded = encode_rows(int4, row, n_in, blocks);
     if (!encoded) return bad_file("tensor {} row {}: {}", tensor.name, r, encoded.error().message);
     const auto pack = codes ? io::pack_ridge_qweight : io::pack_ridge_scales;
     pack(blocks.data(), n_blocks, out.data() + r * row_bytes);
-  }
+    return {};
+  }));
   return sink(out);
 }
 
 }  // namespace
 
 Result<Converted> convert_to_int4(const std::string& in, const fs::path& out,
-                                  const std::function<void(int, int, std::string_view)>& progress) {
+                                  const std::function<void(int, int, std::string_view)>& progress, int n_threads) {
   // Loading first checks every tensor against the configuration, so nothing half-right is converted.
   RIDGE_TRY(const LoadedModel model, load_model(in));
   const auto* directory = std::get_if<io::HfDirectory>(&model.weights.source);
@@ -127,8 +128,9 @@ Result<Converted> convert_to_int4(const std::string& in, const fs::path& out,
   }
   RIDGE_TRY_STATUS(io::copy_chat_templates(directory->path, out));
   int done = 0;
+  ThreadPool pool(n_threads);
   const auto payload = [&](size_t i, const io::SafetensorsSink& sink) -> Status {
-    RIDGE_TRY_STATUS(encode_part(parts[i], int4, sink));
+    RIDGE_TRY_STATUS(encode_part(pool, parts[i], int4, sink));
     if (progress) progress(++done, int(parts.size()), specs[i].name);
     return {};
   };

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cases/guarded.h"
+#include "format/iq4.h"
 #include "format/list.h"
 #include "format/q4_0.h"
 #include "format/q8_0.h"
@@ -103,16 +104,21 @@ TEST_P(EveryWeightEncoder, ZerosStayZero) {
 
 TEST_P(EveryWeightEncoder, ASingleExtremeKeepsItsPlaceAndSign) {
   if (format_.tail_bytes > 0) return;  // the scale belongs to the tensor, blocks clamp to it
+  // The super-block's d of iq4_xs is an extreme's 4064th part: of the smallest one a subnormal number of fp16.
+  const double rounding = format_.name == "iq4_xs" ? 32 * 127 * 0x1p-25 : 0;
   for (int at = 0; at < group_; ++at)
     for (const float extreme : {1.7f, -1.7f, 300.0f, -300.0f, 0.001f}) {
       std::vector<float> in(size_t(group_), 0.0f);
       in[size_t(at)] = extreme;
       const std::vector<float> out = decode(format_, encode(format_, in));
       for (int i = 0; i < group_; ++i) {
-        const float beside = has_minimum(format_) ? std::abs(extreme) * 0x1p-8f : 0;
+        // Levels of iq4 do not include zero: the nearest is a 113th of the largest at most.
+        const float beside = has_minimum(format_)              ? std::abs(extreme) * 0x1p-8f
+                             : format_.name.starts_with("iq4") ? std::abs(extreme) / 112
+                                                               : 0;
         if (i != at)
           ASSERT_LE(std::abs(out[size_t(i)]), beside) << "element " << i << " beside " << extreme << " at " << at;
-        else ASSERT_NEAR(out[size_t(i)], extreme, std::abs(extreme) * 0x1p-8);
+        else ASSERT_NEAR(out[size_t(i)], extreme, std::abs(extreme) * 0x1p-8 + rounding);
       }
     }
 }
@@ -212,6 +218,28 @@ TEST(WeightFormats, BitsPerWeightAreThePublishedOnes) {
                                                        {"q5_0", 6},  {"q5_1", 7},  {"q8_0", 8}, {"q4_k", 12},
                                                        {"q5_k", 13}, {"q6_k", 14}, {"bf16", 30}};
   for (const auto& [name, id] : ids) EXPECT_EQ(weight_format_of_gguf(id), *find_weight_format(name)) << name;
+}
+
+TEST(Iq4Weights, TheSearchLosesLessThanTheRangeOfEveryGroup) {
+  for (const auto* name : {"iq4_nl", "iq4_xs"}) {
+    const WeightFormat& format = **find_weight_format(name);
+    for (const Fill kind : {Fill::normal, Fill::outliers}) {
+      const std::vector<float> in = random_floats(9, 64 * 256, kind), out = decode(format, encode(format, in));
+      double error = 0, plain = 0;
+      for (size_t first = 0; first < in.size(); first += 32) {
+        float largest = 0;
+        for (size_t i = first; i < first + 32; ++i)
+          if (std::abs(in[i]) > std::abs(largest)) largest = in[i];
+        for (size_t i = first; i < first + 32; ++i) {
+          double nearest = INFINITY;
+          for (int code = 0; code < 16; ++code)
+            nearest = std::min(nearest, std::abs(double(largest) / iq4_level(0) * iq4_level(code) - in[i]));
+          plain += nearest * nearest, error += std::pow(double(out[i]) - in[i], 2);
+        }
+      }
+      EXPECT_LT(error, 0.95 * plain) << name << " " << fill_name(kind);
+    }
+  }
 }
 
 TEST(F32Weights, KeepEveryBit) {

@@ -10,6 +10,7 @@
 #include "cases/temp_dir.h"
 #include "io/chat_templates.h"
 #include "io/int4_packed.h"
+#include "io/mapped_file.h"
 #include "io/safetensors.h"
 #include "model/convert.h"
 #include "model/weights.h"
@@ -283,12 +284,20 @@ TEST(Int4Convert, WhatIsWrittenLoadsAndIsTheReferenceEncoding) {
   source.write("chat_template.jinja", "a");
   source.write("additional_chat_templates/tool_use.jinja", "b");
   int reported = 0;
-  const auto converted = convert_to_int4(in, out, [&](int done, int total, std::string_view) {
-    EXPECT_EQ(done, ++reported);
-    EXPECT_EQ(total, 2 * 7 + 4);  // six projections and the embedding in two parts; down_proj and three norms
-  });
+  const auto converted = convert_to_int4(
+      in, out,
+      [&](int done, int total, std::string_view) {
+        EXPECT_EQ(done, ++reported);
+        EXPECT_EQ(total, 2 * 7 + 4);  // six projections and the embedding in two parts; down_proj and three norms
+      },
+      1);
   ASSERT_TRUE(converted) << converted.error().message;
   EXPECT_EQ(reported, 18);
+  convert_to_int4(in, target / "threads", nullptr, 3).or_throw();
+  const auto weights = [](const std::filesystem::path& folder) {
+    return io::read_text_file(folder / "model.safetensors", 1 << 24).or_throw();
+  };
+  EXPECT_TRUE(weights(target / "threads") == weights(target / "packed"));
   const std::vector<Fallback>& fallbacks = converted->fallbacks;
   ASSERT_EQ(fallbacks.size(), 1u);
   EXPECT_EQ(fallbacks[0].tensor, "model.layers.0.mlp.down_proj.weight");

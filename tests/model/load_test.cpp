@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <fstream>
+#include <numeric>
 
 #include "cases/paths.h"
 #include "cases/reference_data.h"
@@ -12,6 +13,7 @@
 #include "io/mapped_file.h"
 #include "model/arch/arch.h"
 #include "model/convert.h"
+#include "model/convert_rows.h"
 #include "model/plan.h"
 #include "model/weights.h"
 
@@ -543,17 +545,23 @@ TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {
     const TempDir directory;
     const std::filesystem::path path = directory.path() / "out.gguf";
     int reported = 0;
-    const auto converted = convert_to_gguf(kTiny, path, format, [&](int done, int total, std::string_view) {
+    QuantizeType type(format);
+    type.n_threads = 1;
+    const auto converted = convert_to_gguf(kTiny, path, type, [&](int done, int total, std::string_view) {
       EXPECT_EQ(done, ++reported);
       EXPECT_EQ(total, 47 + 1);
     });
     ASSERT_TRUE(converted) << format.name << ": " << converted.error().message;
     EXPECT_EQ(reported, 48);
+    type.n_threads = 3;
+    convert_to_gguf(kTiny, directory / "threads.gguf", type, nullptr).or_throw();
+    const auto bytes = [](const auto& file) { return io::read_text_file(file, 1 << 24).or_throw(); };
+    EXPECT_TRUE(bytes(directory / "threads.gguf") == bytes(path)) << format.name << ": other bytes with three threads";
     const LoadedModel model = load_model(path.string()).or_throw();
     EXPECT_EQ(model.config.name, source.config.name);
     // d_model is 64 and d_ff 172: rows of the one are too short for super-blocks, the other divides by no group at all.
     const std::map<std::string_view, std::string_view> shorter{
-        {"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}, {"tq1_0", "f16"}, {"tq2_0", "f16"}};
+        {"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}, {"iq4_xs", "iq4_nl"}, {"tq1_0", "f16"}, {"tq2_0", "f16"}};
     const std::string_view q = format.group <= 32 ? format.name : shorter.at(format.name);
     EXPECT_EQ(model.weights.layers[0].q.format->name, q);
     EXPECT_EQ(model.weights.layers[0].down.format->name, format.group == 1 ? format.name : "f16");
@@ -570,6 +578,22 @@ TEST(Convert, EveryWritableFormatLoadsAndStaysClose) {
     }
     EXPECT_EQ(model.tokenizer->encode("Once upon a time", true, false),
               source.tokenizer->encode("Once upon a time", true, false));
+  }
+}
+
+TEST(Convert, TheFirstRowThatFailsIsNamedWithAnyNumberOfThreads) {
+  for (const int n_threads : {1, 4}) {
+    ThreadPool pool(n_threads);
+    std::vector<int64_t> done(100, 0);
+    const Status status = for_each_row(pool, 100, 3, [&](int64_t r, std::vector<float>& row) -> Status {
+      EXPECT_EQ(row.size(), 3u);
+      done[size_t(r)] = 1;
+      if (r % 40 == 39) return bad_file("row {}", r);
+      return {};
+    });
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().message, "row 39");
+    EXPECT_EQ(std::accumulate(done.begin(), done.begin() + 40, 0), 40) << "all rows before it";
   }
 }
 
