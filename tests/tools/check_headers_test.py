@@ -61,6 +61,9 @@ class StandardHeaders(unittest.TestCase):
         self.assertIn("src/base/x.h on its own", text)
         needs["src/base/x.h"] = '#pragma once\n#include "base/other.h"\ninline Other make() { return {}; }\n'
         self.assertEqual(run(needs, "--compile", COMPILER), (0, "headers: 2 files name the standard headers they use\n"))
+        alone = {"src/base/x.h": "struct X { Y y; };\n"}
+        found = [run(alone, "--compile", COMPILER, "--part", f"{k}/3")[0] for k in range(3)]
+        self.assertEqual(sorted(found), [0, 0, 1], "one part has it")
 
     def test_another_compiler_reads_the_sources_of_a_build(self):
         for text, wanted in {"int main() { return 0; }\n": 0, "int main() { return x; }\n": 1,
