@@ -8,10 +8,9 @@
 #include <filesystem>
 
 #include "cases/logit_bounds.h"
+#include "cases/safetensors_data.h"
 #include "cases/thread_ranks.h"
 #include "engine/engine.h"
-#include "io/mapped_file.h"
-#include "io/safetensors.h"
 
 namespace ridge {
 
@@ -84,20 +83,10 @@ inline void expect_refusal(int n, const std::string& path, const std::string& wh
 /// Golden numbers of a reference model.
 struct Golden {
   explicit Golden(const std::filesystem::path& directory) : bound(logit_bound(directory.filename().native())) {
-    const io::MappedFile file = io::MappedFile::open(directory / "golden.safetensors").or_throw();
-    const std::vector<io::Tensor> tensors = io::parse_safetensors(file.bytes(), "golden").or_throw();
-    read(tensors, "input_ids", ids);
-    read(tensors, "greedy_ids", greedy);
-    read(tensors, "logits", logits);
-  }
-  template <class T>
-  static void read(std::span<const io::Tensor> tensors, std::string_view name, std::vector<T>& values) {
-    for (const io::Tensor& t : tensors) {
-      if (t.name != name) continue;
-      const auto* const first = reinterpret_cast<const T*>(t.data.data());
-      values.assign(first, first + t.data.size() / sizeof(T));
-    }
-    ASSERT_FALSE(values.empty()) << "no tensor " << name;
+    const auto tensors = read_safetensors(directory / "golden.safetensors");
+    ids = values_of<int32_t>(tensors.at("input_ids"));
+    greedy = values_of<int32_t>(tensors.at("greedy_ids"));
+    logits = values_of<float>(tensors.at("logits"));
   }
 
   std::vector<int32_t> ids, greedy;

@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "cases/reference_data.h"
+#include "cases/safetensors_data.h"
 #include "cases/temp_dir.h"
 #include "engine/decode/text.h"
 #include "engine/engine.h"
 #include "engine/kv_options.h"
-#include "io/safetensors.h"
 #include "model/convert.h"
 #include "ridge/engine.h"
 
@@ -21,18 +21,11 @@ class MtpHeadOfQwen : public testing::Test {
     const auto data = reference_data();
     if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
     directory_ = *data / "parity/models/qwen3_5_mtp";
-    file_ = io::MappedFile::open(directory_ / "golden.safetensors").or_throw();
-    tensors_ = io::parse_safetensors(file_.bytes(), "golden").or_throw();
+    tensors_ = read_safetensors(directory_ / "golden.safetensors");
   }
   template <class T>
   std::vector<T> tensor(const std::string& name) const {
-    for (const io::Tensor& t : tensors_)
-      if (t.name == name) {
-        const auto* const first = reinterpret_cast<const T*>(t.data.data());
-        return {first, first + t.data.size() / sizeof(T)};
-      }
-    ADD_FAILURE() << "no tensor " << name;
-    return {};
+    return values_of<T>(tensors_.at(name));
   }
   /// Drafts behind every prefix of the golden text, and the golden's drafts of several tokens behind all of it.
   void expect_golden(const Model& model) const {
@@ -66,8 +59,7 @@ class MtpHeadOfQwen : public testing::Test {
   std::filesystem::path directory_;
 
  private:
-  io::MappedFile file_;
-  std::vector<io::Tensor> tensors_;
+  std::map<std::string, std::vector<std::byte>> tensors_;
 };
 
 TEST_F(MtpHeadOfQwen, DraftsAreTheGoldens) { expect_golden(Model::load(directory_.native())); }

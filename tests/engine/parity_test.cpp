@@ -5,8 +5,8 @@
 #include "cases/golden_logits.h"
 #include "cases/logit_bounds.h"
 #include "cases/reference_data.h"
+#include "cases/safetensors_data.h"
 #include "cases/temp_dir.h"
-#include "io/safetensors.h"
 #include "model/convert.h"
 
 namespace ridge {
@@ -29,18 +29,11 @@ class Parity : public testing::TestWithParam<Case> {
     const auto data = reference_data();
     if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
     directory_ = *data / "parity/models" / GetParam().name;
-    file_ = io::MappedFile::open(directory_ / "golden.safetensors").or_throw();
-    tensors_ = io::parse_safetensors(file_.bytes(), "golden").or_throw();
+    tensors_ = read_safetensors(directory_ / "golden.safetensors");
   }
   template <class T>
   std::vector<T> tensor(const std::string& name) const {
-    for (const io::Tensor& t : tensors_)
-      if (t.name == name) {
-        const auto* const first = reinterpret_cast<const T*>(t.data.data());
-        return {first, first + t.data.size() / sizeof(T)};
-      }
-    ADD_FAILURE() << "no tensor " << name;
-    return {};
+    return values_of<T>(tensors_.at(name));
   }
   /// The largest difference from the golden logits, as one prompt or token by token.
   void expect_golden(const Model& model, const Golden& golden, double bound = logit_bound(GetParam().name)) const {
@@ -80,8 +73,7 @@ class Parity : public testing::TestWithParam<Case> {
   std::filesystem::path directory_;
 
  private:
-  io::MappedFile file_;
-  std::vector<io::Tensor> tensors_;
+  std::map<std::string, std::vector<std::byte>> tensors_;
 };
 
 TEST_P(Parity, HfDirectory) { expect_golden(Model::load(directory_.native()), GetParam().golden); }

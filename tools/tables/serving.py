@@ -5,7 +5,7 @@ import pathlib
 import re
 import statistics
 
-from tables.rows import RESULTS, cache, card, model_text, n_gpus, stored, table
+from tables.rows import RESULTS, cache, card, last, model_text, n_gpus, stored, table
 
 
 def spread(row, name):
@@ -144,13 +144,13 @@ def plans():
 
 
 def plans_with_a_head():
-    """Predictions of a model with an MTP head: what both caches, everything and a decode pass's reads take."""
+    """A model with an MTP head: what both caches, everything and a decode pass's reads take as planned, and everything as allocated."""
     lines = []
-    for r in stored("checks/plan-cpu"):
+    for r in last(stored("checks/plan-cpu"), "model_name", "n_ctx", "kv", "draft"):
         cache = sum(size for part, size in r["parts"].items() if part.startswith("KV "))
         lines.append([card(r), model_text(re.search("synth:[^ ]*", r["command"])[0]), r["n_ctx"], r["kv"], r["draft"]["kv"], f"{cache / 1e6:.0f}", f"{r['parts']['draft KV'] / 1e6:.0f}",
-                      f"{r['total_bytes'] / 1e6:.0f}", f"{(r['step_weight_bytes'] + r['step_kv_bytes']) / 1e6:.0f}"])
-    return table(["card", "model", "context", "cache K/V", "head's cache K/V", "cache, MB", "head's cache, MB", "total, MB", "read by a decode pass, MB"], lines)
+                      f"{r['total_bytes'] / 1e6:.0f}", f"{r['found_bytes'] / 1e6:.0f}" if r.get("found") else "", f"{(r['step_weight_bytes'] + r['step_kv_bytes']) / 1e6:.0f}"])
+    return table(["card", "model", "context", "cache K/V", "head's cache K/V", "cache, MB", "head's cache, MB", "total, MB", "total as allocated, MB", "read by a decode pass, MB"], lines)
 
 
 def decisions():
