@@ -7,6 +7,7 @@
 #include "cases/reference_data.h"
 #include "cases/safetensors_data.h"
 #include "cases/temp_dir.h"
+#include "io/safetensors.h"
 #include "model/convert.h"
 
 namespace ridge {
