@@ -57,7 +57,7 @@ static Action declare_eval_tasks(CLI::App& app) {
   add_list(app, "--only", f.only, "", fmt::format("only these: {}", fmt::join(lab::task_names(), ", ")));
   app.add_flag("--quick", f.quick,
                "fewer and shorter items: some minutes a cache on a CPU, with a model of 10^8 parameters");
-  add_list(app, "--contexts", f.contexts, "1024,2048,4096,8192", "tokens of the needles' texts");
+  add_list(app, "--contexts", f.contexts, "1024,2048,4096,7168", "tokens of the needles' texts");
   add_whole(app, "--items", f.n_items, 0, 1 << 20, "items of each task; 0: 50 to 500 by task");
   add_whole(app, "--seed", f.seed, 0, INT32_MAX, "seed of the items");
   add_list_flags(app, f.study);

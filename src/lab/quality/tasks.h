@@ -37,7 +37,7 @@ using ChatTokens = std::function<std::vector<int32_t>(std::span<const ChatTurn> 
 
 /// How many items tasks have, and how long they are.
 struct TaskSizes {
-  std::vector<int> needle_contexts{1024, 2048, 4096, 8192};
+  std::vector<int> needle_contexts{1024, 2048, 4096, 7168};
   int n_needles = 50;  ///< a context
   int n_canaries = 50;
   int n_continuations = 64, continued_tokens = 256;  ///< texts, and tokens of the prompt of each
