@@ -63,7 +63,6 @@ struct KvFormat {
   std::span<const KvScale> scales;  ///< the rules encode() knows; policy.scale is one of them
   bool can_weigh;                   ///< encode() rounds by KvCoding::metric when it is there
   bool factored;                    ///< KvCoding::metric is the metric's factor (format/trellis.h)
-  bool on_host_only;                ///< no device codes or reads such rows
   bool head_scale;                  ///< one f32 per (layer, kv head) instead of scales in the rows: KvCoding::fixed
   int64_t (*row_bytes)(int head_dim);
   /// Codes one row. Returns how many values were saturated or replaced (NaN, infinity, scale overflow); 0 is normal.
@@ -77,16 +76,13 @@ struct KvFormat {
 inline constexpr KvScale kNoScale[] = {KvScale::none};
 
 /// Makes the row of a format type F { kName; kPolicy; kGroup; row_bytes(); encode(); decode() }, with kScales where
-/// there is a choice, kCanWeigh where codes can be rounded by a metric, kFactored where by its factor, kOnHostOnly where
-/// no device knows the rows, and kHeadScale where the scale is not in the row.
+/// there is a choice, kCanWeigh where codes can be rounded by a metric, kFactored where by its factor, and kHeadScale where the scale is not in the row.
 template <class F>
 constexpr KvFormat make_kv_format() {
-  KvFormat format{F::kName, F::kPolicy, F::kGroup,    kNoScale,  false,    false,
-                  false,    false,      F::row_bytes, F::encode, F::decode};
+  KvFormat format{F::kName, F::kPolicy, F::kGroup, kNoScale, false, false, false, F::row_bytes, F::encode, F::decode};
   if constexpr (requires { F::kScales; }) format.scales = F::kScales;
   if constexpr (requires { F::kCanWeigh; }) format.can_weigh = F::kCanWeigh;
   if constexpr (requires { F::kFactored; }) format.factored = F::kFactored;
-  if constexpr (requires { F::kOnHostOnly; }) format.on_host_only = F::kOnHostOnly;
   if constexpr (requires { F::kHeadScale; }) format.head_scale = F::kHeadScale;
   if (format.policy.scale == KvScale::none) format.policy.scale = format.scales[0];
   return format;

@@ -22,7 +22,6 @@ struct KvRotor3t {
   static constexpr KvScale kScales[] = {KvScale::unbiased, KvScale::norm, KvScale::lsq};
   static constexpr bool kCanWeigh = true;
   static constexpr bool kFactored = true;
-  static constexpr bool kOnHostOnly = true;
   static constexpr float kUnit = 1.0f / 32;
 
   RIDGE_HD static int64_t code_bytes(int head_dim) { return 3 * int64_t(head_dim) / 8; }

@@ -1,7 +1,5 @@
 // The cache on a device against the host's, bit for bit: random steps of several sequences, and what a pool does to
 // them in between.
-#include <gmock/gmock.h>
-
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -233,7 +231,9 @@ struct NamedLayer {
 /// Every kind of tile in the order of tensor cores on either side, with and without rotations, windows and sinks.
 std::vector<NamedLayer> fragment_layers(int dim) {
   const KvPolicy window{Rotation::hadamard, false, 32, 4}, wide{Rotation::planar, false, 96, 0};
-  KvPolicy weighted{Rotation::hadamard, true, 96, 4, KvScale::unbiased, KvRounding::weighted, "i8r"};
+  KvPolicy weighted{Rotation::hadamard, true, 96, 4, KvScale::unbiased, KvRounding::weighted, "i8r"},
+      nearest = weighted;
+  nearest.rounding = KvRounding::nearest;
   return {
       {"f16/q8_0", {side("f16"), side("q8_0"), 2, dim}},
       {"bf16/i8r", {side("bf16"), side("i8r"), 2, dim}},
@@ -247,6 +247,8 @@ std::vector<NamedLayer> fragment_layers(int dim) {
        {side("rotor-4", {Rotation::planar, true, 32, 0, KvScale::norm}),
         side("rotor-3", {Rotation::hadamard, true, 64, 4, KvScale::lsq}), 2, dim}},
       {"weighted rotor-3 and rotor-4", {side("rotor-3", weighted), side("rotor-4", weighted), 1, dim}},
+      {"rotor-3t", {side("rotor-3t", nearest), side("rotor-3t", weighted), 1, dim}},
+      {"rotor-3 and rotor-3t", {side("rotor-3t", weighted), side("rotor-3", weighted), 1, dim}},
   };
 }
 
@@ -258,6 +260,9 @@ std::vector<NamedLayer> row_layers(int dim) {
       {"rotor-3u", {side("rotor-3u"), side("rotor-3u", {Rotation::hadamard}), 2, dim}},
       {"centres without a window",
        {side("rotor-3", {Rotation::hadamard, true, 0, 0}), side("rotor-4", {Rotation::planar, true, 0, 4}), 2, dim}},
+      {"rotor-3t without a window",
+       {side("rotor-3t", {Rotation::hadamard, true, 0, 0}),
+        side("rotor-3t", {Rotation::planar, false, 0, 4, KvScale::lsq, KvRounding::weighted}), 1, dim}},
       {"scales by least squares",
        {side("p8", {Rotation::none, false, 0, 0, KvScale::lsq}),
         side("i8r", {Rotation::none, true, 32, 3, KvScale::lsq}), 2, dim}},
@@ -297,7 +302,6 @@ TEST_F(AppendCuda, LatentRowsHoldTheHostsBits) {
   };
   for (const int dim : {96, 128}) {
     for (const KvFormat& format : kv_formats()) {
-      if (format.on_host_only) continue;
       ASSERT_FALSE(device_tiles(layer_of(side(format.name.data()), dim)).ok) << format.name;
       steps(std::string(format.name) + " of " + std::to_string(dim), {layer_of(side(format.name.data()), dim)}, false);
     }
@@ -331,7 +335,8 @@ TEST_F(AppendCuda, RotorTilesThatLeaveHoldTheHostsBits) {
         plain.rotation = Rotation::none, plain.centre = false;
         Twins twins(stream(),
                     {{side("rotor-3", policy), side("rotor-4", policy), 2, dim},
-                     {side("rotor-4", plain), side("rotor-3", plain), 1, dim}},
+                     {side("rotor-4", plain), side("rotor-3", plain), 1, dim},
+                     {side("rotor-3t", policy), side("rotor-3t", plain), 1, dim}},
                     true);
         const std::array seqs{twins.open(), twins.open()};
         for (const auto& [a, b] : {std::pair{70, 140}, {110, 40}, {12, 11}, {1, 12}}) {
@@ -399,21 +404,6 @@ TEST_F(AppendCuda, PoolsDoTheSameThings) {
   step({{b, 50}}, "behind a shift");
   twins.both([&](SequencePool& pool) { pool.reset(c); });
   step({{c, 70}}, "of a sequence that was reset");
-}
-
-TEST_F(AppendCuda, ADeviceRefusesFormatsOfTheHostByName) {
-  for (const KvFormat& format : kv_formats()) {
-    if (!format.on_host_only) continue;
-    KvSideConfig config = side(format.name.data());
-    config.policy.rounding = KvRounding::nearest;
-    const std::vector<KvLayerConfig> layers(1, {config, config, 1, 64});
-    try {
-      const DeviceKvMemory memory(stream(), layers, {}, 2, 1);
-      ADD_FAILURE() << format.name << " was taken";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr(std::string(format.name)));
-    }
-  }
 }
 
 TEST_F(AppendCuda, FillIsValidAndTheSameForTheSameSeed) {

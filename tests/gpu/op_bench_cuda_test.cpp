@@ -118,8 +118,7 @@ TEST_F(OpBenchCuda, AppendsOfEveryFormatPass) {
   params.head_dim = 128;
   params.seq = {127, 200};  // at 127 and a window of 96 a tile would leave
   params.n_new = {1, 3};
-  for (const KvFormat& format : kv_formats())
-    if (!format.on_host_only) params.kv.push_back(parse_kv_choice(std::string(format.name)).or_throw());
+  for (const KvFormat& format : kv_formats()) params.kv.push_back(parse_kv_choice(std::string(format.name)).or_throw());
   params.kv.push_back(parse_kv_choice("bf16/q8_0").or_throw());
   params.kv.push_back(parse_kv_choice("rotor-4/rotor-3").or_throw());
   expect_timed(run(params), 4 * params.kv.size());

@@ -160,6 +160,7 @@ class LeavingOnDevice : public OpRun {
                             .pair = {k, v},
                             .in_fragments = k.kind != TileKind::rows,
                             .weighs = k.metric || v.metric,
+                            .searches = searches(k) || searches(v),
                             .n_kv_heads = p_.n_kv_heads,
                             .head_dim = p_.head_dim,
                             .spans = spans_.as<StepSpan>() + int64_t(set) * p_.n_seq,

@@ -435,9 +435,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if constexpr (kBeside) {
       if (step >= 0) start(step + kAhead);
       // Of tiles in use none is of the group before: the next one takes its place.
-      const int group = unit_of(step + 1, 0).tile() / C::kCentreGroup;
-      if (turns && step >= 0 && group != unit_of(step, 0).tile() / C::kCentreGroup)
-        put_centre_of((group + 1) * C::kCentreGroup + warp);
+      const int tiles = unit_of(step + 1, 0).tile() / C::kCentreGroup;
+      if (turns && step >= 0 && tiles != unit_of(step, 0).tile() / C::kCentreGroup)
+        put_centre_of((tiles + 1) * C::kCentreGroup + warp);
       const bool turns_first = warp < C::kWarps / 2;
 #pragma unroll 1
       for (int turn = 0; turn < 2; ++turn)

@@ -111,7 +111,6 @@ void device_append(gpu::StreamHandle stream, const DeviceAppend& a) {
 void encode_leaving(gpu::StreamHandle stream, const LeavingTiles& a) {
   if (a.n_sides == 0 || a.n_kv_heads == 0 || a.most_spans == 0 || a.most_tiles == 0) return;
   if (a.in_fragments) encode_leaving_tiles(stream, a);
-  else if (a.head_dim > kMaxDeviceHeadDim) encode_leaving_wide_rows(stream, a);
   else encode_leaving_rows(stream, a);
 }
 

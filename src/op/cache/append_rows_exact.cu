@@ -1,201 +1,315 @@
-// New rows into tiles of rows, and rows that leave their window: a thread a row, with the host's own code. For formats
-// and head sizes that have no order for tensor cores.
+// New rows into tiles of rows, and rows that leave their window: a warp a row, in shared memory. For latent rows, and for
+// formats and head sizes that have no order for tensor cores. Formats whose rows are blocks one after another, i8r and
+// rotor rows are coded by all lanes, others by one with the host's own code.
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
+#include "op/cache/trellis_warp.h"
 
 namespace ridge {
 namespace {
 
-/// A block is a warp that holds 32 rows in shared memory, loads and stores them together and works on one row per
-/// thread. The odd pitch keeps the threads on different banks.
-constexpr int kRows = 32;
-__device__ int pitch_of(int head_dim) { return head_dim | 1; }
-size_t shared_bytes(int head_dim) { return size_t(kRows) * size_t(head_dim | 1) * sizeof(float); }
+constexpr int kPiece = 32;  ///< values that a lane codes at a time
 
-constexpr int kCalibrationTiles = kCalibration / kTilePositions, kCalibrationThreads = 512;
-size_t calibration_bytes(const KvTiles& side) {
-  return size_t(side.retention.calibration + kCalibrationTiles) * size_t(side.head_dim | 1) * sizeof(float);
+/// The row, and room for another; then that of a search where a side is of rotor-3t.
+__device__ float* scratch_behind(float* row, int head_dim) { return row + (head_dim + 3) / 4 * 4; }
+RIDGE_HD inline size_t row_room_bytes(int head_dim) { return 2 * sizeof(float) * size_t((head_dim + 3) / 4 * 4); }
+constexpr int kNumberOfRotor3t = number_of<KvRotor3t>(KvFormatTypes());
+size_t shared_bytes(int head_dim, bool searches) {
+  return row_room_bytes(head_dim) + (searches ? TrellisRoom::bytes(head_dim) : 0);
 }
 
-__device__ void norm_row(int dim, const float* weight, float eps, float* row) {
-  double sum = 0;
-  for (int d = 0; d < dim; ++d) sum += double(row[d]) * row[d];
-  const double factor = 1.0 / sqrt(sum / dim + eps);
-  for (int d = 0; d < dim; ++d) row[d] = float(row[d] * factor * weight[d]);
+template <class... F>
+__device__ bool is_one_of(int format) {
+  return ((format == number_of<F>(KvFormatTypes())) || ...);
 }
-__device__ void turn_row(int n_pairs, bool halves, const float* cosines, const float* sines, float* row) {
-  for (int i = 0; i < n_pairs; ++i) {
-    float &a = row[halves ? i : 2 * i], &b = row[halves ? i + n_pairs : 2 * i + 1];
-    const float turned = a * cosines[i] - b * sines[i];
-    b = a * sines[i] + b * cosines[i];
-    a = turned;
+
+/// Formats whose rows are blocks one after another.
+__device__ bool is_in_blocks(int format) { return is_one_of<KvF32, KvF16, KvBf16, KvQ8_0, KvQ4_0>(format); }
+
+/// Packs the codes of a row.
+template <int kBits>
+__device__ void store_row_codes(int dim, const uint8_t* codes, uint16_t scale, int lane, std::byte* to) {
+  for (int g = lane; g < dim / 8; g += 32) {
+    uint32_t word = 0;
+    for (int i = 0; i < 8; ++i) word |= uint32_t(codes[8 * g + i]) << (kBits * i);
+    for (int i = 0; i < kBits; ++i) to[kBits * g + i] = std::byte(word >> (8 * i) & 255u);
   }
+  if (lane == 0) tile_rows::store16(to + kBits * dim / 8, scale);
 }
 
-/// Codes a row into its page. Returns how many values were saturated.
-__device__ int code_row(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, int position,
-                        const float* row) {
-  std::byte* const to = t.coded_row(pages, head, position);
-  const KvCoding coding = t.coding(of.slot, head);
-  const int saturated = encode_row(t.format, KvFormatTypes(), row, t.head_dim, coding, to);
-  float decoded[kMaxDeviceHeadDim], norm2 = 0, error2 = 0;
-  decode_row(t.format, KvFormatTypes(), to, t.head_dim, coding, decoded);
-  for (int d = 0; d < t.head_dim; ++d) {
-    const float error = row[d] - decoded[d];
-    norm2 += row[d] * row[d];
-    error2 += error * error;
+template <int kPer>
+struct RotorRoom {
+  double terms[3][34];
+  float vectors[2][32 * kPer], inverse[32 * kPer];
+  uint8_t codes[32 * kPer];
+};
+
+template <int kBits, int kPer>
+__device__ __noinline__ int encode_rotor_in_warp(RotorRoom<kPer>& room, const KvCoding& coding, int lane,
+                                                 const float* row, std::byte* to) {
+  constexpr int kDim = 32 * kPer;
+  float x[kPer], level[kPer];
+  int saturated = 0;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {
+    const int d = lane + 32 * j;
+    x[j] = row[d];
+    if (coding.metric) room.inverse[d] = 1.0f / coding.metric[d * (kDim + 1)];
   }
-  add_counts(t.counts[pages[position / kPagePositions]], norm2, error2);
+  const RotorWork<kPer> work{room.terms, room.vectors, room.inverse, coding.metric};
+  const uint16_t scale = encode_rotor<kBits>(work, coding.scale, x, level, saturated,
+                                             [&] { times_metric_of_row<kPer>(room.vectors, coding.metric, lane); });
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) room.codes[lane + 32 * j] = uint8_t(Rotor<kBits>::code(level[j]));
+  __syncwarp();
+  store_row_codes<kBits>(kDim, room.codes, scale, lane, to);
+  return saturated;
+}
+template <int kBits>
+__device__ int encode_rotor_in_warp(int dim, const KvCoding& coding, int lane, const float* row, std::byte* to) {
+  __shared__ RotorRoom<8> room;
+  if (dim == 64) return encode_rotor_in_warp<kBits>(reinterpret_cast<RotorRoom<2>&>(room), coding, lane, row, to);
+  if (dim == 128) return encode_rotor_in_warp<kBits>(reinterpret_cast<RotorRoom<4>&>(room), coding, lane, row, to);
+  return encode_rotor_in_warp<kBits>(room, coding, lane, row, to);
+}
+template <int kBits>
+__device__ void decode_rotor_in_warp(int dim, int lane, const std::byte* from, float* row) {
+  const float scale = f16_to_f32(tile_rows::load16(from + kBits * dim / 8));
+  for (int g = lane; g < dim / 8; g += 32) RotorCodes<kBits>::decode(from + kBits * g, 8, scale, row + 8 * g);
+}
+
+/// Rows of rotor-3t: behind the room of rows is that of a search.
+__device__ int encode_trellis_in_warp(int dim, const KvCoding& coding, int lane, const float* row, std::byte* to) {
+  const TrellisRoom room(gpu::dynamic_shared<std::byte>() + row_room_bytes(dim), dim);
+  int saturated = 0;
+  for (int d = lane; d < dim; d += 32) room.levels[d] = row[d];
+  const uint16_t scale = encode_trellis(room, coding.metric, coding.scale, saturated);
+  store_row_codes<3>(dim, room.codes, scale, lane, to);
   return saturated;
 }
 
-/// A row of K or V in cache space to its place.
-__device__ void store_row(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, float* row) {
-  const int position = of.position;
-  const bool at_once = t.retention.window == 0 && position >= t.retention.calibration;
+/// encode_row() by a warp. Returns how many values the lane has saturated. The row is there for all lanes.
+__device__ int encode_in_warp(int format, int dim, int64_t row_bytes, const KvCoding& coding, int lane,
+                              const float* row, std::byte* to) {
   int saturated = 0;
-  if (position < t.retention.calibration) round_to_exact(t, position, row);
-  if (t.ring_tiles > 0 || t.n_sinks > 0) saturated += round_to_exact(t, position, row);
-  if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once)) write_exact_row(t, of, head, position, row);
-  if (at_once) saturated += code_row(t, of, pages, head, position, row);
+  if (is_in_blocks(format)) {
+    for (int first = kPiece * lane; first < dim; first += 32 * kPiece)
+      saturated += encode_row(format, KvFormatTypes(), row + first, min(kPiece, dim - first), coding,
+                              to + first * row_bytes / dim);
+  } else if (format == kNumberOfI8r && coding.scale != KvScale::lsq) {  // as encode_int8() with rule absmax
+    float top = 0;
+    for (int d = lane; d < dim; d += 32) top = fmaxf(top, fabsf(saturate_f16(row[d], saturated)));
+    const float scale = gpu::warp_max(top) / 127.0f, inverse = scale > 1e-38f ? 1.0f / scale : 0.0f;
+    int counted = 0;
+    for (int d = lane; d < dim; d += 32)
+      to[d] = std::byte(int8_t(fminf(fmaxf(roundf(saturate_f16(row[d], counted) * inverse), -127.0f), 127.0f)));
+    if (lane == 0) tile_rows::store16(to + dim, f32_to_f16(scale));
+  } else if ((dim == 64 || dim == 128 || dim == 256) && (is_one_of<KvRotor3, KvRotor4>(format))) {
+    saturated = is_one_of<KvRotor3>(format) ? encode_rotor_in_warp<3>(dim, coding, lane, row, to)
+                                            : encode_rotor_in_warp<4>(dim, coding, lane, row, to);
+  } else if (format == kNumberOfRotor3t) {
+    saturated = encode_trellis_in_warp(dim, coding, lane, row, to);
+  } else if (lane == 0) {
+    saturated = encode_row(format, KvFormatTypes(), row, dim, coding, to);
+  }
+  __syncwarp();
+  return saturated;
+}
+
+/// decode_row() by a warp.
+__device__ void decode_in_warp(int format, int dim, int64_t row_bytes, const KvCoding& coding, int lane,
+                               const std::byte* from, float* row) {
+  if (is_in_blocks(format)) {
+    for (int first = kPiece * lane; first < dim; first += 32 * kPiece)
+      decode_row(format, KvFormatTypes(), from + first * row_bytes / dim, min(kPiece, dim - first), coding,
+                 row + first);
+  } else if (format == kNumberOfI8r) {
+    const float scale = f16_to_f32(tile_rows::load16(from + dim));
+    for (int d = lane; d < dim; d += 32) row[d] = float(int8_t(from[d])) * scale;
+  } else if (is_one_of<KvRotor3>(format)) {
+    decode_rotor_in_warp<3>(dim, lane, from, row);
+  } else if (is_one_of<KvRotor4>(format)) {
+    decode_rotor_in_warp<4>(dim, lane, from, row);
+  } else if (lane == 0) {
+    decode_row(format, KvFormatTypes(), from, dim, coding, row);
+  }
+  __syncwarp();
+}
+
+/// Codes a row into its page. Returns how many values the lane has saturated.
+__device__ int code_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, int position,
+                                int lane, const float* row, float* scratch) {
+  std::byte* const to = t.coded_row(pages, head, position);
+  const KvCoding coding = t.coding(of.slot, head);
+  const int saturated = encode_in_warp(t.format, t.head_dim, t.row_bytes, coding, lane, row, to);
+  decode_in_warp(t.format, t.head_dim, t.row_bytes, coding, lane, to, scratch);
+  float norm2 = 0, error2 = 0;
+  for (int d = lane; d < t.head_dim; d += 32) {
+    const float error = row[d] - scratch[d];
+    norm2 += row[d] * row[d];
+    error2 += error * error;
+  }
+  norm2 = gpu::warp_sum(norm2);
+  error2 = gpu::warp_sum(error2);
+  if (lane == 0) add_counts(t.counts[pages[position / kPagePositions]], norm2, error2);
+  return saturated;
+}
+
+/// A format of exact rows, with the bytes of a row.
+struct ExactFormat {
+  int number;
+  int64_t row_bytes;
+  KvCoding coding;
+
+  __device__ ExactFormat(const KvTiles& t, int position)
+      : number(exact_format(t, position)),
+        row_bytes(number == t.recent && position >= t.n_sinks ? t.recent_row_bytes : 2 * int64_t(t.head_dim)),
+        coding{.scale = own_scale(number, KvFormatTypes())} {}
+};
+
+/// A row in cache space to its place; behind it is room for another. A warp.
+__device__ void store_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, int lane,
+                                  float* row) {
+  float* const scratch = scratch_behind(row, t.head_dim);
+  const int position = of.position, dim = t.head_dim;
+  const bool at_once = t.retention.window == 0 && position >= t.retention.calibration;
+  const ExactFormat exact(t, position);
+  const auto round = [&] {
+    auto* const coded = reinterpret_cast<std::byte*>(scratch);
+    const int saturated = encode_in_warp(exact.number, dim, exact.row_bytes, exact.coding, lane, row, coded);
+    decode_in_warp(exact.number, dim, exact.row_bytes, {}, lane, coded, row);
+    return saturated;
+  };
+  int saturated = 0;
+  if (position < t.retention.calibration) round();
+  if (t.ring_tiles > 0 || t.n_sinks > 0) saturated += round();
+  if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once))
+    encode_in_warp(exact.number, dim, exact.row_bytes, exact.coding, lane, row, exact_row(t, of, head, position));
+  if (at_once) saturated += code_row_in_warp(t, of, pages, head, position, lane, row, scratch);
   add_saturated(t.saturated, saturated);
 }
 
-/// Blocks: (32 rows of the step, head of Q, K and V).
-__global__ void __launch_bounds__(kRows) append_rows_kernel(const DeviceAppend a) {
-  float* const shared_floats = gpu::dynamic_shared<float>();
-  const int dim = a.k_tiles.head_dim, pitch = pitch_of(dim), n_kv_heads = a.k_tiles.n_kv_heads;
-  const int block = int(blockIdx.y), role = int(block >= a.n_heads) + int(block >= a.n_heads + n_kv_heads);
-  const int head = role == 0 ? block : role == 1 ? block - a.n_heads : block - a.n_heads - n_kv_heads;
-  const float* const from = role == 0 ? a.q : role == 1 ? a.k : a.v;
-  const int64_t from_pitch = role == 0 ? a.q_pitch : role == 1 ? a.k_pitch : a.v_pitch;
-  const int first = int(blockIdx.x) * kRows, n = min(kRows, a.rows.n - first);
-  for (int i = 0; i < n; ++i)
-    for (int d = int(threadIdx.x); d < dim; d += kRows)
-      shared_floats[i * pitch + d] = from[a.rows.rows[first + i].row * from_pitch + int64_t(head) * dim + d];
-  __syncwarp();
-
-  const int i = int(threadIdx.x);
-  if (i < n && a.rows.rows[first + i].slot >= 0) {
-    const StepRow of = a.rows.rows[first + i];
-    float* const row = shared_floats + i * pitch;
-    const float* const norm = role == 0 ? a.q_norm : role == 1 ? a.k_norm : nullptr;
-    if (norm) norm_row(dim, norm, a.norm_eps, row);
-    const int64_t angles = int64_t(first + i) * a.n_pairs;
-    if (role != 2) turn_row(a.n_pairs, a.rope_halves, a.cosines + angles, a.sines + angles, row);
-    const KvTiles& t = role == 2 ? a.v_tiles : a.k_tiles;
-    if (role != 0) t.move_row(of.slot, head, of.position / kTilePositions, -1, row);  // by nothing until it is set
-    t.rotation.forward(row);
-    if (role != 0) store_row(t, of, a.rows.pages + int64_t(of.slot) * a.rows.page_pitch, head, row);
-  }
-  __syncwarp();
-  if (role != 0) return;
-  for (int j = 0; j < n; ++j)
-    for (int d = int(threadIdx.x); d < dim; d += kRows)
-      a.q_out[(int64_t(a.rows.rows[first + j].row) * a.n_heads + head) * dim + d] = shared_floats[j * pitch + d];
+/// row[i] /= the root mean square of row [n], times weight[i].
+__device__ void norm_in_warp(int n, const float* weight, float eps, int lane, float* row) {
+  double sum = 0;
+  for (int d = lane; d < n; d += 32) sum += double(row[d]) * row[d];
+  const double factor = 1.0 / sqrt(gpu::warp_sum(sum) / n + eps);
+  for (int d = lane; d < n; d += 32) row[d] = float(row[d] * factor * weight[d]);
 }
 
-/// Blocks: (tile of the span, side and kv head, spans in turn); a thread a row.
-__global__ void __launch_bounds__(kTilePositions) leaving_rows_kernel(const LeavingTiles a) {
-  const int head = int(blockIdx.y) % a.n_kv_heads, n_spans = *a.n_spans;
-  const int side = int(blockIdx.y) / a.n_kv_heads;
+/// RoPE of pairs of a row that begins with them.
+__device__ void turn_in_warp(int n_pairs, bool halves, const float* cosines, const float* sines, int lane, float* row) {
+  for (int i = lane; i < n_pairs; i += 32) {
+    float &first = row[halves ? i : 2 * i], &second = row[halves ? i + n_pairs : 2 * i + 1];
+    const float x = first * cosines[i] - second * sines[i];
+    second = first * sines[i] + second * cosines[i];
+    first = x;
+  }
+}
+
+/// Blocks: (head of Q, K and V; row of the step). A warp.
+__global__ void __launch_bounds__(32) append_rows_kernel(const DeviceAppend a) {
+  const StepRow of = a.rows.rows[blockIdx.y];
+  if (of.slot < 0) return;
+  float* const row = gpu::dynamic_shared<float>();
+  const int lane = int(threadIdx.x), block = int(blockIdx.x), n_kv_heads = a.k_tiles.n_kv_heads;
+  const int role = int(block >= a.n_heads) + int(block >= a.n_heads + n_kv_heads), dim = a.k_tiles.head_dim;
+  const int head = role == 0 ? block : role == 1 ? block - a.n_heads : block - a.n_heads - n_kv_heads;
+  const float* const from = role == 0   ? a.q + of.row * a.q_pitch
+                            : role == 1 ? a.k + of.row * a.k_pitch
+                                        : a.v + of.row * a.v_pitch;
+  for (int d = lane; d < dim; d += 32) row[d] = from[int64_t(head) * dim + d];
+  const float* const norm = role == 0 ? a.q_norm : role == 1 ? a.k_norm : nullptr;
+  if (norm) norm_in_warp(dim, norm, a.norm_eps, lane, row);
+  __syncwarp();
+  const int64_t angles = int64_t(blockIdx.y) * a.n_pairs;
+  if (role != 2) turn_in_warp(a.n_pairs, a.rope_halves, a.cosines + angles, a.sines + angles, lane, row);
+  __syncwarp();
+  const KvTiles& t = role == 2 ? a.v_tiles : a.k_tiles;
+  if (role != 0) move_shared_row({t, of.slot, head, of.position / kTilePositions}, -1, lane, row);
+  rotate_shared_row(t.rotation, true, lane, row);
+  if (role != 0) return store_row_in_warp(t, of, a.rows.pages + int64_t(of.slot) * a.rows.page_pitch, head, lane, row);
+  for (int d = lane; d < dim; d += 32) a.q_out[(int64_t(of.row) * a.n_heads + head) * dim + d] = row[d];
+}
+
+/// Blocks: (query head, or K behind them; row of the step). A warp.
+__global__ void __launch_bounds__(32) append_latent_kernel(const LatentAppend a) {
+  const StepRow of = a.rows.rows[blockIdx.y];
+  if (of.slot < 0) return;
+  const KvTiles& t = a.tiles;
+  float* const row = gpu::dynamic_shared<float>();
+  const int lane = int(threadIdx.x), head = int(blockIdx.x), width = t.head_dim, rope_dim = width - a.rank;
+  const bool is_query = head < a.n_heads;
+  const int64_t of_head = int64_t(of.row) * a.n_heads + head;
+  const float* const latent = is_query ? a.absorbed + of_head * a.rank : a.kv + int64_t(of.row) * width;
+  const float* const turned = is_query ? a.q + (of_head + 1) * a.query_dim - rope_dim : latent + a.rank;
+  for (int d = lane; d < width; d += 32) row[d] = d < a.rank ? latent[d] : turned[d - a.rank];
+  __syncwarp();
+  if (!is_query && a.norm) norm_in_warp(a.rank, a.norm, a.norm_eps, lane, row);
+  const int64_t angles = int64_t(blockIdx.y) * a.n_pairs;
+  turn_in_warp(a.n_pairs, a.rope_halves, a.cosines + angles, a.sines + angles, lane, row + a.rank);
+  __syncwarp();
+  if (!is_query) move_shared_row({t, of.slot, 0, of.position / kTilePositions}, -1, lane, row);
+  rotate_shared_row(t.rotation, true, lane, row);
+  if (is_query) {
+    for (int d = lane; d < width; d += 32) a.q_out[of_head * width + d] = row[d];
+    return;
+  }
+  const int32_t* const pages = a.rows.pages + int64_t(of.slot) * a.rows.page_pitch;
+  store_row_in_warp(t, of, pages, 0, lane, row);
+}
+
+/// Blocks: (row of the span, side and kv head, spans in turn). A warp.
+__global__ void __launch_bounds__(32) leaving_rows_kernel(const LeavingTiles a) {
+  const int head = int(blockIdx.y) % a.n_kv_heads, side = int(blockIdx.y) / a.n_kv_heads, n_spans = *a.n_spans;
+  const int lane = int(threadIdx.x);
   const KvTiles& t = a.sides ? a.sides[side] : a.pair[side];
   if (t.ring_tiles == 0) return;
+  float* const row = gpu::dynamic_shared<float>();
   for (int i = int(blockIdx.z); i < n_spans; i += int(gridDim.z)) {
     const StepSpan span = a.spans[i];
     // Without a window rows leave one by one, and only when calibration lets them.
     if (span.slot < 0 || (t.retention.window == 0 && span.n_past >= t.retention.calibration)) continue;
-    const int position = t.retention.coded_end(span.n_past) + int(blockIdx.x) * kTilePositions + int(threadIdx.x);
+    const int position = t.retention.coded_end(span.n_past) + int(blockIdx.x);
     if (position >= t.retention.coded_end(span.n)) continue;
     const StepRow of{.slot = span.slot, .ring = span.ring};
-    float row[kMaxDeviceHeadDim];
-    read_exact_row(t, of, head, position, row);
-    add_saturated(t.saturated, code_row(t, of, a.pages + int64_t(span.slot) * a.page_pitch, head, position, row));
+    const int32_t* const pages = a.pages + int64_t(span.slot) * a.page_pitch;
+    __syncwarp();  // the row of the span before has been used
+    const ExactFormat exact(t, position);
+    decode_in_warp(exact.number, t.head_dim, exact.row_bytes, {}, lane, exact_row(t, of, head, position), row);
+    add_saturated(t.saturated,
+                  code_row_in_warp(t, of, pages, head, position, lane, row, scratch_behind(row, t.head_dim)));
   }
 }
 
-/// A block a (kv head, sequence). A warp takes a row, and a thread where it is coded as its format defines.
-template <bool kInRows>
-__global__ void __launch_bounds__(kCalibrationThreads) calibrate_kernel(const KvTiles t, const StepRow* step) {
-  const int dim = t.head_dim, pitch = pitch_of(dim), head = int(blockIdx.x), thread = int(threadIdx.x);
-  const int warp = thread / 32, lane = thread % 32;
-  const StepRow of = step[blockIdx.y];
-  const int last = t.retention.calibration, first = min(t.n_sinks, last - 1), n = last - first;
-  float* const rows = gpu::dynamic_shared<float>();  // [calibration, pitch]
-  float* const centres = rows + last * pitch;        // [kCalibrationTiles, pitch]
-  const int64_t slot_head = int64_t(of.slot) * t.n_kv_heads + head;
-  const auto each_row = [&](const auto& act) {  // act(position, row) by a warp
-    for (int p = warp; p < last; p += kCalibrationThreads / 32) act(p, rows + p * pitch);
-    __syncthreads();
-  };
-  const auto read = [&] {
-    if constexpr (kInRows) {
-      for (int p = thread; p < last; p += kCalibrationThreads) read_exact_row(t, of, head, p, rows + p * pitch);
-      __syncthreads();
-    } else {
-      each_row([&](int p, float* row) { read_exact_row(t, of, head, p, lane, row); });
-    }
-  };
-  read();
-  if (t.centre) {
-    each_row([&](int p, float* row) {
-      rotate_shared_row(t.rotation, false, lane, row);
-      turn_shared_row_back(t.turn, t.turn.position(p), lane, row);
-    });
-    for (int d = thread; d < dim; d += kCalibrationThreads) {
-      double sum = 0;
-      for (int p = first; p < last; ++p) sum += rows[p * pitch + d];
-      t.centre[slot_head * dim + d] = float(sum / n);
-    }
-    __syncthreads();
-    if (warp < kCalibrationTiles) put_centre({t, of.slot, head, warp}, lane, centres + warp * pitch);
-    read();
-    each_row([&](int p, float* row) {
-      for (int d = lane; d < dim; d += 32) row[d] -= centres[p / kTilePositions * pitch + d];
-    });
-  }
-  if (t.head_scale && thread == 0) {  // one thread: the host's order
-    double size2 = 0;
-    for (int p = first; p < last; ++p)
-      for (int d = 0; d < dim; ++d) size2 += double(rows[p * pitch + d]) * rows[p * pitch + d];
-    t.head_scale[slot_head] = float(sqrt(size2 / (double(n) * dim)));
-  }
-  if (!t.centre) return;
-  if constexpr (kInRows) {
-    for (int p = thread; p < last; p += kCalibrationThreads) write_exact_row(t, of, head, p, rows + p * pitch);
-  } else {
-    each_row([&](int p, const float* row) { write_exact_row(t, of, head, p, lane, row); });
-  }
+/// A warp a block.
+template <class A>
+void launch_warps(const char* name, void (*kernel)(A), const dim3& blocks, size_t shared, gpu::StreamHandle stream,
+                  const A& a) {
+  gpu::allow_shared_bytes(name, kernel, shared);
+  gpu::launch(name, kernel, {blocks, 32, shared, stream}, a);
 }
 
 }  // namespace
 
 void append_rows(gpu::StreamHandle stream, const DeviceAppend& a) {
-  const int heads = a.n_heads + 2 * a.k_tiles.n_kv_heads;
-  gpu::launch("append of rows", append_rows_kernel,
-              {dim3(unsigned(gpu::ceil_div(a.rows.n, kRows)), unsigned(heads)), kRows, shared_bytes(a.k_tiles.head_dim),
-               stream},
-              a);
+  launch_warps("append of rows", append_rows_kernel,
+               dim3(unsigned(a.n_heads + 2 * a.k_tiles.n_kv_heads), unsigned(a.rows.n)),
+               shared_bytes(a.k_tiles.head_dim, searches(a.k_tiles) || searches(a.v_tiles)), stream, a);
+}
+
+void device_append_latent(gpu::StreamHandle stream, const LatentAppend& a) {
+  if (a.rows.n == 0) return;
+  launch_warps("append of latent rows", append_latent_kernel, dim3(unsigned(a.n_heads + 1), unsigned(a.rows.n)),
+               shared_bytes(a.tiles.head_dim, searches(a.tiles)), stream, a);
 }
 
 void encode_leaving_rows(gpu::StreamHandle stream, const LeavingTiles& a) {
-  gpu::launch("encode of leaving rows", leaving_rows_kernel,
-              {dim3(unsigned(a.most_tiles), unsigned(a.n_sides * a.n_kv_heads), unsigned(a.most_spans)), kTilePositions,
-               0, stream},
-              a);
-}
-
-bool can_calibrate(const KvTiles& side) { return calibration_bytes(side) <= size_t(gpu::most_shared_bytes()); }
-
-void device_calibrate(gpu::StreamHandle stream, const KvTiles& side, const StepRows& rows) {
-  if (side.retention.calibration == 0 || rows.n == 0 || side.n_kv_heads == 0) return;
-  const size_t shared = calibration_bytes(side);
-  const auto kernel = side.kind == TileKind::rows ? calibrate_kernel<true> : calibrate_kernel<false>;
-  gpu::allow_shared_bytes("calibration", kernel, shared);
-  gpu::launch("calibration", kernel,
-              {dim3(unsigned(side.n_kv_heads), unsigned(rows.n)), kCalibrationThreads, shared, stream}, side,
-              rows.rows);
+  launch_warps(
+      "encode of leaving rows", leaving_rows_kernel,
+      dim3(unsigned(a.most_tiles * kTilePositions), unsigned(a.n_sides * a.n_kv_heads), unsigned(a.most_spans)),
+      shared_bytes(a.head_dim, a.searches), stream, a);
 }
 
 }  // namespace ridge

@@ -35,9 +35,6 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
       head_scale(n_slots * of.head_scale_bytes()),
       state(n_slots * of.state_bytes()),
       counts(n_pages * int64_t(sizeof(PageCounts))) {
-  if (of.config.format->on_host_only)
-    throw_error(ErrorKind::usage, "a CUDA device has no code for rows of {} (use the CPU, or another cache format)",
-                of.config.format->name);
   const RowRotation turn(of.config.policy.rotation, layer, tiles.head_dim);
   rotation = gpu::to_device(stream, turn.table());
   if (of.config.policy.rounding == KvRounding::weighted) {
@@ -122,6 +119,7 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
     }
     members[at].push_back(t);
     groups_[at].weighs = groups_[at].weighs || t.metric != nullptr;
+    groups_[at].searches = groups_[at].searches || searches(t);
   }
   for (size_t i = 0; i < groups_.size(); ++i) {
     groups_[i].n_sides = int(members[i].size());

@@ -17,7 +17,7 @@ namespace ridge {
 /// Row code of every format, one function each: the stack of a kernel holds the largest frame, not all of them.
 template <class F>
 __device__ __noinline__ int encode_as(const float* row, int dim, const KvCoding& coding, std::byte* to) {
-  if constexpr (requires { F::kOnHostOnly; }) return 0;  // DeviceKvMemory refuses such caches
+  if constexpr (requires { F::kFactored; }) return 0;  // a warp's work: trellis_warp.h
   else return F::encode(row, dim, coding, to);
 }
 template <class F>
@@ -58,16 +58,6 @@ inline constexpr int kNumberOfF16 = number_of<KvF16>(KvFormatTypes()), kNumberOf
 /// The format that the row of a position has while it is exact. Rows without a place in a ring are coded from f16.
 __device__ __forceinline__ int exact_format(const KvTiles& t, int position) {
   return position < t.n_sinks || t.ring_tiles == 0 ? kNumberOfF16 : t.recent;
-}
-
-/// What a row reads as while it is exact. Returns how many values were saturated.
-__device__ inline int round_to_exact(const KvTiles& t, int position, float* row) {
-  const int format = exact_format(t, position);
-  std::byte coded[4 * kMaxDeviceHeadDim];
-  const int saturated =
-      encode_row(format, KvFormatTypes(), row, t.head_dim, {.scale = own_scale(format, KvFormatTypes())}, coded);
-  decode_row(format, KvFormatTypes(), coded, t.head_dim, {}, row);
-  return saturated;
 }
 
 /// The tile with the exact row of a position in the order of tensor cores, and the row's place in it.

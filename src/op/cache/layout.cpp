@@ -89,7 +89,7 @@ Support device_tiles(const KvLayerConfig& layer) {
     const KvRetention retention = make_retention(side);
     const std::optional<TileKind> kind = tile_kind_of(format_number(*side.format));
     if (!kind) return {false, fmt::format("{} has no order for tensor cores", side.format->name)};
-    const bool rotor = *kind == TileKind::rotor3 || *kind == TileKind::rotor4;
+    const bool rotor = is_rotor(*kind);
     if (rotor && side.policy.window == 0) return {false, "rotor rows without a window"};
     if (!rotor && side.policy.scale == KvScale::lsq) return {false, "scales by least squares"};
     if (side.policy.window == 0 && retention.calibration > 0) return {false, "centred rows without a window"};

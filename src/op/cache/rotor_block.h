@@ -34,10 +34,13 @@ struct alignas(16) RotorScratch {
   __device__ float* near_metric() { return reinterpret_cast<float*>(this + 1); }
 };
 
-/// How a block rounds.
-struct Metric {
-  bool weighs = false;
-  const float* at = nullptr;  ///< [kDim, kDim], where it weighs
+/// What a warp codes a row with: room in shared memory, and the metric where codes are weighted.
+template <int kPer>
+struct RotorWork {
+  double (&terms)[3][34];
+  float (*vectors)[32 * kPer];     ///< [2]: u and its error; then the metric's products with them
+  const float* inverse = nullptr;  ///< of the metric's diagonal
+  const float* metric = nullptr;   ///< [kDim, kDim]; null: nearest rounding
 };
 
 template <int kBits>
@@ -90,6 +93,23 @@ __device__ __forceinline__ float quotient(float a, float b, float inverse) {
   return __fmaf_rn(__fmaf_rn(-b, close, a), inverse, close);
 }
 
+/// sum of lane s < kSums += term s of all lanes, in their order.
+template <int kSums>
+__device__ __forceinline__ void add_ordered(double (*scratch)[34], int lane, const double (&of_lane)[3], double& sum) {
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) scratch[s][lane] = of_lane[s];
+  __syncwarp();
+  if (lane < kSums) {
+#pragma unroll 4
+    for (int i = 0; i < 32; i += 2) {
+      const double2 two = *reinterpret_cast<const double2*>(&scratch[lane][i]);
+      sum += two.x;
+      sum += two.y;
+    }
+  }
+  __syncwarp();
+}
+
 /// Sums over the channels in their order: term(j, of_lane) gives the three terms of channel lane + 32 j. Sum s < kSums
 /// is lane s's.
 template <int kPer, int kSums, class Term>
@@ -99,20 +119,32 @@ __device__ __forceinline__ double ordered_sums(double (&scratch)[3][34], int lan
   for (int j = 0; j < kPer; ++j) {
     double of_lane[3];
     term(j, of_lane);
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) scratch[s][lane] = of_lane[s];
-    __syncwarp();
-    if (lane < kSums) {
-#pragma unroll 4
-      for (int i = 0; i < 32; i += 2) {
-        const double2 two = *reinterpret_cast<const double2*>(&scratch[lane][i]);
-        sum += two.x;
-        sum += two.y;
-      }
-    }
-    __syncwarp();
+    add_ordered<kSums>(scratch, lane, of_lane, sum);
   }
   return sum;
+}
+
+/// vectors [2] of a warp <- vectors times the metric. Every sum in the order of i.
+template <int kPer>
+__device__ __forceinline__ void times_metric_of_row(float (*vectors)[32 * kPer], const float* metric, int lane) {
+  float sum[2][kPer] = {};
+  __syncwarp();
+#pragma unroll 4
+  for (int i = 0; i < 32 * kPer; ++i) {
+    const float x[2] = {vectors[0][i], vectors[1][i]};
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const float m = metric[i * 32 * kPer + lane + 32 * j];
+#pragma unroll
+      for (int v = 0; v < 2; ++v) sum[v][j] = sum[v][j] + x[v] * m;
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int v = 0; v < 2; ++v)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) vectors[v][lane + 32 * j] = sum[v][j];
+  __syncwarp();
 }
 
 /// vectors <- vectors times the metric, all of the block; all threads. Every sum in the order of i.
@@ -177,13 +209,14 @@ __device__ __forceinline__ void descend(const float* metric, const float* invers
 }
 
 /// RotorRow::encode of the row x, lane has channels lane + 32 j. Leaves the levels and returns the scale; adds what
-/// saturated on this lane. All threads of the block, with the same metric.
-template <int kBits, int kPer>
-__device__ __forceinline__ uint16_t encode_rotor(RotorScratch<kPer>& scratch, const Metric& metric, KvScale rule,
-                                                 const float (&x)[kPer], float (&level)[kPer], int& saturated) {
+/// saturated on this lane. multiply() takes the vectors times the metric: where a block does so for all its rows, all
+/// its warps code rows under the same metric.
+template <int kBits, int kPer, class Multiply>
+__device__ __forceinline__ uint16_t encode_rotor(const RotorWork<kPer>& work, KvScale rule, const float (&x)[kPer],
+                                                 float (&level)[kPer], int& saturated, const Multiply& multiply) {
   constexpr int kDim = 32 * kPer;
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  auto& terms = scratch.terms[warp];
+  const int lane = int(threadIdx.x) % 32;
+  auto& terms = work.terms;
   float u[kPer];
 #pragma unroll
   for (int j = 0; j < kPer; ++j) u[j] = saturate_f16(x[j], saturated);
@@ -195,21 +228,20 @@ __device__ __forceinline__ uint16_t encode_rotor(RotorScratch<kPer>& scratch, co
   for (int j = 0; j < kPer; ++j) level[j] = Rotor<kBits>::nearest(u[j] * to_unit + 0.0f);  // -0 becomes 0
 
   double sum;  // lane 0: <x, x>; lane 1: <x, l>; lane 2: <l, l>
-  if (metric.weighs) {
+  if (work.metric) {
     float residual[kPer];
 #pragma unroll
     for (int j = 0; j < kPer; ++j) {
       u[j] *= to_unit;
-      scratch.vectors[2 * warp][lane + 32 * j] = u[j];
-      scratch.vectors[2 * warp + 1][lane + 32 * j] = u[j] - level[j];
+      work.vectors[0][lane + 32 * j] = u[j];
+      work.vectors[1][lane + 32 * j] = u[j] - level[j];
     }
-    __syncthreads();
-    times_metric<kPer>(scratch.vectors, metric.at);
+    multiply();
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) residual[j] = scratch.vectors[2 * warp + 1][lane + 32 * j];
-    descend<kBits, kPer>(metric.at, scratch.inverse, lane, level, residual);
+    for (int j = 0; j < kPer; ++j) residual[j] = work.vectors[1][lane + 32 * j];
+    descend<kBits, kPer>(work.metric, work.inverse, lane, level, residual);
     sum = ordered_sums<kPer, 3>(terms, lane, [&](int j, double(&of_lane)[3]) {
-      const float pull = scratch.vectors[2 * warp][lane + 32 * j];
+      const float pull = work.vectors[0][lane + 32 * j];
       of_lane[0] = double(pull) * u[j];
       of_lane[1] = double(level[j]) * pull;
       of_lane[2] = level[j] * (double(pull) - residual[j]);
