@@ -52,14 +52,12 @@ void decode_rows_trellis(const KvFormat&, const KvCoding& coding, const std::byt
   const __m256 own_levels = _mm256_load_ps(own), before_levels = _mm256_load_ps(before);
   const __m256i one = _mm256_set1_epi32(1), flips = _mm256_set1_epi32(kFlipOwn << 4 | kFlipBefore << 1);
   const TrellisWindows windows(head_dim);
-  PaddedRow padded;
   for (int i = 0; i < count; ++i, rows += row_bytes, out += head_dim) {
     const __m256 step = _mm256_set1_ps(KvRotor3t::row_scale(rows, head_dim, coding) * KvRotor3t::kUnit);
-    padded.take(rows, head_dim);
     for (int d = 0; d < head_dim; d += 8) {
       const TrellisWindows::Four* const four = windows.of + d / 4;
       const auto bytes = [&](int q) {
-        return _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(padded.bytes + four[q].first)),
+        return _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + four[q].first)),
                                 _mm_load_si128(reinterpret_cast<const __m128i*>(four[q].bytes)));
       };
       const auto shifts = [&](int q) { return _mm_load_si128(reinterpret_cast<const __m128i*>(four[q].shifts)); };

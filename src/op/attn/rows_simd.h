@@ -70,12 +70,10 @@ void decode_rows_i8r(const KvFormat&, const KvCoding&, const std::byte* rows, in
     scale_bytes(rows, head_dim, scale_at(rows + head_dim), out);
 }
 
-/// Where the windows of a rotor-3t row lie that kLanes channels in turn need: by quarters of a vector, since 16 bytes hold
-/// the windows of four channels whatever head_dim is.
+/// Where the windows of a rotor-3t row lie, by four channels in turn: 16 bytes hold their windows whatever head_dim is.
 struct TrellisWindows {
-  static constexpr int kQuarters = Simd::kLanes / 4;
   struct Four {
-    int32_t first;  ///< byte of a row behind a zero byte
+    int32_t first;  ///< byte of the row
     alignas(16) uint8_t bytes[16];
     alignas(16) int32_t shifts[4];
   };
@@ -86,19 +84,15 @@ struct TrellisWindows {
     for (int d = 0; d < head_dim; d += 4) {
       Four& four = of[d / 4];
       for (int i = 0; i < 4; ++i) {
-        const int bit = 4 + 3 * ((d + i) % 32 * links + d / 32);  // a window begins four bits before its code
-        if (i == 0) four.first = bit / 8;
-        for (int b = 0; b < 4; ++b) four.bytes[4 * i + b] = uint8_t(b < 2 ? bit / 8 - four.first + b : 0x80);
+        // A window begins four bits before its code; before the row there are zeros.
+        const int bit = 3 * ((d + i) % 32 * links + d / 32) + 4, byte = bit / 8 - 1;
+        if (i == 0) four.first = byte < 0 ? 0 : byte;
+        for (int b = 0; b < 4; ++b)
+          four.bytes[4 * i + b] = uint8_t(b < 2 && byte + b >= 0 ? byte + b - four.first : 0x80);
         four.shifts[i] = bit % 8;
       }
     }
   }
-};
-
-/// The codes of a row behind a zero byte.
-struct PaddedRow {
-  std::byte bytes[1 + 3 * kMaxTrellisDim / 8 + 64] = {};
-  void take(const std::byte* row, int head_dim) { __builtin_memcpy(bytes + 1, row, size_t(3 * head_dim / 8)); }
 };
 
 /// The decoders above, by format; nullptr when there is none for this format and head size.
