@@ -1,9 +1,9 @@
 // Rows of rotor-3t coded by a warp: the host's operations on every element in the host's order (format/kv_rotor3t.h,
 // format/trellis.h), spread over the lanes. Device code for *_exact.cu.
 //
-// The search goes from place to place. Two lanes have a state: each tries four of the eight ways into it. Then lanes have
-// places to come, and every state's feedback there follows its way: a lane reads its place's values of all states before
-// it writes them, so that one array will do.
+// The search goes from place to place. Two lanes have a state: each tries four of the eight ways into it. Every state's
+// feedback at places to come follows its way: at those of a block of eight at once, at all behind them when the block is
+// done, along the path that each state has taken through it. The sums are the same.
 #pragma once
 
 #include "format/kv_rotor3t.h"
@@ -13,27 +13,32 @@ namespace ridge {
 
 /// Shared memory of a search over rows of dim values.
 struct TrellisRoom {
+  static constexpr int kBlock = 8;
   struct Ways {  ///< into the states at a place
     float level[kTrellisStates];
     int from[kTrellisStates];
   };
   int dim;
   double (*terms)[34];  ///< [3]
-  Ways* ways;
-  float* values;     ///< [dim] in the order of the chain: W u at the end
-  float* levels;     ///< [dim] the row, in the order of channels, at first; W l in the order of the chain at the end
-  float* feedback;   ///< [states, dim + 1] of places to come; the odd pitch keeps states on different banks
-  uint8_t* numbers;  ///< [dim, states] of ways
-  uint8_t* codes;    ///< [dim] in the order of the chain
+  Ways* ways;           ///< [kBlock] of the places of a block
+  float* path;          ///< [states, kBlock] levels on the way to a state
+  int* origin;          ///< [states] in front of the block
+  float* values;        ///< [dim] in the order of the chain: W u at the end
+  float* levels;        ///< [dim] the row, in the order of channels, at first; W l in the order of the chain at the end
+  float* feedback;      ///< [states, dim + 1] of places to come; the odd pitch keeps states on different banks
+  uint8_t* numbers;     ///< [dim, states] of ways
+  uint8_t* codes;       ///< [dim] in the order of the chain
 
   RIDGE_HD static size_t bytes(int dim) {
-    return 3 * 34 * sizeof(double) + sizeof(Ways) + size_t(4 * (dim + dim + kTrellisStates * (dim + 1))) +
-           size_t((kTrellisStates + 1) * dim + 15) / 16 * 16;
+    return 3 * 34 * sizeof(double) + kBlock * sizeof(Ways) + size_t(4 * kTrellisStates * (kBlock + 1)) +
+           size_t(4 * (dim + dim + kTrellisStates * (dim + 1))) + size_t((kTrellisStates + 1) * dim + 15) / 16 * 16;
   }
   __device__ TrellisRoom(std::byte* shared, int n) : dim(n) {
     terms = reinterpret_cast<double(*)[34]>(shared);
     ways = reinterpret_cast<Ways*>(terms + 3);
-    values = reinterpret_cast<float*>(ways + 1);
+    path = reinterpret_cast<float*>(ways + kBlock);
+    origin = reinterpret_cast<int*>(path + kTrellisStates * kBlock);
+    values = reinterpret_cast<float*>(origin + kTrellisStates);
     levels = values + dim;
     feedback = levels + dim;
     numbers = reinterpret_cast<uint8_t*>(feedback + kTrellisStates * (dim + 1));
@@ -70,7 +75,7 @@ __device__ __forceinline__ void times_factor_in_warp(const float* factor, int di
 
 /// code_trellis() of room.values, which are W u: room.codes.
 __device__ __forceinline__ void search_trellis(const TrellisRoom& room, const float* factor, int lane) {
-  constexpr int kWays = kTrellisWays / 2;  // of a lane
+  constexpr int kWays = kTrellisWays / 2, kBlock = TrellisRoom::kBlock;  // ways of a lane
   const float never = __int_as_float(0x7F800000);
   const int dim = room.dim, pitch = dim + 1, state = lane % kTrellisStates, first_way = lane / kTrellisStates * kWays;
   float level[kWays], cost = state == 0 ? 0.0f : never;
@@ -101,20 +106,48 @@ __device__ __forceinline__ void search_trellis(const TrellisRoom& room, const fl
     // The first of the ways that cost least.
     if (first_way == 0 ? other < least : !(least < other)) least = other, its_level = other_level, way = other_way;
     cost = least;
+    TrellisRoom::Ways& ways = room.ways[k % kBlock];
     if (first_way == 0) {
       room.numbers[k * kTrellisStates + state] = uint8_t(way);
-      room.ways->level[state] = its_level;
-      room.ways->from[state] = trellis_from(state, way) * pitch;
+      ways.level[state] = its_level;
+      ways.from[state] = trellis_from(state, way);
+    }
+    __syncwarp();
+    if (!factor) continue;
+    // Places of the block: a lane has one of them and four states.
+    const int near = k / kBlock * kBlock + lane % kBlock, first_state = lane / kBlock * 4;
+    float follows[4];
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+      follows[s] =
+          __fmaf_rn(row[near], ways.level[first_state + s], room.feedback[ways.from[first_state + s] * pitch + near]);
+    __syncwarp();
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+      if (near > k) room.feedback[(first_state + s) * pitch + near] = follows[s];
+    __syncwarp();
+    if (k % kBlock < kBlock - 1) continue;
+    if (lane < kTrellisStates) {
+      int at = lane;
+      for (int i = kBlock - 1; i >= 0; --i) {
+        room.path[lane * kBlock + i] = room.ways[i].level[at];
+        at = room.ways[i].from[at];
+      }
+      room.origin[lane] = at * pitch;
     }
     __syncwarp();
 #pragma unroll 1
-    for (int j = (k + 1) / 32 * 32 + lane; row && j < dim; j += 32) {
+    for (int j = (k + 1) / 32 * 32 + lane; j < dim; j += 32) {
       if (j <= k) continue;
-      const float w = row[j];
-      float next[kTrellisStates];
+      float w[kBlock], next[kTrellisStates];
 #pragma unroll
-      for (int s = 0; s < kTrellisStates; ++s)
-        next[s] = __fmaf_rn(w, room.ways->level[s], room.feedback[room.ways->from[s] + j]);
+      for (int i = 0; i < kBlock; ++i) w[i] = row[(i + 1 - kBlock) * dim + j];
+#pragma unroll
+      for (int s = 0; s < kTrellisStates; ++s) {
+        next[s] = room.feedback[room.origin[s] + j];
+#pragma unroll
+        for (int i = 0; i < kBlock; ++i) next[s] = __fmaf_rn(w[i], room.path[s * kBlock + i], next[s]);
+      }
 #pragma unroll
       for (int s = 0; s < kTrellisStates; ++s) room.feedback[s * pitch + j] = next[s];
     }
