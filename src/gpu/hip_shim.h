@@ -120,6 +120,10 @@ __device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high, ui
   return __builtin_amdgcn_perm(high, low, byte_selector(selector));
 }
 __device__ __forceinline__ float f16_to_float(uint16_t half) { return float(__builtin_bit_cast(_Float16, half)); }
+__device__ __forceinline__ float2 unpack_f16(uint32_t pair) {
+  const auto halves = __builtin_bit_cast(rdna3::Half2, pair);
+  return {float(halves[0]), float(halves[1])};
+}
 __device__ __forceinline__ uint16_t float_to_f16(float value) {
   return __builtin_bit_cast(uint16_t, static_cast<_Float16>(value));
 }

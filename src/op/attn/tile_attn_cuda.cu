@@ -152,7 +152,7 @@ const SplitKernel& kernel_for(const KvTiles& k, TileKind v) {
                        : head_dim == 128 ? split_kernels_128()
                                          : split_kernels_256();
   if (k.attention_window > 0) return kernels.back();
-  const bool has_own = !is_half(k.kind) || k.turn.n_pairs == 0;
+  const bool has_own = is_rotor(k.kind) || k.turn.n_pairs == 0;
   return *std::find_if(kernels.begin(), kernels.end() - 2,
                        [&](const SplitKernel& kernel) { return has_own && kernel.k == k.kind && kernel.v == v; });
 }

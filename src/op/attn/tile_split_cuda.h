@@ -410,8 +410,8 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32, kPacksOfPair = most_packs<kDim, kK, kV>();
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
-  // Kernels of f16 keep their registers: the one for every pair serves a centre that turns.
-  constexpr bool kMayTurn = kK == kAnyKind || !is_half(TileKind(kK));
+  // Kernels of formats that centre no K by default keep their registers: for them the one for every pair serves a centre.
+  constexpr bool kMayTurn = kK == kAnyKind || is_rotor(TileKind(kK));
   bool turns = kMayTurn && a.k.turn.n_pairs > 0;
   std::byte* const weights = shared + kPacksOfPair * Queries<kDim>::kBytes;
   std::byte* const behind_queries = weights + (turns ? CentreTerms<kDim>::kWeightBytes : 0);
@@ -568,6 +568,13 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     }
     int stage = 0;
     for (int t = first_streamed; t < streamed; t += kTiles * warps) {
+      [[maybe_unused]] const int centre_step = (fed + 1 - stages) % kCentreSteps;  // since angles were loaded
+      if constexpr (kMayTurn) {  // in front of all products, which stay one block of code
+        if (turns && centre_step == 0 && t > first_streamed) {
+          load_angles(t);
+          centre.multiply(weights, a.k.turn.pitch(), lane);
+        }
+      }
       feed(stage == 0 ? stages - 1 : stage - 1);
       if (stages == 4) gpu::copy_wait<3>();
       else if (stages == 3) gpu::copy_wait<2>();
@@ -577,14 +584,9 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       float scores[kPacks][kTiles][8];
       scores_of<kK>(k_kind, tile, queries, levels, lane, scores);
       if constexpr (kMayTurn) {
-        const int step = (fed - stages) % kCentreSteps;  // since angles were loaded
-        if (turns && step == 0 && t > first_streamed) {
-          load_angles(t);
-          centre.multiply(weights, a.k.turn.pitch(), lane);
-        }
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          const float term = turns ? centre.at(kTiles * step + n, lane) : 0.0f;  // a product's sum takes it for free
+          const float term = centre.at(kTiles * centre_step + n, lane);  // 0 where no centre turns
 #pragma unroll
           for (int i = 0; i < 8; ++i) scores[0][n][i] += term;
         }

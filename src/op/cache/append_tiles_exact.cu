@@ -107,7 +107,7 @@ struct AppendRows {
 enum AppendRole : int { kQuery, kKey, kValue, kAppendRoles };
 
 struct AppendLaunch {
-  int n_heads = 0, n_kv_heads = 0, n_pairs = 0, page_pitch = 0;
+  int n_heads = 0, n_kv_heads = 0, group = 1, n_pairs = 0, page_pitch = 0;
   bool halves = false, many = false;
   float norm_eps = 0;
   const StepRow* step = nullptr;
@@ -119,11 +119,11 @@ struct AppendLaunch {
 
 /// A warp a head: first the queries', then K's, then V's. The kernel is one chain of waits, so everything that the grid
 /// before does not write is asked for before that has ended, and there is one copy of each piece of code: instructions
-/// come from far away, too.
-template <int kPer>
+/// come from far away, too. So a centre that turns has a kernel of its own: its code cost the others 4 % of a token.
+template <int kPer, bool kTurns>
 __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   constexpr int kDim = 32 * kPer;
-  __shared__ float shared_floats[2 * kDim];
+  __shared__ float shared_floats[kTurns ? 2 * kDim : kDim];
   gpu::let_next_grid_start();
   const int lane = int(threadIdx.x), block = int(blockIdx.x);
   const StepRow step = a.step[blockIdx.y];
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   const AppendRows& r = a.rows[role];
   const int head = block - r.first, position = step.position;
   if (step.slot < 0) return;
-  const int kv_head = role == kQuery ? head / (a.n_heads / a.n_kv_heads) : head;
+  const int kv_head = kTurns && role == kQuery ? int(unsigned(head) / unsigned(a.group)) : head;
   const int64_t slot_head = int64_t(step.slot) * a.n_kv_heads + kv_head;
   const float* const from = r.from + step.row * r.pitch + int64_t(head) * kDim + lane;
   const bool turns = r.turns, has_norm = r.norm != nullptr, has_centre = r.centre != nullptr;
@@ -144,10 +144,10 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   if (has_centre)
 #pragma unroll
     for (int j = 0; j < kPer; ++j) centre[j] = r.centre[slot_head * kDim + lane + 32 * j];
-  const CentreTurn turn = r.turn;
+  const CentreTurn turn = kTurns ? r.turn : CentreTurn();
   Angles<kPer> tile_angles(turn.n_pairs, turn.halves);
   const bool moves = has_centre && role != kQuery, centre_turns = moves && turn.n_pairs > 0;
-  if (centre_turns) {
+  if (kTurns && centre_turns) {
     const float* const of_tile = turn.tile(position / kTilePositions);
     tile_angles.load(of_tile, of_tile + turn.n_pairs, 0, lane);
   }
@@ -176,10 +176,10 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
   float x[kPer];
 #pragma unroll
   for (int j = 0; j < kPer; ++j) x[j] = from[32 * j];
-  if (centre_turns) tile_angles.turn(lane, shared_floats + kDim, centre);  // while the row comes
+  if (kTurns && centre_turns) tile_angles.turn(lane, shared_floats + kDim, centre);  // while the row comes
   if (has_norm) norm_head<kPer>(weight, norm_eps, x);
   if (turns) angles.turn(lane, shared_floats, x);
-  if (role == kQuery && has_centre) {
+  if (kTurns && role == kQuery && has_centre) {
     float* const weights = a.q_weights + (int64_t(step.row) * a.n_heads + head) * kDim;
     __syncwarp();
 #pragma unroll
@@ -233,6 +233,7 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
   if (a.k_tiles.turn.first != 0) throw Error(ErrorKind::failure, "pairs of RoPE behind the first channel");
   AppendLaunch launch{.n_heads = a.n_heads,
                       .n_kv_heads = a.k_tiles.n_kv_heads,
+                      .group = a.n_heads / a.k_tiles.n_kv_heads,
                       .n_pairs = a.n_pairs,
                       .page_pitch = a.rows.page_pitch,
                       .halves = a.rope_halves,
@@ -268,7 +269,14 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
   take(kKey, a.k, a.k_pitch, a.n_heads, a.k_norm, a.k_tiles);
   take(kValue, a.v, a.v_pitch, a.n_heads + launch.n_kv_heads, nullptr, a.v_tiles);
   const int head_dim = a.k_tiles.head_dim;
-  const auto kernel = head_dim == 64 ? append_kernel<2> : head_dim == 128 ? append_kernel<4> : append_kernel<8>;
+  const auto kernel_for = [&]<bool kTurns>() {
+    return head_dim == 64    ? append_kernel<2, kTurns>
+           : head_dim == 128 ? append_kernel<4, kTurns>
+                             : append_kernel<8, kTurns>;
+  };
+  const bool turns =
+      (a.k_tiles.centre && a.k_tiles.turn.n_pairs > 0) || (a.v_tiles.centre && a.v_tiles.turn.n_pairs > 0);
+  const auto kernel = turns ? kernel_for.template operator()<true>() : kernel_for.template operator()<false>();
   gpu::launch("append", kernel,
               {dim3(unsigned(a.n_heads + 2 * launch.n_kv_heads), unsigned(a.rows.n)), 32, 0, stream, a.overlap},
               launch);
