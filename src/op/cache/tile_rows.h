@@ -131,7 +131,8 @@ RIDGE_HD void tile_to_row(const std::byte* tile, KvSide side, int position, int 
   const TileShape shape(TileRows<F>::kKind, head_dim);
   const auto load = [&](int at) { return tile_rows::load32(tile + at); };
   for (int d = 0; d < head_dim; ++d)
-    TileRows<F>::put_code(row, place_of<F>(d, head_dim), tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d), load));
+    TileRows<F>::put_code(row, place_of<F>(d, head_dim),
+                          tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d), load));
   for (int s = 0; s < shape.scale_blocks; ++s)
     TileRows<F>::put_scale(row, head_dim, s, tile_rows::load16(tile + shape.scale_at(s, position)));
 }
@@ -143,7 +144,8 @@ RIDGE_HD void row_to_tile(const std::byte* row, KvSide side, int position, int h
   const auto load = [&](int at) { return tile_rows::load32(tile + at); };
   const auto store = [&](int at, uint32_t word) { std::memcpy(tile + at, &word, 4); };
   for (int d = 0; d < head_dim; ++d)
-    set_tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d), TileRows<F>::code(row, place_of<F>(d, head_dim)), load, store);
+    set_tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d),
+                  TileRows<F>::code(row, place_of<F>(d, head_dim)), load, store);
   for (int s = 0; s < shape.scale_blocks; ++s)
     tile_rows::store16(tile + shape.scale_at(s, position), TileRows<F>::scale(row, head_dim, s));
 }
