@@ -5,6 +5,7 @@
 #include <cctype>
 #include <charconv>
 #include <cstdio>
+#include <set>
 #include <span>
 #include <type_traits>
 
@@ -316,10 +317,12 @@ std::string asked_for(const std::vector<std::string>& words) {
     if (is_left_out(words[i])) ++i;
     else if (!is_left_out(std::string_view(words[i]).substr(0, words[i].find('=')))) text += words[i] + " ";
   }
+  std::set<std::string_view> variables;  // in one order: a shell that starts a rank changes it
   for (char** variable = environ; *variable; ++variable)
     if (const std::string_view of = *variable;
         of.starts_with("RIDGE_") && !of.starts_with("RIDGE_API_KEY=") && !of.starts_with("RIDGE_MODEL="))
-      text += fmt::format("{} ", of);
+      variables.insert(of);
+  for (const std::string_view of : variables) text += fmt::format("{} ", of);
   return text;
 }
 
