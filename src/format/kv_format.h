@@ -76,7 +76,8 @@ struct KvFormat {
 inline constexpr KvScale kNoScale[] = {KvScale::none};
 
 /// Makes the row of a format type F { kName; kPolicy; kGroup; row_bytes(); encode(); decode() }, with kScales where
-/// there is a choice, kCanWeigh where codes can be rounded by a metric, kFactored where by its factor, and kHeadScale where the scale is not in the row.
+/// there is a choice, kCanWeigh where codes can be rounded by a metric, kFactored where by its factor,
+/// and kHeadScale where the scale is not in the row.
 template <class F>
 constexpr KvFormat make_kv_format() {
   KvFormat format{F::kName, F::kPolicy, F::kGroup, kNoScale, false, false, false, F::row_bytes, F::encode, F::decode};

@@ -161,6 +161,16 @@ struct RotorCodes {
   }
 };
 
+/// The length of a row; counts what saturate_f16 replaces.
+RIDGE_HD inline float length_of(const float* in, int head_dim, int& saturated) {
+  double norm2 = 0;
+  for (int i = 0; i < head_dim; ++i) {
+    const double x = saturate_f16(in[i], saturated);
+    norm2 += x * x;
+  }
+  return float(std::sqrt(norm2));
+}
+
 /// A row of codes and one fp16 scale behind them, chosen by one of kScales (top of this file).
 template <int kBits>
 struct RotorRow {
@@ -174,12 +184,7 @@ struct RotorRow {
 
   RIDGE_HD static int encode(const float* in, int head_dim, const KvCoding& coding, std::byte* row) {
     int saturated = 0;
-    double norm2 = 0;
-    for (int i = 0; i < head_dim; ++i) {
-      const double x = saturate_f16(in[i], saturated);
-      norm2 += x * x;
-    }
-    const float norm = float(std::sqrt(norm2));
+    const float norm = length_of(in, head_dim, saturated);
     const float to_unit = norm > 0 ? std::sqrt(float(head_dim)) / norm : 0.0f;
     const typename Codes::Fit fit = coding.metric ? Codes::encode_weighted(in, head_dim, to_unit, coding, row)
                                                   : Codes::encode(in, head_dim, to_unit, row);

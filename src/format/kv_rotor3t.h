@@ -16,25 +16,21 @@
 namespace ridge {
 
 struct KvRotor3t {
+  using Row = RotorRow<3>;  ///< of the same bytes
   static constexpr const char* kName = "rotor-3t";
   static constexpr KvPolicy kPolicy = kRotorPolicy;
   static constexpr int kGroup = 32;
-  static constexpr KvScale kScales[] = {KvScale::unbiased, KvScale::norm, KvScale::lsq};
+  static constexpr std::span<const KvScale> kScales = Row::kScales;
   static constexpr bool kCanWeigh = true;
   static constexpr bool kFactored = true;
   static constexpr float kUnit = 1.0f / 32;
 
-  RIDGE_HD static int64_t code_bytes(int head_dim) { return 3 * int64_t(head_dim) / 8; }
-  RIDGE_HD static int64_t row_bytes(int head_dim) { return code_bytes(head_dim) + 2; }
+  RIDGE_HD static int64_t code_bytes(int head_dim) { return Row::Codes::bytes(head_dim); }
+  RIDGE_HD static int64_t row_bytes(int head_dim) { return Row::row_bytes(head_dim); }
 
   static int encode(const float* in, int head_dim, const KvCoding& coding, std::byte* row) {
     int saturated = 0;
-    double norm2 = 0;
-    for (int i = 0; i < head_dim; ++i) {
-      const double x = saturate_f16(in[i], saturated);
-      norm2 += x * x;
-    }
-    const float norm = float(std::sqrt(norm2));
+    const float norm = length_of(in, head_dim, saturated);
     // No fp16 scale is as small as those of shorter rows.
     const float to_levels = norm > 1e-30f ? kTrellisDeviation * std::sqrt(float(head_dim)) / norm : 0.0f;
     float u[kMaxRoundingDim];
@@ -43,7 +39,7 @@ struct KvRotor3t {
     TrellisRow coded;
     (coding.kernels.trellis ? coding.kernels.trellis : code_trellis)(u, coding.metric, head_dim, coded);
 
-    RotorCodes<3>::Fit fit;
+    Row::Codes::Fit fit;
     for (int k = 0; k < head_dim; ++k) {
       const double weight = coding.metric ? double(coding.metric[int64_t(k) * (head_dim + 1)]) : 1.0;
       const double value = weight * coded.of_values[k], level = weight * coded.of_levels[k];
@@ -66,10 +62,8 @@ struct KvRotor3t {
     return saturated;
   }
 
-  RIDGE_HD static float row_scale(const std::byte* row, int head_dim, const KvCoding&) {
-    uint16_t half;
-    std::memcpy(&half, row + code_bytes(head_dim), 2);
-    return f16_to_f32(half);
+  RIDGE_HD static float row_scale(const std::byte* row, int head_dim, const KvCoding& coding) {
+    return Row::row_scale(row, head_dim, coding);
   }
   RIDGE_HD static void decode(const std::byte* row, int head_dim, const KvCoding& coding, float* out) {
     const float step = row_scale(row, head_dim, coding) * kUnit;

@@ -13,11 +13,12 @@
 //
 // The metric M of weighted rounding enters as its factor: M = W^T D W in the order of the chain, D diagonal, W lower
 // triangular with a diagonal of ones. The cost (u - l) M (u - l) is then a sum over k of D_k (y_k - l_k - f_k)^2 with
-// y = W u and f_k = sum of W_kj l_j over j < k: every term depends on codes up to k only. D_k is what an error at k still costs
-// after all later codes have answered to it.
+// y = W u and f_k = sum of W_kj l_j over j < k: every term depends on codes up to k only. D_k is what an error at k still
+// costs after all later codes have answered to it.
 //
 // Every operation of the search is a float operation in the order below, fused exactly where std::fma says so: all
-// kernels agree bit for bit. Why these tables: docs/decisions/0021; tools/train_trellis.cpp has found them.
+// kernels agree bit for bit. Why these tables: docs/decisions/0021. A prototype of
+// tools/train_trellis.cpp has found them, by the same method with other random values.
 #pragma once
 
 #include <cmath>
@@ -50,6 +51,8 @@ RIDGE_HD constexpr int trellis_level_at(int window) {
 
 /// Channel of place k of the chain; dim a multiple of 32.
 RIDGE_HD constexpr int trellis_channel(int k, int dim) { return k % (dim / 32) * 32 + k / (dim / 32); }
+/// Place of a channel in the chain.
+RIDGE_HD constexpr int trellis_place(int channel, int dim) { return channel % 32 * (dim / 32) + channel / 32; }
 
 /// State of the search after a code: c | (top bit of the code before it) << 3. Way w into state s comes from
 /// trellis_from(s, w); the level on the way depends on nothing else.

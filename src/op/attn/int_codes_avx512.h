@@ -124,7 +124,7 @@ struct TrellisCodes {
   /// Levels of a row by channel, 64 a vector.
   template <int kDim>
   static void values(const std::byte* row, __m512i* out) {
-    constexpr int kVectors = kDim / 64, kLinks = kDim / 32;
+    constexpr int kVectors = kDim / 64;
     // 8 windows come from 4 bytes: the three of their codes and the one before, zeros where the row begins.
     static constexpr Bytes64 kFirst = each_byte([](int i) { return std::max(i / 8 * 3 + i % 4 - 1, 0); });
     static constexpr Bytes64 kLater = each_byte([](int i) { return i / 8 * 3 + i % 4; });
@@ -137,9 +137,8 @@ struct TrellisCodes {
       chain[v] = levels<0>(_mm512_multishift_epi64_epi8(kShift.load(), words));
     });
     unrolled<kVectors>([&](auto v) {
-      // Channel 64 v + i is place (i % 32) * kLinks + 2 v + i / 32 of the chain.
-      constexpr int kVector = v;
-      static constexpr Bytes64 kPlaces = each_byte([](int i) { return i % 32 * kLinks + 2 * kVector + i / 32; });
+      constexpr int kFirstChannel = 64 * v;
+      static constexpr Bytes64 kPlaces = each_byte([](int i) { return trellis_place(kFirstChannel + i, kDim); });
       const __m512i places = kPlaces.load();
       if constexpr (kVectors == 1) {
         out[v] = _mm512_permutexvar_epi8(places, chain[0]);

@@ -59,7 +59,7 @@ void round_query(const float* q, float scale, IntQuery& to) {
   constexpr float kSteps = F::kFine ? 127 * 128 : 127;
   [[maybe_unused]] alignas(64) float chained[kDim];
   if constexpr (requires { F::kChained; }) {
-    for (int k = 0; k < kDim; ++k) chained[k] = q[k % (kDim / 32) * 32 + k / (kDim / 32)];
+    for (int k = 0; k < kDim; ++k) chained[k] = q[trellis_channel(k, kDim)];
     q = chained;
   }
   __m512i top = _mm512_setzero_si512();

@@ -80,12 +80,11 @@ struct TrellisWindows {
   Four of[kMaxTrellisDim / 4];
 
   explicit TrellisWindows(int head_dim) {
-    const int links = head_dim / 32;
     for (int d = 0; d < head_dim; d += 4) {
       Four& four = of[d / 4];
       for (int i = 0; i < 4; ++i) {
         // A window begins four bits before its code; before the row there are zeros.
-        const int bit = 3 * ((d + i) % 32 * links + d / 32) + 4, byte = bit / 8 - 1;
+        const int bit = 3 * trellis_place(d + i, head_dim) + 4, byte = bit / 8 - 1;
         if (i == 0) four.first = byte < 0 ? 0 : byte;
         for (int b = 0; b < 4; ++b)
           four.bytes[4 * i + b] = uint8_t(b < 2 && byte + b >= 0 ? byte + b - four.first : 0x80);

@@ -21,7 +21,8 @@ void check_metric(const KvTiles& t, std::span<const float> metric) {
               metric.size());
 }
 
-std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric) {
+std::vector<float> coding_metric(const KvFormat& format, const RowRotation& rotation, int head_dim,
+                                 std::span<const float> metric) {
   const size_t dim = size_t(head_dim), size = dim * dim;
   std::vector<float> turned(metric.begin(), metric.end());
   for (size_t head = 0; head < metric.size() / size; ++head) {
@@ -35,16 +36,8 @@ std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_d
     for (size_t i = 0; i < size; ++i)
       RIDGE_CHECK(std::abs(form[i]) <= kMostMetric && (i % (dim + 1) != 0 || form[i] >= 1 / kMostMetric),
                   "entry ({}, {}) of a metric is {}", i / dim, i % dim, form[i]);
+    if (format.factored) factor_metric(head_dim, form);
   }
-  return turned;
-}
-
-std::vector<float> coding_metric(const KvFormat& format, const RowRotation& rotation, int head_dim,
-                                 std::span<const float> metric) {
-  std::vector<float> turned = metric_in_cache_space(rotation, head_dim, metric);
-  const size_t size = size_t(head_dim) * size_t(head_dim);
-  for (size_t head = 0; format.factored && head < turned.size() / size; ++head)
-    factor_metric(head_dim, turned.data() + head * size);
   return turned;
 }
 

@@ -17,10 +17,8 @@ struct KvMetricView {
 
 /// Whether weighted rounding of a side was given a metric of its shape.
 void check_metric(const KvTiles& tiles, std::span<const float> metric);
-/// Metric [n_kv_heads, head_dim, head_dim] as encoders of rotated rows need it: R M R^T, with a ridge.
-std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric);
-
-/// The same in the form that the format's encoder takes (KvCoding::metric).
+/// Metric [n_kv_heads, head_dim, head_dim] as encoders of rotated rows need it: R M R^T, with a ridge, in the form that the
+/// format's encoder takes (KvCoding::metric).
 std::vector<float> coding_metric(const KvFormat& format, const RowRotation& rotation, int head_dim,
                                  std::span<const float> metric);
 

@@ -7,20 +7,16 @@
 
 namespace ridge {
 
-struct RoundRowVariant {
+template <class Run>
+struct CodeVariant {
   std::string_view name;
   Isa isa;
   Support (*supports)(int head_dim);
-  RoundRow run;
+  Run run;
 };
+using RoundRowVariant = CodeVariant<RoundRow>;
+using TrellisVariant = CodeVariant<CodeTrellis>;
 std::span<const RoundRowVariant> kv_round_variants();
-
-struct TrellisVariant {
-  std::string_view name;
-  Isa isa;
-  Support (*supports)(int head_dim);
-  CodeTrellis run;
-};
 std::span<const TrellisVariant> kv_trellis_variants();
 
 /// The selected kernels for rows of head_dim values.

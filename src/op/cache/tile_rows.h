@@ -95,7 +95,7 @@ struct TileRows<KvRotor3> : tile_rows::PackedRow<TileKind::rotor3, 3> {};
 /// Codes stand in the order of the chain.
 template <>
 struct TileRows<KvRotor3t> : tile_rows::PackedRow<TileKind::rotor3t, 3> {
-  RIDGE_HD static int place(int d, int head_dim) { return d % 32 * (head_dim / 32) + d / 32; }
+  RIDGE_HD static int place(int d, int head_dim) { return trellis_place(d, head_dim); }
 };
 
 template <>

@@ -1,6 +1,7 @@
 // The trellis search with a vector lane a state. Feedback on places of the same block of 16 follows every step; on
 // later places it follows a block: paths are moved once, then the block's 16 levels are added in their order.
 #include "op/cache/rounding.h"
+#include "op/cache/trellis_levels.h"
 #include "op/simd/avx512.h"
 #include "op/simd/unrolled.h"
 
@@ -9,40 +10,14 @@ namespace {
 
 constexpr int kBlock = 16;
 
-/// Of every way into every state: where it comes from, and its level.
-struct Ways {
-  alignas(64) int32_t from[kTrellisWays][kTrellisStates];
-  alignas(64) float level[kTrellisWays][kTrellisStates];
-};
-constexpr Ways make_ways() {
-  Ways ways{};
-  for (int way = 0; way < kTrellisWays; ++way)
-    for (int s = 0; s < kTrellisStates; ++s) {
-      ways.from[way][s] = trellis_from(s, way);
-      ways.level[way][s] = float(trellis_way_level(s, way));
-    }
-  return ways;
-}
-constexpr Ways kWays = make_ways();
-
-struct WindowLevels {
-  float at[128];
-};
-constexpr WindowLevels make_window_levels() {
-  WindowLevels levels{};
-  for (int window = 0; window < 128; ++window) levels.at[window] = float(trellis_level_at(window));
-  return levels;
-}
-constexpr WindowLevels kWindowLevels = make_window_levels();
-
 /// The cheapest way into every state so far.
 struct Best {
   __m512 cost, level;
   __m512i from;
 };
 inline Best way_into(int way, __m512 cost, __m512 wanted, __m512 weight) {
-  const __m512i from = _mm512_load_si512(kWays.from[way]);
-  const __m512 level = _mm512_load_ps(kWays.level[way]);
+  const __m512i from = _mm512_load_si512(kTrellisLevels.from[way]);
+  const __m512 level = _mm512_load_ps(kTrellisLevels.of_way[way]);
   const __m512 error = _mm512_sub_ps(_mm512_permutexvar_ps(from, wanted), level);
   return {_mm512_fmadd_ps(_mm512_mul_ps(error, error), weight, _mm512_permutexvar_ps(from, cost)), level, from};
 }
@@ -120,7 +95,7 @@ void code_trellis_avx512(const float* u, const float* factor, int dim, TrellisRo
   unsigned window = 0;
   for (int k = 0; k < dim; ++k) {
     window = window >> 3 | unsigned(out.codes[k]) << 4;
-    chosen[k] = kWindowLevels.at[window];
+    chosen[k] = kTrellisLevels.of_window[window];
   }
   multiply(chosen, factor, dim, out.of_levels);
 }

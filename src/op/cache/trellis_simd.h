@@ -10,29 +10,12 @@
 #include <cstdint>
 #include <utility>
 
-#include "format/trellis.h"
+#include "op/cache/trellis_levels.h"
 
 namespace ridge {
 namespace {
 
 constexpr int kTrellisBlock = 16;
-
-struct TrellisLevels {
-  alignas(64) float of_way[kTrellisWays][kTrellisStates];
-  alignas(64) int32_t from[kTrellisWays][kTrellisStates];
-  float of_window[128];
-};
-constexpr TrellisLevels make_trellis_levels() {
-  TrellisLevels levels{};
-  for (int way = 0; way < kTrellisWays; ++way)
-    for (int s = 0; s < kTrellisStates; ++s) {
-      levels.of_way[way][s] = float(trellis_way_level(s, way));
-      levels.from[way][s] = trellis_from(s, way);
-    }
-  for (int window = 0; window < 128; ++window) levels.of_window[window] = float(trellis_level_at(window));
-  return levels;
-}
-constexpr TrellisLevels kTrellisLevels = make_trellis_levels();
 
 /// A value of every state.
 struct alignas(64) States {
