@@ -111,13 +111,13 @@ Status check_gguf_name(std::string_view name) {
 }
 
 Result<uint64_t> gguf_alignment(const Metadata& metadata) {
-  constexpr std::string_view kKey = "general.alignment";
-  const auto found = metadata.find(kKey);
+  constexpr std::string_view kAlignment = "general.alignment";
+  const auto found = metadata.find(kAlignment);
   if (found == metadata.end()) return kGgufAlignment;
   const auto* const held = std::get_if<uint64_t>(&found->second);
-  if (held == nullptr) return bad_file("key '{}' is {}, expected an unsigned integer", kKey, kind_of(found->second));
+  if (held == nullptr) return bad_file("key '{}' is {}, expected an unsigned integer", kAlignment, kind_of(found->second));
   if (!std::has_single_bit(*held) || *held < kMinGgufAlignment || *held > kMaxGgufAlignment)
-    return bad_file("key '{}' is {}, expected a power of two from {} to {}", kKey, *held, kMinGgufAlignment,
+    return bad_file("key '{}' is {}, expected a power of two from {} to {}", kAlignment, *held, kMinGgufAlignment,
                     kMaxGgufAlignment);
   return *held;
 }
