@@ -151,6 +151,10 @@ struct KvReport {
 /// Logits of consecutive positions: row i belongs to token index `first + i` of the prefilled span.
 using LogitsCallback = std::function<void(int first, int n_rows, const float* logits)>;  // [n_rows, vocab_size]
 
+/// Hidden states behind the model's last norm, as the output matrix reads them: row i belongs to token index `first + i`
+/// of the tokens read.
+using HiddenCallback = std::function<void(int first, int n_rows, const float* hidden)>;  // [n_rows, d_model]
+
 /// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, sampling. temperature <= 0 is
 /// greedy: the first index of the largest logit, whatever the other settings but the penalty. A logit of -infinity is a
 /// token that never comes; NaN, +infinity and nothing but -infinity are errors (bad_file). Logits, settings and the
@@ -192,6 +196,9 @@ class Session {
   std::span<const float> prefill(std::span<const int32_t> tokens);
   /// As prefill, handing the logits of every position to `logits` in order, at most n_ubatch rows at a time.
   void prefill(std::span<const int32_t> tokens, const LogitsCallback& logits);
+  /// As prefill, handing the hidden state of every position to `hidden` in order, at most n_ubatch rows at a time:
+  /// embeddings of texts are made of them.
+  void embed(std::span<const int32_t> tokens, const HiddenCallback& hidden);
   /// Appends one token, returns the logits after it, [vocab_size]; valid until the next call.
   std::span<const float> decode(int32_t token);
   /// Samples tokens, starting from the last call's logits, and hands them to on_token one by one, until it returns

@@ -15,6 +15,7 @@
 #include "io/text.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
+#include "op/norm_rope/norm_rope.h"
 
 namespace ridge {
 namespace {
@@ -244,6 +245,10 @@ std::unique_ptr<SequencePool> Engine::open_checked_pool(std::span<const KvLayerC
                             context_that_fits(layers, on_device(), n_ctx, n_ubatch, free / n_seqs)),
                 "n_ctx");
   return open_pool(layers, n_pages, n_seqs, n_ctx);
+}
+
+void Engine::norm_hidden(View2<const float> x, View2<float> out) {
+  rms_norm(context_, x, loaded_.weights.output_norm.data(), plan_.norm_eps, out);
 }
 
 void Engine::turn_key(int layer, int n_ctx, int n_positions, float* row) {

@@ -63,6 +63,8 @@ class Engine {
   uint64_t hash(int n_ctx) const;
   /// What is known about logits that are not finite: the file, and its tensor where weights are not. Looks once.
   const std::string& why_not_finite();
+  /// out = x [n, d_model] of Outputs::hidden() behind the model's last norm, as the output matrix reads it.
+  void norm_hidden(View2<const float> x, View2<float> out);
   /// Turns a K row of the model by n positions, of a layer and a context of n_ctx: what SequencePool::shift() wants.
   void turn_key(int layer, int n_ctx, int n_positions, float* row);
 

@@ -30,8 +30,8 @@ struct Session::Impl {
   }
 
   int n_past() const { return pool->length(text.seq); }
-  void run(std::span<const int32_t> tokens, LogitRows rows) {
-    const DecodeRow row{.text = &text, .tokens = tokens, .is_prompt = true};
+  void run(DecodeRow row, LogitRows rows) {
+    row.text = &text, row.is_prompt = true;
     decoder.run({&row, 1}, rows);
   }
   std::span<const float> last_logits() {
@@ -51,15 +51,13 @@ struct Session::Impl {
                   "context full: {} tokens do not fit after {} of {} (a larger n_ctx or a shorter prompt)",
                   tokens.size(), n_past(), n_ctx);
   }
-  /// The prompt in steps of n_ubatch; after(first, n) when one has run.
-  template <class After>
-  void prefill(std::span<const int32_t> tokens, bool all_logits, const After& after) {
+  /// The prompt in steps of n_ubatch: step(first, tokens, is_last).
+  template <class Step>
+  void prefill(std::span<const int32_t> tokens, const Step& step) {
     check(tokens);
     for (size_t first = 0; first < tokens.size();) {
       const size_t n = std::min(tokens.size() - first, size_t(n_ubatch));
-      const bool is_last = first + n == tokens.size();
-      run(tokens.subspan(first, n), all_logits ? LogitRows::all : is_last ? LogitRows::last : LogitRows::none);
-      after(int(first), int(n));
+      step(int(first), tokens.subspan(first, n), first + n == tokens.size());
       first += n;
     }
   }
@@ -95,18 +93,35 @@ Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
 std::span<const float> Session::prefill(std::span<const int32_t> tokens) {
-  impl_->prefill(tokens, false, [](int, int) {});
+  impl_->prefill(tokens, [&](int, std::span<const int32_t> part, bool is_last) {
+    impl_->run({.tokens = part}, is_last ? LogitRows::last : LogitRows::none);
+  });
   return impl_->last_logits();
 }
 
 void Session::prefill(std::span<const int32_t> tokens, const LogitsCallback& callback) {
-  impl_->prefill(tokens, true, [&](int first, int n) { callback(first, n, impl_->decoder.outputs().logits().data); });
+  impl_->prefill(tokens, [&](int first, std::span<const int32_t> part, bool) {
+    impl_->run({.tokens = part}, LogitRows::all);
+    callback(first, int(part.size()), impl_->decoder.outputs().logits().data);
+  });
+}
+
+void Session::embed(std::span<const int32_t> tokens, const HiddenCallback& callback) {
+  Impl& s = *impl_;
+  std::vector<float> states;
+  s.prefill(tokens, [&](int first, std::span<const int32_t> part, bool is_last) {
+    s.run({.tokens = part, .hidden = true}, is_last ? LogitRows::last : LogitRows::none);
+    const View2<const float> rows = s.decoder.outputs().hidden();
+    states.resize(size_t(rows.rows * rows.cols));
+    s.engine.norm_hidden(rows, {states.data(), rows.rows, rows.cols});
+    callback(first, int(part.size()), states.data());
+  });
 }
 
 std::span<const float> Session::decode(int32_t token) {
   const std::span<const int32_t> one(&token, 1);
   impl_->check(one);
-  impl_->run(one, LogitRows::last);
+  impl_->run({.tokens = one}, LogitRows::last);
   return impl_->last_logits();
 }
 

@@ -7,8 +7,10 @@
 
 #include "base/metrics.h"
 #include "cases/paths.h"
+#include "engine/engine.h"
 #include "format/list.h"
 #include "op/cpu.h"
+#include "op/linear.h"
 #include "ridge/engine.h"
 
 namespace ridge {
@@ -301,6 +303,27 @@ TEST(Session, SyntheticBitnetRunsInIntegersAndInFloat) {
   const auto x = a.prefill(some_tokens(9, 512)), y = b.prefill(some_tokens(9, 512));
   EXPECT_LT(compare(x, y).nmse, 0.01);
   EXPECT_GT(compare(x, y).nmse, 0) << "the activations were not rounded";
+}
+
+TEST(Session, HiddenStatesAreWhatTheOutputMatrixReads) {
+  const ModelInfo& info = tiny().info();
+  const std::vector<int32_t> tokens = some_tokens(50, info.vocab_size);
+  std::vector<float> logits, hidden;
+  Session plain(tiny(), {.n_ctx = 64}), session(tiny(), {.n_ctx = 64, .n_ubatch = 17});
+  plain.prefill(tokens, [&](int, int n, const float* rows) {
+    logits.insert(logits.end(), rows, rows + int64_t(n) * info.vocab_size);
+  });
+  session.embed(tokens, [&](int first, int n, const float* rows) {
+    EXPECT_EQ(first * info.d_model, int(hidden.size()));
+    hidden.insert(hidden.end(), rows, rows + int64_t(n) * info.d_model);
+  });
+  ASSERT_EQ(hidden.size(), tokens.size() * size_t(info.d_model));
+  std::vector<float> products(logits.size());
+  Engine& engine = tiny().engine();
+  linear(engine.context(), engine.weights().output, {hidden.data(), ssize(tokens), info.d_model},
+         {products.data(), ssize(tokens), info.vocab_size});
+  EXPECT_EQ(products, logits);
+  EXPECT_TRUE(std::ranges::equal(plain.decode(1), session.decode(1))) << "the cache differs";
 }
 
 GenerateResult greedy(const std::string& prompt, GenerateOptions options, int n_ctx = 128,

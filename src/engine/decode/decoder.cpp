@@ -238,8 +238,8 @@ void Decoder::run_rows(std::span<Row> rows, LogitRows logits) {
     seqs.push_back({row.text->seq, row.n_tokens()});
     pool_->reserve(row.text->seq, row.n_tokens()).or_throw();
     Speculation* const s = row.speculation();
-    if (s && s->listens()) hidden = true;
-    else if (s) s->missed_ = true;
+    hidden = hidden || row.hidden || (s && s->listens());
+    if (s && !s->listens()) s->missed_ = true;
   }
   backend_.run({.tokens = tokens_, .seqs = seqs, .logits = logits, .hidden = hidden}, *pool_, *outputs_);
   if (!hidden) return;

@@ -28,6 +28,7 @@ struct DecodeRow {
   bool is_prompt = false;                ///< tokens that were not sampled here: nothing is proposed behind them
   bool samples = true;                   ///< a token is sampled behind the last of them
   bool all_logits = false;               ///< whoever hears of the step wants the logits of all of them
+  bool hidden = false;                   ///< whoever hears of the step reads Outputs::hidden() of all rows
 };
 /// The last token of a text, and what follows it.
 inline DecodeRow next_row(Text& text) { return {.text = &text, .tokens = std::span(text.tokens).last(1)}; }
