@@ -58,6 +58,8 @@ struct ModelInfo {
   std::string isa;     ///< instruction set in use; empty on a device
   int n_threads = 0;
   double load_seconds = 0;
+  int64_t packed_bytes = 0;  ///< matrices in the order that this processor's kernels read; 0 on a device
+  double pack_seconds = 0;   ///< of load_seconds; reading the file's pages included, 0 where matrices are made packed
 };
 
 class Model {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <utility>
 
+#include "base/pages.h"
 #include "base/result.h"
 
 namespace ridge {
@@ -32,9 +33,8 @@ AlignedBuffer::AlignedBuffer(int64_t bytes) : bytes_(bytes) {
         ErrorKind::no_memory,
         "cannot allocate {:.1f} MiB: the system has no more memory for this process (use a smaller context or model)",
         double(bytes) / 1048576);
-  constexpr int64_t kHugePage = 2 << 20;
-  if (bytes >= 2 * kHugePage) madvise(memory, size_t(bytes), MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(memory);
+  want_huge_pages({data_, size_t(bytes)});
   held.fetch_add(bytes, std::memory_order_relaxed);
 }
 

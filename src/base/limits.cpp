@@ -134,6 +134,7 @@ int64_t memory_left(const fs::path& root) {
 }  // namespace
 
 int affine_processors() {
+#ifdef __linux__
   // A kernel may know of more processors than cpu_set_t has bits.
   for (int most = CPU_SETSIZE; most <= 1 << 20; most *= 2) {
     cpu_set_t* const set = CPU_ALLOC(size_t(most));
@@ -143,6 +144,7 @@ int affine_processors() {
     CPU_FREE(set);
     if (n > 0) return n;
   }
+#endif
   return std::max(1, int(std::thread::hardware_concurrency()));
 }
 

@@ -21,6 +21,14 @@ void fetch_pages(std::span<const std::byte> bytes) {
   advise(first / page_size() * page_size(), first + bytes.size(), MADV_WILLNEED);
 }
 
+void want_huge_pages([[maybe_unused]] std::span<std::byte> bytes) {
+#ifdef MADV_HUGEPAGE  // Linux
+  constexpr size_t kHugePage = 2 << 20;
+  const auto first = reinterpret_cast<uintptr_t>(bytes.data());
+  if (bytes.size() >= 2 * kHugePage) advise(first, first + bytes.size(), MADV_HUGEPAGE);
+#endif
+}
+
 void release_pages(std::span<const std::byte> mapped) {
   const auto first = reinterpret_cast<uintptr_t>(mapped.data()), last = first + mapped.size(), page = page_size();
   advise((first + page - 1) / page * page, last / page * page, MADV_DONTNEED);

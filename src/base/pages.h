@@ -11,4 +11,7 @@ void fetch_pages(std::span<const std::byte> bytes);
 /// Takes whole pages of a mapped file out of this process's memory. They come back when they are read.
 void release_pages(std::span<const std::byte> mapped);
 
+/// Pages of 2 MiB would serve this memory better: less is spent on making and finding them.
+void want_huge_pages(std::span<std::byte> bytes);
+
 }  // namespace ridge

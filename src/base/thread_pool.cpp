@@ -36,6 +36,15 @@ inline void pause_cpu() {
 #endif
 }
 
+/// The system's number of this thread; 0 where run_delay() has nothing to read.
+int thread_number() {
+#ifdef __linux__
+  return int(gettid());
+#else
+  return 0;
+#endif
+}
+
 /// Nanoseconds that a thread was kept waiting for a processor so far; 0 where the kernel does not count them.
 int64_t run_delay(int id) {
   char path[64];
@@ -160,7 +169,7 @@ bool ThreadPool::enter(uint32_t& seen) {
 
 void ThreadPool::work_forever(int thread) {
   Worker& self = *workers_[size_t(thread - 1)];
-  self.id.store(int(gettid()));
+  self.id.store(thread_number());
   uint32_t seen = 0;
   while (true) {
     self.resting.wait(true);

@@ -177,6 +177,8 @@ lab::Row model_row(const Model& model) {
                {"has_tokenizer", m.has_tokenizer},
                {"add_bos", m.add_bos},
                {"load_seconds", lab::number(m.load_seconds)},
+               {"packed_bytes", m.packed_bytes},
+               {"pack_seconds", lab::number(m.pack_seconds)},
                {"kv_bytes_per_token", lab::Row::object()}};
   for (const KvFormat& format : kv_formats()) {
     const auto name = std::string(format.name);

@@ -20,6 +20,8 @@
 #include "gpu/device_query.h"
 #include "rank/mpi.h"
 
+extern char** environ;  // macOS has it in no header
+
 namespace ridge::cli {
 namespace {
 

@@ -62,6 +62,9 @@ std::string more_start_lines(const ModelInfo& info, const Session& session) {
   text += fmt::format("weights  {:.1f} MiB {}, {:.2f} M parameters; a decode step reads {:.1f} MiB\n",
                       double(info.weight_bytes) / kMib, info.weight_format, double(info.n_params) / 1e6,
                       double(info.decode_weight_bytes) / kMib);
+  if (info.packed_bytes > 0)
+    text += fmt::format("packed   {:.1f} MiB for {} kernels in {:.2f} s\n", double(info.packed_bytes) / kMib, info.isa,
+                        info.pack_seconds);
   for (const std::string& line : cache_lines(kv)) text += fmt::format("cache    {}\n", line);
   return text + fmt::format("         {:.1f} MiB for {} tokens\nkernels  {}\n",
                             double(kv.k.allocated_bytes + kv.v.allocated_bytes) / kMib, kv.n_ctx,

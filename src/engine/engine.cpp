@@ -4,6 +4,7 @@
 #include <chrono>
 #include <climits>
 #include <map>
+#include <set>
 
 #include "base/limits.h"
 #include "engine/cuda_process_rank.h"
@@ -71,9 +72,11 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .isa = std::string(isa_name(context.isa)),
                  .n_threads = context.pool.size()};
   std::map<std::string_view, int64_t> by_format;
+  std::set<const std::byte*> packed;  // layers may share matrices
   for_each_matrix(model.weights, [&](Linear& m, std::string_view) {
     const bool repacked = m.int8_activations && model.weights.ternary_source;
     by_format[repacked ? model.weights.ternary_source->name : m.format->name] += m.n_out * m.n_in;
+    if (m.panels && packed.insert(m.panels).second) info.packed_bytes += packed_bytes(m, context.isa);
   });
   info.decode_weight_bytes =
       decode_matrix_bytes(model.weights, slice ? slice->experts_used(c.n_experts_used) : c.n_experts_used);
@@ -97,11 +100,17 @@ void Engine::take_slice() {
   if (!leads()) apply_slice(*slice_, loaded_.config, loaded_.weights);
 }
 
+void Engine::pack(Weights& weights) {
+  const auto start = std::chrono::steady_clock::now();
+  pack_weights(context_, weights);
+  pack_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 /// The backend of this rank's slice. Who leads has cut it from the whole model, and packs it here.
 std::unique_ptr<Backend> Engine::make_rank(const ModelPlan& plan, Weights& weights, const LoadOptions& options) {
   if (on_device()) return make_cuda_process_rank(devices_[0], plan, weights, options.kernels, *ranks_, *slice_);
   if (leads()) {
-    pack_weights(context_, weights);
+    pack(weights);
     drop_unread_rows(weights);
   }
   return make_cpu_backend(context_, plan, weights, ranks_, &*slice_);
@@ -143,7 +152,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   // A device reads rows as stored, so the CPU packs nothing for it. Who leads packs its slice alone.
   if (!on_device() && !leads()) {
     require_memory(bytes_to_pack(weights, context_.isa), path, "matrices packed for this processor take");
-    pack_weights(context_, weights);
+    pack(weights);
   }
   // Those of a synth: model, as of a whole one; those of BitNet, of which a rank has a part and nothing reads them.
   if (slice() && (is_synth || slice_->gathers)) drop_unread_rows(weights);
@@ -165,6 +174,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
     info_.isa.clear();
   }
   if (on_device() || leads()) info_.decode_weight_bytes = backend_->step_weight_bytes();
+  info_.pack_seconds = pack_seconds_;
   info_.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -71,6 +71,7 @@ class Engine {
  private:
   bool leads() const { return ranks_ && ranks_->led() && ranks_->is_first(); }
   void take_slice();
+  void pack(Weights& weights);
   std::unique_ptr<Backend> make_rank(const ModelPlan& plan, Weights& weights, const LoadOptions& options);
 
   Ranks* const ranks_;
@@ -81,6 +82,7 @@ class Engine {
   mutable ModelIdentity identity_;  // of the model before it was cut
   ModelPlan plan_;
   ModelInfo info_;
+  double pack_seconds_ = 0;
   std::optional<KvMetric> kv_metric_;
   std::vector<int> devices_;
   std::unique_ptr<Backend> backend_;

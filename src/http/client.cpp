@@ -66,8 +66,8 @@ class Socket {
     const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(list, freeaddrinfo);
     for (const addrinfo* a = list; a != nullptr; a = a->ai_next) {
       if (fd_ >= 0) ::close(fd_);
-      fd_ = ::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
-      if (fd_ < 0) continue;
+      fd_ = ::socket(a->ai_family, a->ai_socktype, a->ai_protocol);  // macOS has no flags here
+      if (fd_ < 0 || ::fcntl(fd_, F_SETFD, FD_CLOEXEC) != 0 || ::fcntl(fd_, F_SETFL, O_NONBLOCK) != 0) continue;
       if (::connect(fd_, a->ai_addr, a->ai_addrlen) == 0) return {};
       socklen_t size = sizeof errno;
       if (errno == EINPROGRESS && ready(POLLOUT, time) && getsockopt(fd_, SOL_SOCKET, SO_ERROR, &errno, &size) == 0 &&

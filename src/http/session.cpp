@@ -191,8 +191,10 @@ void Session::start() {
   socket_.non_blocking(true, error);
   socket_.set_option(Tcp::no_delay(true), error);
   socket_.set_option(asio::socket_base::keep_alive(true), error);
-  const unsigned stall = unsigned(2 * limits_.stall_time.count());  // bytes on the way to a machine that is gone
+#ifdef TCP_USER_TIMEOUT  // Linux; elsewhere the system's own limit ends a connection to a machine that is gone
+  const unsigned stall = unsigned(2 * limits_.stall_time.count());
   setsockopt(socket_.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &stall, sizeof stall);
+#endif
   const auto peer = socket_.remote_endpoint(error);
   if (!error) remote_ = peer.address().to_string();
   worker_.sessions.insert(shared_from_this());

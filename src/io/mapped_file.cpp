@@ -131,7 +131,7 @@ void install_sigbus_message() {
   struct sigaction action {};
   action.sa_sigaction = on_sigbus;
   action.sa_flags = SA_SIGINFO;
-  ::sigemptyset(&action.sa_mask);
+  sigemptyset(&action.sa_mask);
   if (::sigaction(SIGBUS, &action, nullptr) != 0) throw Error(ErrorKind::failure, "cannot install the SIGBUS handler");
 }
 

@@ -58,9 +58,11 @@ Status PendingFile::check_target() {
 
 /// A file without a name, which commit() links through /proc. False where that cannot be.
 bool PendingFile::open_unnamed() {
+#ifdef O_TMPFILE  // Linux
   fd_ = ::open(directory().c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
   if (fd_ >= 0 && ::access(link_of(fd_).c_str(), F_OK) == 0 && lock_now(fd_)) return true;
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+#endif
   return false;
 }
 

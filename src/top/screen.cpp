@@ -1,6 +1,7 @@
 #include "top/screen.h"
 
 #define NCURSES_NOMACROS 1  // its macros are words like erase and move
+#define NCURSES_WIDECHAR 1
 #include <curses.h>
 #include <langinfo.h>
 #include <unistd.h>

@@ -1,8 +1,10 @@
 #include "lab/op/cpu_counters.h"
 
+#include <unistd.h>
+#ifdef __linux__
 #include <linux/perf_event.h>
 #include <sys/syscall.h>
-#include <unistd.h>
+#endif
 
 #include <array>
 #include <cerrno>
@@ -13,6 +15,7 @@
 namespace ridge::lab {
 namespace {
 
+#ifdef __linux__
 constexpr std::array<uint64_t, 3> kEvents{PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
                                           PERF_COUNT_HW_CACHE_MISSES};
 
@@ -28,6 +31,10 @@ int open_event(uint64_t event, int thread, int leader) {
   const long fd = syscall(SYS_perf_event_open, &attributes, thread, -1, leader, PERF_FLAG_FD_CLOEXEC);
   return fd < 0 ? -errno : int(fd);
 }
+#else
+constexpr std::array<uint64_t, 3> kEvents{};
+int open_event(uint64_t, int, int) { return -ENOSYS; }
+#endif
 
 std::string why_not(int error) {
   if (error == ENOENT || error == EOPNOTSUPP || error == ENODEV)

@@ -27,14 +27,29 @@ void split(const IQ4_NL::Block& block, uint8_t* codes) { split_nibbles(block, co
 void split(const IQ4_XS::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
 void split(const MXFP4::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
 void split(const Int4G128::Block& block, uint8_t* codes) {
-  for (int i = 0; i < Int4G128::kGroup; ++i) codes[i] = block.q[i / 2] >> 4 * (i % 2) & 0xF;
+  for (int i = 0; i < Int4G128::kGroup / 2; ++i) {
+    codes[2 * i] = block.q[i] & 0xF;
+    codes[2 * i + 1] = block.q[i] >> 4;
+  }
 }
-void split(const Q5_0::Block& block, uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] = uint8_t(five_bit_code(block.q, block.high, i));
+/// Bit k of eight in byte k.
+uint64_t spread(int bits) {
+  const uint64_t own = uint64_t(bits) * 0x0101010101010101u & 0x8040201008040201u;  // byte k: bit k or 0
+  return (own + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
 }
-void split(const Q5_1::Block& block, uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] = uint8_t(five_bit_code(block.q, block.high, i));
+/// Nibbles of 32 columns, and their fifth bits, a byte of eight columns.
+template <class Block>
+void split_five_bits(const Block& block, uint8_t* codes) {
+  split_nibbles(block, codes);
+  for (int j = 0; j < 4; ++j) {
+    uint64_t eight;
+    std::memcpy(&eight, codes + 8 * j, 8);
+    eight |= spread(block.high[j]) << 4;
+    std::memcpy(codes + 8 * j, &eight, 8);
+  }
 }
+void split(const Q5_0::Block& block, uint8_t* codes) { split_five_bits(block, codes); }
+void split(const Q5_1::Block& block, uint8_t* codes) { split_five_bits(block, codes); }
 void split_sub_blocks(const uint8_t* q, uint8_t* codes) {
   for (int pair = 0; pair < 4; ++pair)
     for (int i = 0; i < 32; ++i) {
@@ -79,63 +94,72 @@ void split(const TQ1_0::Block& block, uint8_t* codes) {
   }
 }
 
-/// The points of a grid, whose words take a search each.
-template <int (*kWord)(int point), int n>
-int grid_word(int point) {
-  static const std::array<uint16_t, n> kWords = [] {
-    std::array<uint16_t, n> words;
-    for (int i = 0; i < n; ++i) words[size_t(i)] = uint16_t(kWord(i));
-    return words;
+/// Levels of a grid's points, a byte a weight: eight of two bits in a word, or four of three bits. Words take a search
+/// each, so they become a table.
+template <class Levels, int (*kWord)(int point), int n>
+const Levels* grid_levels() {
+  static const std::array<Levels, n> kAll = [] {
+    constexpr int kBits = sizeof(Levels) == 8 ? 2 : 3;
+    std::array<Levels, n> all{};
+    for (int i = 0; i < n; ++i)
+      for (size_t k = 0; k < sizeof(Levels); ++k)
+        all[size_t(i)] |= Levels(kWord(i) >> (kBits * k) & ((1 << kBits) - 1)) << (8 * k);
+    return all;
   }();
-  return kWords[size_t(point)];
+  return kAll.data();
 }
 /// Levels 0 to 2 of eight weights, plus 4 where a bit of `high` is set.
-void split_eight(int word, int high, uint8_t* codes) {
-  for (int k = 0; k < 8; ++k) codes[k] = uint8_t((word >> (2 * k) & 3) | (high >> k & 1) << 2);
+void put_eight(uint64_t levels, int high, uint8_t* codes) {
+  levels |= spread(high) << 2;
+  std::memcpy(codes, &levels, 8);
 }
 void split(const IQ2_XXS::Block& block, uint8_t* codes) {
+  const uint64_t* const levels = grid_levels<uint64_t, iq2_xxs_word, 256>();
   for (int g = 0; g < 32; ++g) {
     uint32_t signs;
     std::memcpy(&signs, block.q + 8 * (g / 4) + 4, 4);
-    split_eight(grid_word<iq2_xxs_word, 256>(block.q[8 * (g / 4) + g % 4]), even_signs(int(signs >> (g % 4 * 7) & 127)),
-                codes + 8 * g);
+    put_eight(levels[block.q[8 * (g / 4) + g % 4]], even_signs(int(signs >> (g % 4 * 7) & 127)), codes + 8 * g);
   }
 }
 void split(const IQ2_XS::Block& block, uint8_t* codes) {
-  for (int g = 0; g < 32; ++g)
-    split_eight(grid_word<iq2_xs_word, 512>(block.q[g] & 511), even_signs(block.q[g] >> 9), codes + 8 * g);
+  const uint64_t* const levels = grid_levels<uint64_t, iq2_xs_word, 512>();
+  for (int g = 0; g < 32; ++g) put_eight(levels[block.q[g] & 511], even_signs(block.q[g] >> 9), codes + 8 * g);
 }
 void split(const IQ2_S::Block& block, uint8_t* codes) {
+  const uint64_t* const levels = grid_levels<uint64_t, iq2_s_word, 1024>();
   for (int g = 0; g < 32; ++g)
-    split_eight(grid_word<iq2_s_word, 1024>(block.q[g] | (block.high[g / 4] >> (g % 4 * 2) & 3) << 8), block.signs[g],
-                codes + 8 * g);
+    put_eight(levels[block.q[g] | (block.high[g / 4] >> (g % 4 * 2) & 3) << 8], block.signs[g], codes + 8 * g);
+}
+void split(const IQ1_S::Block& block, uint8_t* codes) {
+  const uint64_t* const levels = grid_levels<uint64_t, iq1_word, 2048>();
+  for (int g = 0; g < 32; ++g)
+    put_eight(levels[block.q[g] | (block.high[g / 4] >> (g % 4 * 3) & 7) << 8], 0, codes + 8 * g);
+}
+void split(const IQ1_M::Block& block, uint8_t* codes) {
+  const uint64_t* const levels = grid_levels<uint64_t, iq1_word, 2048>();
+  for (int g = 0; g < 32; ++g) {
+    const int high = block.high[g / 2] >> (g % 2 * 4);
+    put_eight(levels[block.q[g] | (high & 7) << 8], high >> 3 & 1 ? 0xFF : 0, codes + 8 * g);
+  }
 }
 /// Levels 0 to 7 of four weights, plus 8 where a bit of `signs` is set.
-void split_four(int word, int signs, uint8_t* codes) {
-  for (int k = 0; k < 4; ++k) codes[k] = uint8_t((word >> (3 * k) & 7) | (signs >> k & 1) << 3);
+void put_four(uint32_t levels, int signs, uint8_t* codes) {
+  levels |= uint32_t(spread(signs & 0xF)) << 3;
+  std::memcpy(codes, &levels, 4);
 }
 void split(const IQ3_XXS::Block& block, uint8_t* codes) {
+  const uint32_t* const levels = grid_levels<uint32_t, iq3_xxs_word, 256>();
   for (int g = 0; g < 64; ++g) {
     uint32_t signs;
     std::memcpy(&signs, block.signs + 4 * (g / 8), 4);
-    split_four(grid_word<iq3_xxs_word, 256>(block.q[g]), even_signs(int(signs >> (g % 8 / 2 * 7) & 127)) >> (g % 2 * 4),
-               codes + 4 * g);
+    put_four(levels[block.q[g]], even_signs(int(signs >> (g % 8 / 2 * 7) & 127)) >> (g % 2 * 4), codes + 4 * g);
   }
 }
 void split(const IQ3_S::Block& block, uint8_t* codes) {
+  const uint32_t* const levels = grid_levels<uint32_t, iq3_s_word, 512>();
   for (int g = 0; g < 64; ++g)
-    split_four(grid_word<iq3_s_word, 512>(block.q[g] | (block.high[g / 8] >> (g % 8) & 1) << 8),
-               block.signs[g / 2] >> (g % 2 * 4), codes + 4 * g);
-}
-void split(const IQ1_S::Block& block, uint8_t* codes) {
-  for (int g = 0; g < 32; ++g)
-    split_eight(grid_word<iq1_word, 2048>(block.q[g] | (block.high[g / 4] >> (g % 4 * 3) & 7) << 8), 0, codes + 8 * g);
-}
-void split(const IQ1_M::Block& block, uint8_t* codes) {
-  for (int g = 0; g < 32; ++g) {
-    const int high = block.high[g / 2] >> (g % 2 * 4);
-    split_eight(grid_word<iq1_word, 2048>(block.q[g] | (high & 7) << 8), high >> 3 & 1 ? 0xFF : 0, codes + 8 * g);
-  }
+    put_four(levels[block.q[g] | (block.high[g / 8] >> (g % 8) & 1) << 8], block.signs[g / 2] >> (g % 2 * 4),
+             codes + 4 * g);
 }
 
 /// A row's codes of 32 columns to their places among the group's vectors (panels.h), four columns at a time.
