@@ -249,10 +249,11 @@ static Action declare_serve(CLI::App& app) {
 extern const Command serve_command = {
     "serve",
     "answer many requests at once, over HTTP",
-    R"(OpenAI's API (/v1/chat/completions, /v1/completions, /v1/models) and a page for browsers at /, for many
-clients at once. One forward pass computes tokens of many requests and parts of prompts, shared prefixes are
-computed once, and a request may name its cache format (kv_quant). /kv, /slots and /metrics show the server's
-state. docs/serving.md has every field. Ctrl-C ends the server cleanly.)",
+    R"(OpenAI's API (/v1/chat/completions, /v1/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages)
+and a page for browsers at /, for many clients at once. One forward pass computes tokens of many requests and
+parts of prompts, shared prefixes are computed once, and a request may name its cache format (kv_quant). /kv,
+/slots and /metrics show the server's state. docs/serving.md and docs/serving-apis.md have every field. Ctrl-C
+ends the server cleanly.)",
     R"(ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3
 ridge serve -m model.gguf --spec-type draft --draft-model small.gguf
 mpirun -np 2 --bind-to none ridge serve -m model.gguf --tp 2 --device cuda

@@ -11,8 +11,10 @@ constexpr size_t kMaxEvent = size_t(16) << 20;
 
 }  // namespace
 
-std::string sse_event(std::string_view data) {
-  std::string out = "data: ";
+std::string sse_event(std::string_view data, std::string_view name) {
+  std::string out;
+  if (!name.empty()) out.append("event: ").append(name).append("\n");
+  out += "data: ";
   for (size_t i = 0; i < data.size(); ++i) {
     const bool crlf = data[i] == '\r' && i + 1 < data.size() && data[i + 1] == '\n';
     if (crlf) continue;

@@ -11,8 +11,8 @@ namespace ridge::http {
 
 inline constexpr std::string_view kEventStream = "text/event-stream";
 
-/// "data: ...\n\n"; every line of `data` becomes a data line.
-std::string sse_event(std::string_view data);
+/// "data: ...\n\n"; every line of `data` becomes a data line. A `name` comes first, as "event: NAME\n".
+std::string sse_event(std::string_view data, std::string_view name = {});
 /// No caching, no buffering in proxies.
 Headers sse_headers();
 

@@ -1,15 +1,13 @@
-// The answer to one generation request: from what its choices generate to OpenAI's JSON, whole or as events.
+// The answer to one generation request: from what its choices generate to the form of an API.
 #pragma once
 
-#include <memory>
-
-#include "serve/chat.h"
-#include "serve/event_writer.h"
-#include "serve/scheduler.h"
+#include "serve/api/form.h"
 
 namespace ridge::serve {
 
-/// Submits the choices of a request and answers when and as they are generated. The reply is answered in every case.
-void answer_request(Scheduler& scheduler, const ApiModel& model, ApiRequest request, const http::Reply& reply);
+/// Submits the choices of a request, and answers when and as they are generated, in the form that `make` makes. Throws
+/// ApiError where the scheduler refuses the request; else the reply is answered in every case.
+void answer_request(Scheduler& scheduler, const ApiModel& model, ApiRequest request, const http::Reply& reply,
+                    const MakeForm& make);
 
 }  // namespace ridge::serve

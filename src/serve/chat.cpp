@@ -193,6 +193,14 @@ std::string render_chat(const ApiModel& model, const Json& body, const UserText*
   return prompt;
 }
 
+ChatPrompt read_chat_prompt(const ApiModel& model, const Json& body) {
+  const bool has_template = !model.chat_template.plain();
+  const UserText user(model.engine);
+  const std::string guarded = render_chat(model, body, has_template ? &user : nullptr);
+  // A template writes the special tokens itself.
+  return {user.released(guarded), user.tokens(guarded, !has_template, has_template)};
+}
+
 ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   refuse_unsupported(body, kUnsupported);
   refuse_unsupported(body, kUnsupportedInChat);
@@ -200,12 +208,8 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   request.chat = true;
   read_sampling(model, body, request);
   const Fields f(body);
-  const bool has_template = !model.chat_template.plain();
-  const UserText user(model.engine);
-  const std::string guarded = render_chat(model, body, has_template ? &user : nullptr);
-  const std::string prompt = user.released(guarded);
-  // A template writes the special tokens itself.
-  request.prompts = {user.tokens(guarded, !has_template, has_template)};
+  ChatPrompt prompt = read_chat_prompt(model, body);
+  request.prompts = {std::move(prompt.tokens)};
   const auto part_end = model.engine.tokenizer().find_special("<|end|>");  // of a message in harmony
   for (size_t i = 0; i < request.prompts[0].size(); ++i)
     if (const int32_t id = request.prompts[0][i]; id == part_end || model.engine.tokenizer().is_end(id))
@@ -218,7 +222,7 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
 
   const Json tools = read_tools(body);
   const ToolChoice choice = read_tool_choice(body);
-  AnswerForm form = answer_form(model.engine, model.chat_template, prompt, tools);
+  AnswerForm form = answer_form(model.engine, model.chat_template, prompt.text, tools);
   // DeepSeek's calls are no JSON as a whole: one that must come does without its marks.
   if (choice.kind == ToolChoice::Kind::required && form.output.format == text::ToolFormat::deepseek)
     form.output.format = text::ToolFormat::json;
@@ -227,7 +231,7 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   request.marks = std::move(form.marks);
   if (choice.kind == ToolChoice::Kind::none) request.output.format = text::ToolFormat::none;
   request.one_call = f.flag("parallel_tool_calls") == false;
-  if (!has_template) request.options.stop = text::plain_stops();
+  if (model.chat_template.plain()) request.options.stop = text::plain_stops();
   request.output.seed = request.options.sampler.seed;
   check_length(model, read_max_tokens(f, 1).value_or(-1), request);
   return request;

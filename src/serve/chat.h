@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/engine.h"
+#include "serve/api/response_store.h"
 #include "serve/fields.h"
 #include "serve/model_template.h"
 #include "serve/structure.h"
@@ -20,6 +21,7 @@ struct ApiModel {
   std::function<void(const std::string& line)> log = [](const std::string&) {};
   bool log_prompts = false;
   std::shared_ptr<Structures> structures = std::make_shared<Structures>(engine);
+  std::shared_ptr<ResponseStore> responses = std::make_shared<ResponseStore>();
 };
 
 /// A request of either kind, read and checked.
@@ -44,7 +46,7 @@ struct ApiRequest {
   GenerationRequest choice(size_t p, int i) const;
   /// What all choices have in common.
   GenerateOptions options;        ///< `stop` ends what the model writes, whatever it is
-  std::vector<std::string> stop;  ///< of a chat: ends the content that the client reads
+  std::vector<std::string> stop;  ///< ends the content that the client reads
   int min_tokens = 0;
   float presence_penalty = 0, frequency_penalty = 0;
   std::vector<std::pair<int32_t, float>> logit_bias;
@@ -54,6 +56,12 @@ struct ApiRequest {
 /// Both throw ApiError.
 ApiRequest read_chat_request(const ApiModel& model, const Json& body);
 ApiRequest read_completion_request(const ApiModel& model, const Json& body);
+/// The prompt of a chat: what its template writes, and the tokens of it. Throws ApiError.
+struct ChatPrompt {
+  std::string text;
+  std::vector<int32_t> tokens;
+};
+ChatPrompt read_chat_prompt(const ApiModel& model, const Json& body);
 /// The prompt of a chat as text, of messages that `user` guards where it is given.
 std::string render_chat(const ApiModel& model, const Json& body, const UserText* user = nullptr);
 

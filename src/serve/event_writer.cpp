@@ -2,9 +2,9 @@
 
 namespace ridge::serve {
 
-bool EventWriter::push(std::string_view data) {
+bool EventWriter::push(std::string_view data, std::string_view name) {
   const std::lock_guard lock(mutex_);
-  backlog_ += http::sse_event(data);
+  backlog_ += http::sse_event(data, name);
   return flush() && backlog_.size() <= kMaxBacklog;
 }
 

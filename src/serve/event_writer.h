@@ -14,8 +14,9 @@ class EventWriter : public std::enable_shared_from_this<EventWriter> {
  public:
   explicit EventWriter(std::shared_ptr<http::Stream> stream) : stream_(std::move(stream)) {}
 
-  /// Sends or keeps an event. False when the client is gone, or so far behind that it counts as gone.
-  bool push(std::string_view data);
+  /// Sends or keeps an event, with a name where there is one. False when the client is gone, or so far behind that it
+  /// counts as gone.
+  bool push(std::string_view data, std::string_view name = {});
   /// No event follows; the stream ends when the client has taken the rest.
   void finish();
 

@@ -3,6 +3,10 @@
 #include <charconv>
 
 #include "serve/answer.h"
+#include "serve/api/anthropic.h"
+#include "serve/api/llama.h"
+#include "serve/api/openai.h"
+#include "serve/api/responses.h"
 #include "serve/views.h"
 
 namespace ridge::serve {
@@ -37,12 +41,41 @@ void one_model(const Call& call) {
   send(call, models_json(call.model)["data"][0]);
 }
 
-void generate(const Call& call, ApiRequest what) {
-  what.key = int(call.keys.find(call.request.headers).value_or(0));
-  answer_request(call.scheduler, call.model, std::move(what), call.reply);
+int key_of(const Call& call) { return int(call.keys.find(call.request.headers).value_or(0)); }
+void generate(const Call& call, ApiRequest what, const MakeForm& make = openai_form) {
+  what.key = key_of(call);
+  answer_request(call.scheduler, call.model, std::move(what), call.reply, make);
 }
 void chat(const Call& call) { generate(call, read_chat_request(call.model, body_of(call))); }
 void completion(const Call& call) { generate(call, read_completion_request(call.model, body_of(call))); }
+void llama_completion(const Call& call) { generate(call, read_llama_request(call.model, body_of(call)), llama_form); }
+void messages(const Call& call) { generate(call, read_anthropic_request(call.model, body_of(call)), anthropic_form); }
+void count_tokens(const Call& call) {
+  send(call, {{"input_tokens", count_anthropic_tokens(call.model, body_of(call))}});
+}
+
+void responses(const Call& call) {
+  ResponsesRequest asked = read_responses_request(call.model, body_of(call), key_of(call));
+  ApiRequest generation = std::move(asked.generation);
+  generate(call, std::move(generation), responses_form(std::move(asked)));
+}
+std::string response_id(const Call& call) {
+  return call.request.path.substr(std::string_view("/v1/responses/").size());
+}
+[[noreturn]] void no_response(const std::string& id) {
+  throw ApiError{.status = 404, .message = fmt::format("there is no response '{}' here", id), .code = "not_found"};
+}
+void get_response(const Call& call) {
+  const ResponseStore::Stored found = call.model.responses->find(response_id(call), key_of(call));
+  if (!found) no_response(response_id(call));
+  send(call, found->response);
+}
+void delete_response(const Call& call) {
+  const std::string id = response_id(call);
+  if (!call.model.responses->erase(id, key_of(call))) no_response(id);
+  send(call, {{"id", id}, {"object", "response"}, {"deleted", true}});
+}
+
 void apply_template(const Call& call) { send(call, {{"prompt", render_chat(call.model, body_of(call))}}); }
 
 void embeddings(const Call&) {
@@ -126,6 +159,12 @@ constexpr Route kRoutes[] = {
     {"POST", "/kv", Answerer::worker, set_kv},
     {"POST", "/v1/chat/completions", Answerer::worker, chat},
     {"POST", "/v1/completions", Answerer::worker, completion},
+    {"POST", "/completion", Answerer::worker, llama_completion},
+    {"POST", "/v1/messages", Answerer::worker, messages, false, anthropic_refusal},
+    {"POST", "/v1/messages/count_tokens", Answerer::worker, count_tokens, false, anthropic_refusal},
+    {"POST", "/v1/responses", Answerer::worker, responses},
+    {"GET", "/v1/responses/", Answerer::view, get_response},
+    {"DELETE", "/v1/responses/", Answerer::view, delete_response},
     {"POST", "/v1/embeddings", Answerer::worker, embeddings},
     {"POST", "/tokenize", Answerer::worker, tokenize},
     {"POST", "/detokenize", Answerer::worker, detokenize},

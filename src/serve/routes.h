@@ -28,6 +28,8 @@ struct Route {
   Answerer by;
   void (*answer)(const Call& call);  ///< throws ApiError, WorkEnded, Error
   bool open = false;                 ///< needs no key
+  /// The form of errors of this API.
+  http::Response (*refusal)(const ApiError& error) = [](const ApiError& error) { return error.response(); };
 };
 
 /// The route of a request; HEAD is answered as GET. Throws ApiError: 404 for an unknown path, 405 for another method.

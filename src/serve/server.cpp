@@ -29,17 +29,17 @@ ApiError loading() {
   return {.status = 503, .message = "the model is being loaded", .type = "unavailable_error", .code = "loading_model"};
 }
 
-/// Calls `work`; what it throws becomes the answer.
+/// Calls `work`; what it throws becomes the answer, in the route's form.
 template <class Work>
-void answering(const http::Reply& reply, const Work& work) {
+void answering(const Route& route, const http::Reply& reply, const Work& work) {
   const auto send = [&](int status, const char* message, std::string code = {}) {
     const char* type = status == 503 ? "unavailable_error" : status == 500 ? "server_error" : "invalid_request_error";
-    reply.send(ApiError{.status = status, .message = message, .type = type, .code = std::move(code)}.response());
+    reply.send(route.refusal({.status = status, .message = message, .type = type, .code = std::move(code)}));
   };
   try {
     work();
   } catch (const ApiError& error) {
-    reply.send(error.response());
+    reply.send(route.refusal(error));
   } catch (const WorkEnded& error) {
     send(error.stopping ? 503 : 400, error.what(), error.stopping ? "" : "request_too_slow");
   } catch (const Error& error) {
@@ -119,19 +119,21 @@ std::optional<http::Response> Server::gate(const http::Request& head) {
     if (head.method == "GET" || head.method == "HEAD") return {};
     return ApiError{.status = 405, .message = fmt::format("{} takes GET only", head.path)}.response();
   }
+  const Route* route = nullptr;
   try {
-    if (!route_of(head).open && !options_.keys.empty() && !options_.keys.find(head.headers))
-      return ApiError{.status = 401,
-                      .message = "this server wants an API key: \"Authorization: Bearer KEY\"",
-                      .type = "authentication_error",
-                      .code = "invalid_api_key"}
-          .response();
+    route = &route_of(head);
   } catch (const ApiError& error) {
     return error.response();
   }
+  if (!route->open && !options_.keys.empty() && !options_.keys.find(head.headers))
+    return route->refusal(
+        {.status = 401,
+         .message = "this server wants an API key: \"Authorization: Bearer KEY\" or \"X-Api-Key: KEY\"",
+         .type = "authentication_error",
+         .code = "invalid_api_key"});
   if (stopping_)
-    return ApiError{.status = 503, .message = "the server is stopping", .type = "unavailable_error"}.response();
-  if (!ready_) return loading().response();
+    return route->refusal({.status = 503, .message = "the server is stopping", .type = "unavailable_error"});
+  if (!ready_) return route->refusal(loading());
   return {};
 }
 
@@ -140,7 +142,7 @@ void Server::handle(http::Request request, const http::Reply& reply) {
   if (const PageFile* file = page_file(request.path)) return reply.send(page_response(*file));
   const Route& route = route_of(request);
   auto answer = [this, &route, request = std::move(request), reply] {
-    answering(reply, [&] {
+    answering(route, reply, [&] {
       if (stopping_) throw WorkEnded(true);
       route.answer({*scheduler_, *model_, *http_, options_.keys, request, reply});
     });

@@ -1,5 +1,7 @@
 #include "serve/views.h"
 
+#include <fmt/chrono.h>
+
 #include <cmath>
 
 #include "base/build_info.h"
@@ -156,10 +158,15 @@ std::string kv_line(Engine& engine, const PoolOptions& pool) {
 
 Json models_json(const ApiModel& model) {
   const ModelInfo& info = model.engine.info();
+  // OpenAI's fields, Anthropic's, and those of llama.cpp's server.
   const Json one = {{"id", model.name},
                     {"object", "model"},
                     {"created", model.loaded},
                     {"owned_by", "ridge"},
+                    {"name", model.name},
+                    {"type", "model"},
+                    {"display_name", model.name},
+                    {"created_at", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time_t(model.loaded)))},
                     {"meta",
                      {{"name", info.name},
                       {"n_ctx", model.n_ctx},
@@ -167,7 +174,11 @@ Json models_json(const ApiModel& model) {
                       {"n_params", info.n_params},
                       {"n_vocab", info.vocab_size},
                       {"size", info.weight_bytes}}}};
-  return {{"object", "list"}, {"data", Json::array({one})}};
+  return {{"object", "list"},
+          {"data", Json::array({one})},
+          {"has_more", false},
+          {"first_id", model.name},
+          {"last_id", model.name}};
 }
 
 Json props_json(Scheduler& scheduler, const ApiModel& model) {
@@ -187,7 +198,14 @@ Json props_json(Scheduler& scheduler, const ApiModel& model) {
                             : model.chat_template.plain() ? "plain"
                                                           : "model"},
                {"version", build_info().version},
-               {"commit", build_info().commit}};
+               {"commit", build_info().commit},
+               // Fields that tools of llama.cpp's server read.
+               {"model_alias", model.name},
+               {"total_slots", scheduler.options().pool.max_seqs},
+               {"default_generation_settings", {{"n_ctx", model.n_ctx}}},
+               {"chat_template", model.chat_template.named.empty() ? "" : model.chat_template.named[0].source},
+               {"modalities", {{"vision", false}, {"audio", false}}},
+               {"build_info", fmt::format("ridge {} {}", build_info().version, build_info().commit)}};
   scheduler.inspect([&](Scheduler& s) {
     const auto runner = s.runners().find(s.default_kv());
     if (runner == s.runners().end()) return;  // not opened yet

@@ -1,9 +1,12 @@
-// Fuzz target of what a chat says before a model is asked: its body, messages, tools and the choice of one. Whatever
-// the bytes are, they are taken or refused as a client's fault, and what is taken survives being written and read.
+// Fuzz target of what a chat says before a model is asked: its body, messages, tools and the choice of one, in the form
+// of each API. Whatever the bytes are, they are taken or refused as a client's fault, and what is taken survives being
+// written and read.
 // Behind an 'L' stands a piece of JSON: bodies of many such pieces are read in work and time linear in their bytes.
 #include <ctime>
 
 #include "base/work_limit.h"
+#include "serve/api/anthropic.h"
+#include "serve/api/responses.h"
 #include "serve/messages.h"
 
 namespace {
@@ -22,16 +25,37 @@ void check_again(const Json& body) {
   }
 }
 
-void try_body(std::string_view bytes) {
+/// Whether `read` took a body; it may refuse it as the client's fault.
+bool taken(const auto& read) {
   try {
-    const Json body = parse_body(bytes);
-    RIDGE_CHECK(parse_body(body.dump()) == body, "a body changes when it is written and read");
-    read_tool_choice(body);
-    check_again(body);
+    read();
+    return true;
   } catch (const ApiError& error) {
     RIDGE_CHECK(error.status == 400 && !error.message.empty(), "refused with {} {}", error.status, error.message);
-    (void)error.response();
+    (void)error.response(), (void)anthropic_refusal(error);
+    return false;
   }
+}
+
+void try_body(std::string_view bytes) {
+  Json body, chat, messages;
+  if (!taken([&] { body = parse_body(bytes); })) return;
+  RIDGE_CHECK(parse_body(body.dump()) == body, "a body changes when it is written and read");
+  taken([&] {
+    read_tool_choice(body);
+    check_again(body);
+  });
+  // Bodies of other APIs become chats whose messages are taken.
+  if (taken([&] { chat = anthropic_chat(body); })) {
+    read_messages(chat);
+    taken([&] {
+      read_tool_choice(chat);
+      check_again(chat);
+    });
+  }
+  if (const Json* input = member(body, "input"))
+    if (taken([&] { messages = chat_of_input(*input); }) && !messages.empty())
+      taken([&] { read_messages({{"messages", messages}}); });  // arguments of calls may nest too deep
 }
 
 /// Where many values stand: as the values of a list, as members of an object, as messages, as parts of a content, as
@@ -46,6 +70,7 @@ constexpr Place kPlaces[] = {
     {R"({"messages":[)", "]}"},
     {R"({"messages":[{"role":"user","content":[)", "]}]}"},
     {R"({"messages":[{"role":"assistant","tool_calls":[)", "]}]}"},
+    {R"({"input":[)", "]}"},
 };
 
 std::string body_of(const Place& place, std::string_view piece, size_t bytes) {
@@ -73,7 +98,8 @@ Work work_of(std::string_view body) {
   const double start = now();
   try {
     const Json json = parse_body(body);
-    if (json.contains("messages")) read_messages(json);
+    if (json.contains("input")) return (void)chat_of_input(json["input"]), Work{limit.n_checks(), now() - start};
+    if (json.contains("messages")) taken([&] { (void)anthropic_chat(json); }), read_messages(json);
   } catch (const ApiError&) {
     // What was read before the refusal counts too.
   }

@@ -44,6 +44,16 @@ SEEDS = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "tools": [TOOL], "tool_choice": "required"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "response_format": {
         "type": "json_schema", "json_schema": {"name": "n", "schema": TOOL["function"]["parameters"]}}}),
+    ("/v1/messages", {"max_tokens": 3, "system": [{"type": "text", "text": "s"}], "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}, {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "7"}]}],
+        "tools": [{"name": "f", "input_schema": TOOL["function"]["parameters"]}], "tool_choice": {"type": "any"}, "stream": True}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                                 {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                                 {"type": "function_call_output", "call_id": "c", "output": "7"}],
+                       "instructions": "i", "max_output_tokens": 3, "tools": [{"type": "function", **TOOL["function"]}], "stream": True}),
     ("/apply-template", CHAT), ("/tokenize", {"content": "a b", "add_special": True}), ("/detokenize", {"tokens": [1, 2, 3]}),
 ]
 

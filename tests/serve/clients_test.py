@@ -344,7 +344,6 @@ def errors_are_the_packages_own(api):
     api.refused(bad, lambda: api.chat(tools=[WEATHER]), param="tools")
     api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]), param="messages")
     api.refused(api.openai.NotFoundError, lambda: api.client.embeddings.create(model="ridge-ref", input="x"), code="not_supported")
-    api.refused(api.openai.NotFoundError, lambda: api.client.responses.create(model="ridge-ref", input="x"), code="not_found")
     with api.openai.OpenAI(**{**api.options, "base_url": api.tools_server.url + "/v1", "api_key": "wrong"}) as stranger:
         api.refused(api.openai.AuthenticationError, stranger.models.list, status_code=401, code="invalid_api_key")
 
@@ -412,16 +411,17 @@ OPENAI_TESTS = [the_script_that_the_server_prints_works, texts_stream_and_count,
                 errors_are_the_packages_own, models_are_listed, closing_a_stream_frees_its_sequence, full_queues_refuse_with_a_time, tools_are_called]
 
 
-def in_environment_with_openai(install):
-    """Goes on in the Python of a virtual environment that has the package, where this one has not."""
+def in_environment_with(packages, install):
+    """Goes on in the Python of a virtual environment that has the packages, where this one lacks all of them."""
     folder = os.environ.get("RIDGE_OPENAI_VENV")
-    if importlib.util.find_spec("openai") or not (folder or install):
+    if any(importlib.util.find_spec(name.replace("-", "_")) for name in packages) or not (folder or install):
         return
     folder = pathlib.Path(folder or tempfile.mkdtemp(prefix="ridge-openai-")).resolve()
     python = folder / "bin/python"
-    if install and not list(folder.glob("lib/*/site-packages/openai")):
+    missing = [name for name in packages if not list(folder.glob(f"lib/*/site-packages/{name.replace('-', '_')}"))]
+    if install and missing:
         venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "openai"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *missing], check=True)
     if python.exists() and pathlib.Path(sys.prefix).resolve() != folder:
         os.execv(python, [str(python), *sys.argv])
 
@@ -431,7 +431,7 @@ def main():
     parser.add_argument("ridge", help="the program")
     parser.add_argument("--install", action="store_true", help="install the openai package in a virtual environment")
     options = parser.parse_args()
-    in_environment_with_openai(options.install)
+    in_environment_with(["openai"], options.install)
     has_curl, has_openai = bool(shutil.which("curl")), bool(importlib.util.find_spec("openai"))
     if not has_curl:
         print("skipped: no curl, and so its part")

@@ -1,52 +1,17 @@
 // Ends of turns, marks and structure in a server, with models that write given tokens.
-#include <gtest/gtest.h>
-
-#include "cases/scripted_model.h"
-#include "engine/kv_choice.h"
-#include "http/client.h"
-#include "serve/server.h"
+#include "scripted_fixture.h"
 
 namespace ridge::serve {
 namespace {
 
 using io::TokenType;
 
-constexpr const char* kChatMl =
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-constexpr int32_t kLineEnd = '\n';  // ids below 256 are bytes
 const Json kTools = Json::parse(
     R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"n": {"const": 1}},
         "required": ["n"], "additionalProperties": false}}}])");
 
-struct ChatMl : ScriptedModel {
-  explicit ChatMl(TokenType type = TokenType::control) {
-    for (const char* piece : {"<|im_start|>", "<|im_end|>"}) add(piece, type);
-    spec.eos = id("<|im_end|>");
-  }
-};
-
-class Marks : public testing::Test {
+class Marks : public ScriptedServer {
  protected:
-  void open(const ScriptedModel& scripted, const std::string& chat_template) {
-    server_.reset();
-    scripted.write(folder_ / "model.gguf", {{"tokenizer.chat_template", chat_template}});
-    const std::string path = (folder_ / "model.gguf").native();
-    model_ = std::make_unique<Model>(Model::load(path, {.n_threads = 1}));
-    server_ = Server::open({}).or_throw();
-    server_->serve(model_->engine(), "scripted", read_model_template(path),
-                   {.pool = {.kv = parse_kv_choice("f16").or_throw(),
-                             .n_ctx = 1024,
-                             .max_seqs = 4,
-                             .n_checkpoints = 8,
-                             .checkpoint_every = 128,
-                             .kv_bytes = int64_t(16) << 20,
-                             .swap_bytes = int64_t(16) << 20,
-                             .batch_tokens = 256},
-                    .max_queue = 32,
-                    .max_pools = 1});
-  }
-
   static Json request(Json more) {
     Json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"temperature", 0}, {"max_tokens", 60}};
     body.update(more);
@@ -96,10 +61,6 @@ class Marks : public testing::Test {
     EXPECT_EQ(n_logprobs, body.value("logprobs", false) ? choice["logprobs"]["content"].size() : 0u);
     return whole;
   }
-
-  TempDir folder_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Server> server_;
 };
 
 /// Marks are control tokens, user-defined ones, or spelled by a token that is neither.

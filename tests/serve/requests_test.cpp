@@ -2,6 +2,8 @@
 #include <future>
 
 #include "api_fixture.h"
+#include "serve/api/anthropic.h"
+#include "serve/api/responses.h"
 #include "serve/messages.h"
 
 namespace ridge::serve {
@@ -23,6 +25,8 @@ class RequestTest : public ApiTest {
   static int status_of(const ApiModel& model, const std::string& path, const Json& body, std::string* why = nullptr) {
     try {
       if (path == "chat") (void)read_chat_request(model, body).choice(0, 0);
+      else if (path == "messages") (void)read_anthropic_request(model, body).choice(0, 0);
+      else if (path == "responses") (void)read_responses_request(model, body, 0).generation.choice(0, 0);
       else (void)read_completion_request(model, body).choice(0, 0);
       return 200;
     } catch (const ApiError& error) {
@@ -54,6 +58,27 @@ const Json kFormat = Json::parse(R"({
   "pattern": "^a+$"}, {"enum": ["x", 1]}, {"type": "array", "items": {"type": "number", "minimum": 1}, "minItems": 1,
   "prefixItems": [true]}, {"const": null}]}, "b": {"allOf": [{"type": "integer", "maximum": 5}, {"minimum": 2}], "nullable": true}},
   "required": ["a"], "additionalProperties": false}}}})");
+const Json kMessages = Json::parse(R"({
+  "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}], "messages": [
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "text", "text": "b"},
+      {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": [1]}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "is_error": false, "content": [{"type": "text", "text": "r"}]}]}],
+  "tools": [{"name": "f", "type": "custom", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "array"}}}}],
+  "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": true}, "stop_sequences": ["x"], "temperature": 0.5,
+  "top_p": 0.9, "top_k": 5, "stream": true, "thinking": {"type": "enabled", "budget_tokens": 1024}, "metadata": {"user_id": "u"},
+  "output_config": {"effort": "low"}, "service_tier": "auto", "chat_template_kwargs": {"x": 1}})");
+const Json kResponses = Json::parse(R"({
+  "model": "m", "instructions": "i", "input": [{"role": "developer", "content": "d"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "r"}]}],
+  "tools": [{"type": "function", "name": "f", "description": "d", "strict": true, "parameters": {"type": "object"}}],
+  "tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": true, "reasoning": {"effort": "low", "summary": "auto"},
+  "text": {"format": {"type": "text"}, "verbosity": "medium"}, "max_output_tokens": 5, "temperature": 0.5, "top_p": 0.9, "store": false,
+  "include": ["reasoning.encrypted_content"], "truncation": "disabled", "background": false, "metadata": {"a": "b"},
+  "stream": true, "stream_options": {"include_obfuscation": false}, "max_tool_calls": 3, "top_logprobs": 0, "service_tier": "auto"})");
 const Json kCompletion = Json::parse(R"({
   "prompt": [[1, 5, 6], [1, 7]], "echo": true, "logprobs": 2, "max_tokens": 0, "n": 1, "best_of": 1, "suffix": "",
   "grammar": "root ::= \"a\"", "stop": "x", "logit_bias": {"5": 1}, "seed": 3, "stream": false})");
@@ -91,7 +116,11 @@ TEST_F(RequestTest, AnyTypeAtAnyPlaceIsTakenOrRefused) {
                          std::string(5000, 'y')};
   const ApiModel model = api_model();
   int n_refused = 0, n_taken = 0;
-  for (const auto& [path, valid] : {std::pair{"chat", &kChat}, {"chat", &kFormat}, {"completion", &kCompletion}}) {
+  for (const auto& [path, valid] : {std::pair{"chat", &kChat},
+                                    {"chat", &kFormat},
+                                    {"completion", &kCompletion},
+                                    {"messages", &kMessages},
+                                    {"responses", &kResponses}}) {
     std::string why;
     ASSERT_EQ(status_of(model, path, *valid, &why), 200) << why;
     std::vector<Json::json_pointer> places;
