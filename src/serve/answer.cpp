@@ -3,22 +3,6 @@
 namespace ridge::serve {
 namespace {
 
-ApiError submit_error(const Failure& failure) {
-  if (failure.kind == ErrorKind::no_memory)
-    return {.status = 429, .message = failure.message, .type = "rate_limit_error", .code = "queue_full"};
-  if (failure.kind == ErrorKind::failure)
-    return {.status = 503, .message = failure.message, .type = "unavailable_error"};
-  return {.message = failure.message, .param = failure.field};
-}
-
-ApiError generation_error(const RequestError& failure) {
-  ApiError error{.status = 500, .message = failure.message, .type = "server_error"};
-  if (failure.code == RequestError::Code::not_finite) error.code = "logits_not_finite";
-  if (failure.code == RequestError::Code::too_ambiguous)
-    error = {.status = 400, .message = failure.message, .param = "grammar", .code = "grammar_too_ambiguous"};
-  return error;
-}
-
 class Answer : public std::enable_shared_from_this<Answer> {
  public:
   Answer(Scheduler& scheduler, AnswerData data, const http::Reply& reply, const MakeForm& make)
@@ -176,6 +160,22 @@ void Answer::finish() {
 }
 
 }  // namespace
+
+ApiError submit_error(const Failure& failure) {
+  if (failure.kind == ErrorKind::no_memory)
+    return {.status = 429, .message = failure.message, .type = "rate_limit_error", .code = "queue_full"};
+  if (failure.kind == ErrorKind::failure)
+    return {.status = 503, .message = failure.message, .type = "unavailable_error"};
+  return {.message = failure.message, .param = failure.field};
+}
+
+ApiError generation_error(const RequestError& failure) {
+  ApiError error{.status = 500, .message = failure.message, .type = "server_error"};
+  if (failure.code == RequestError::Code::not_finite) error.code = "logits_not_finite";
+  if (failure.code == RequestError::Code::too_ambiguous)
+    error = {.status = 400, .message = failure.message, .param = "grammar", .code = "grammar_too_ambiguous"};
+  return error;
+}
 
 void answer_request(Scheduler& scheduler, const ApiModel& model, ApiRequest request, const http::Reply& reply,
                     const MakeForm& make) {

@@ -5,6 +5,10 @@
 
 namespace ridge::serve {
 
+/// Why the scheduler refused a request, and why it could not be answered: as clients are told.
+ApiError submit_error(const Failure& failure);
+ApiError generation_error(const RequestError& failure);
+
 /// Submits the choices of a request, and answers when and as they are generated, in the form that `make` makes. Throws
 /// ApiError where the scheduler refuses the request; else the reply is answered in every case.
 void answer_request(Scheduler& scheduler, const ApiModel& model, ApiRequest request, const http::Reply& reply,

@@ -237,6 +237,30 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   return request;
 }
 
+Json read_prompt_list(const Json& body, const char* field, size_t most) {
+  const Json* found = Fields(body).find(field);
+  if (!found) refuse(field, "missing");
+  const bool one = found->is_string() || (found->is_array() && !found->empty() && found->front().is_number());
+  Json prompts = one ? Json::array({*found}) : *found;
+  if (!prompts.is_array() || prompts.empty() || prompts.size() > most)
+    refuse(field, fmt::format("a text, a list of token ids, or a list of at most {} of those", most));
+  return prompts;
+}
+
+std::vector<int32_t> read_prompt(const ApiModel& model, const char* field, const Json& prompt) {
+  if (!prompt.is_array() && !prompt.is_string()) refuse(field, "a prompt is a text or a list of token ids");
+  if (prompt.is_string() && !model.engine.has_tokenizer()) refuse(field, "this model has no tokenizer: give token ids");
+  if (prompt.is_string()) return model.engine.tokenize(prompt.get_ref<const std::string&>(), true, false);
+  const int vocab_size = model.engine.plan().vocab_size;
+  std::vector<int32_t> tokens;
+  for (const Json& id : prompt) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size)
+      refuse(field, fmt::format("a token id is a whole number below {}", vocab_size));
+    tokens.push_back(id.get<int32_t>());
+  }
+  return tokens;
+}
+
 ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
   refuse_unsupported(body, kUnsupported);
   refuse_unsupported(body, kUnsupportedInCompletions);
@@ -251,30 +275,8 @@ ApiRequest read_completion_request(const ApiModel& model, const Json& body) {
   request.echo = f.flag("echo").value_or(false);
   if (request.echo && !model.engine.has_tokenizer()) refuse("echo", "this model has no tokenizer");
 
-  const Json* prompt = f.find("prompt");
-  if (!prompt) refuse("prompt", "missing");
-  const int vocab_size = model.engine.plan().vocab_size;
-  const auto tokens_of = [&](const Json& list) {
-    std::vector<int32_t> tokens;
-    for (const Json& id : list) {
-      if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size)
-        refuse("prompt", fmt::format("a token id is a whole number below {}", vocab_size));
-      tokens.push_back(id.get<int32_t>());
-    }
-    return tokens;
-  };
-  const bool one = prompt->is_string() || (prompt->is_array() && !prompt->empty() && prompt->front().is_number());
-  const Json prompts = one ? Json::array({*prompt}) : *prompt;
-  if (!prompts.is_array() || prompts.empty() || prompts.size() > kMaxPrompts)
-    refuse("prompt", fmt::format("a text, a list of token ids, or a list of at most {} of those", kMaxPrompts));
-  for (const Json& p : prompts) {
-    if (p.is_array()) {
-      request.prompts.push_back(tokens_of(p));
-    } else {
-      if (!p.is_string()) refuse("prompt", "a prompt is a text or a list of token ids");
-      if (!model.engine.has_tokenizer()) refuse("prompt", "this model has no tokenizer: give token ids");
-      request.prompts.push_back(model.engine.tokenize(p.get_ref<const std::string&>(), true, false));
-    }
+  for (const Json& p : read_prompt_list(body, "prompt", kMaxPrompts)) {
+    request.prompts.push_back(read_prompt(model, "prompt", p));
     if (request.echo)
       request.prompt_texts.push_back(p.is_string() ? p.get<std::string>()
                                                    : model.engine.tokenizer().decode(request.prompts.back()));

@@ -56,6 +56,10 @@ struct ApiRequest {
 /// Both throw ApiError.
 ApiRequest read_chat_request(const ApiModel& model, const Json& body);
 ApiRequest read_completion_request(const ApiModel& model, const Json& body);
+/// The prompts of a field, up to `most`: texts or lists of token ids, one as a list too. Throws ApiError.
+Json read_prompt_list(const Json& body, const char* field, size_t most);
+/// The tokens of one of them. Throws ApiError.
+std::vector<int32_t> read_prompt(const ApiModel& model, const char* field, const Json& prompt);
 /// The prompt of a chat: what its template writes, and the tokens of it. Throws ApiError.
 struct ChatPrompt {
   std::string text;

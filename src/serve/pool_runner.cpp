@@ -187,7 +187,7 @@ Admission PoolRunner::admit(const Job& job) {
     if (other->decodes() || other->ended) continue;
     const auto& a = other->request.prompt;
     const auto& b = job.request.prompt;
-    const int common = job.request.prompt_logprobs ? 0 : int(std::ranges::mismatch(a, b).in1 - a.begin());
+    const int common = job.request.reads_whole_prompt() ? 0 : int(std::ranges::mismatch(a, b).in1 - a.begin());
     if (common < kLeastPrefix || common <= other->n_done) continue;
     if (const auto at = std::ranges::lower_bound(other->stops, common); at == other->stops.end() || *at != common)
       other->stops.insert(at, common);
@@ -195,7 +195,7 @@ Admission PoolRunner::admit(const Job& job) {
   }
   // What stands in the cache is shared; the last page and the pages behind it are the job's own.
   int cached = 0;
-  for (int n = job.request.prompt_logprobs ? 0 : job.n_prompt(); n > 0 && cached == 0; --n)
+  for (int n = job.request.reads_whole_prompt() ? 0 : job.n_prompt(); n > 0 && cached == 0; --n)
     if (pool_->find(job.hashes[size_t(n)])) cached = n;
   PageNumbers needed = pool_->pages_for(job.n_prompt() + 1);
   needed.full += 1 - std::max(0, pool_->pages_for(cached).full - 1);
@@ -215,8 +215,8 @@ void PoolRunner::start(std::unique_ptr<Job>&& job) {
       // Without memory for a draft's cache the text is the same, and slower.
       if (error.kind() != ErrorKind::no_memory) throw;
     }
-  // Logits of what is cached are not: a prompt whose log probabilities are wanted is computed whole.
-  const size_t n_known = job->request.prompt_logprobs ? 1 : job->hashes.size();
+  // Logits and hidden states of what is cached are not: a prompt whose are wanted is computed whole.
+  const size_t n_known = job->request.reads_whole_prompt() ? 1 : job->hashes.size();
   const PrefixCache::Hit hit = prefixes_.open(std::span(job->hashes).first(n_known)).or_throw();
   job->text.seq = hit.seq;
   job->ends = ends_;
@@ -298,7 +298,8 @@ DecodeRow PoolRunner::decode_row(const Row& row) const {
           .tokens = std::span(job.request.prompt).subspan(size_t(job.n_done), size_t(row.n_tokens)),
           .is_prompt = true,
           .samples = job.n_done + row.n_tokens == job.n_prompt() && job.text.n_left > 0,
-          .all_logits = job.scores()};
+          .all_logits = job.scores(),
+          .hidden = job.embeds()};
 }
 
 struct PoolRunner::Hooks final : StepHooks {
@@ -332,6 +333,7 @@ void PoolRunner::step(const PartClock& clock, const std::function<bool()>& go_on
 
 void PoolRunner::ran(std::span<const Row> rows) {
   if (std::ranges::any_of(rows, [](const Row& row) { return row.job->scores(); })) score(rows);
+  if (std::ranges::any_of(rows, [](const Row& row) { return row.job->embeds(); })) embed(rows);
   for (const Row& row : rows) {
     Job& job = *row.job;
     if (job.decodes()) continue;
@@ -342,6 +344,7 @@ void PoolRunner::ran(std::span<const Row> rows) {
     job.decoding = Clock::now();
     if (job.request.options.max_tokens > 0) continue;
     if (!job.logprobs.empty()) job.on_text({});
+    if (!job.embedding.empty()) job.listener->on_embedding(job.embedding);
     end(job, FinishReason::length);
   }
 }
@@ -356,6 +359,26 @@ void PoolRunner::score(std::span<const Row> rows) {
       job.logprobs.push_back(token_logprob(logits.row(first + i), job.request.prompt[size_t(job.n_done + i + 1)],
                                            job.request.n_top_logprobs));
     first += row.n_tokens;
+  }
+}
+
+void PoolRunner::embed(std::span<const Row> rows) {
+  const View2<const float> hidden = decoder_.outputs().hidden();
+  std::vector<float> states;
+  int64_t first = 0;
+  for (const Row& row : rows) {
+    Job& job = *row.job;
+    const View2<const float> own = {hidden.data + first * hidden.cols, row.n_tokens, hidden.cols};
+    first += row.n_tokens;
+    if (!job.embeds()) continue;
+    states.resize(size_t(own.rows * own.cols));
+    engine_.norm_hidden(own, {states.data(), own.rows, own.cols});
+    job.embedding.resize(size_t(own.cols));
+    for (int64_t i = 0; i < own.rows; ++i)
+      for (int64_t at = 0; at < own.cols; ++at) {
+        float& sum = job.embedding[size_t(at)];
+        sum = states[size_t(i * own.cols + at)] + (job.request.pooling == Pooling::mean ? sum : 0);
+      }
   }
 }
 

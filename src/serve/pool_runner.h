@@ -53,6 +53,8 @@ struct Job final : TokenRule {
   bool decodes() const { return n_done == n_prompt(); }
   /// Whether the next step gives log probabilities of its prompt.
   bool scores() const { return request.prompt_logprobs && !decodes(); }
+  /// Whether the next step gives hidden states of its prompt.
+  bool embeds() const { return request.pooling != Pooling::none && !decodes(); }
   /// Tokens that belong in the cache: all but the last one sampled.
   int length() const {
     return decodes() && !result.tokens.empty() ? n_prompt() + int(result.tokens.size()) - 1 : n_done;
@@ -76,6 +78,8 @@ struct Job final : TokenRule {
   TokenStream::OnText on_text;
   TokenStream stream;
   std::vector<TokenLogprob> logprobs;  ///< not handed on yet
+
+  std::vector<float> embedding;  ///< of the tokens so far: their sum, or the last one [d_model]
 
   std::unique_ptr<Speculation> speculation;  ///< null: no draft tokens
 
@@ -137,6 +141,8 @@ class PoolRunner {
   void count_step(const StepRecord& record);
   /// Log probabilities of prompts whose tokens the step computed.
   void score(std::span<const Row> rows);
+  /// Adds hidden states of the step's tokens to embeddings.
+  void embed(std::span<const Row> rows);
   int32_t sample(Job& job, std::span<const float> logits);
   /// Hands a token on; false: it was the last one.
   bool take(Job& job, int32_t token);

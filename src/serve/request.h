@@ -13,6 +13,9 @@
 
 namespace ridge::serve {
 
+/// How the hidden states of a prompt's tokens become one embedding.
+enum class Pooling : uint8_t { none, mean, last };
+
 struct GenerationRequest {
   std::vector<int32_t> prompt;    ///< not empty; ids are valid
   std::vector<int> message_ends;  ///< lengths of the prompt where another request may branch off
@@ -25,10 +28,13 @@ struct GenerationRequest {
   std::vector<int32_t> marks;             ///< control tokens that Listener::on_mark() hears of
   int n_top_logprobs = -1;                ///< alternatives of every token; -1: no log probabilities at all
   bool prompt_logprobs = false;           ///< of the tokens of the prompt but its first, too
+  Pooling pooling = Pooling::none;        ///< an embedding of the prompt; with max_tokens 0
   std::unique_ptr<TokenRule> constraint;  ///< a grammar's position
   std::optional<bool> speculative;        ///< whether proposals are made; unset: where the server has a proposer
   int key = 0;                            ///< whose request: turns are shared out fairly among keys
 
+  /// Whether what is asked of the prompt needs a pass over all of its tokens, cached ones too.
+  bool reads_whole_prompt() const { return prompt_logprobs || pooling != Pooling::none; }
   /// Whether logits must come to the host before a token is sampled.
   bool needs_logits() const {
     return presence_penalty != 0 || frequency_penalty != 0 || !logit_bias.empty() || n_top_logprobs >= 0 ||
@@ -71,6 +77,8 @@ class Listener {
   virtual Wish on_text(std::string_view text, std::span<const TokenLogprob> logprobs) = 0;
   /// A control token of GenerationRequest::marks, by its spelling, in its place between the texts.
   virtual Wish on_mark(std::string_view) { return Wish::more; }
+  /// The embedding of the prompt, [d_model], where one is asked for; before on_end().
+  virtual void on_embedding(std::span<const float>) {}
   /// `error` says why where the reason is `failed`.
   virtual void on_end(FinishReason reason, const Usage& usage, const RequestError& error) = 0;
 };

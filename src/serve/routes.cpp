@@ -4,6 +4,7 @@
 
 #include "serve/answer.h"
 #include "serve/api/anthropic.h"
+#include "serve/api/embeddings.h"
 #include "serve/api/llama.h"
 #include "serve/api/openai.h"
 #include "serve/api/responses.h"
@@ -78,8 +79,10 @@ void delete_response(const Call& call) {
 
 void apply_template(const Call& call) { send(call, {{"prompt", render_chat(call.model, body_of(call))}}); }
 
-void embeddings(const Call&) {
-  throw ApiError{.status = 404, .message = "this model generates text, it has no embeddings", .code = "not_supported"};
+void embeddings(const Call& call) {
+  EmbeddingsRequest request = read_embeddings_request(call.model, body_of(call));
+  request.key = key_of(call);
+  answer_embeddings(call.scheduler, call.model, std::move(request), call.reply);
 }
 
 void tokenize(const Call& call) {

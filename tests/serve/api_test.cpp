@@ -167,7 +167,6 @@ TEST_F(ApiTest, WhatIsWrongIsNamed) {
   }
   EXPECT_THAT(refused("/v1/completions", "{\"prompt\": " + deep + "1", 400)["message"].get<std::string>(),
               HasSubstr("deeper"));
-  EXPECT_EQ(refused("/v1/embeddings", R"({"input": "a"})", 404)["code"], "not_supported");
   EXPECT_EQ(refused("/v1/files", "{}", 404)["code"], "not_found");
   EXPECT_EQ(refused("/v1/completions", std::string(17 << 20, ' '), 413)["code"], nullptr);  // by the transport
   EXPECT_EQ(client().get("/v1/completions")->status, 405);

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import struct
 import sys
 import tempfile
 
@@ -67,6 +68,10 @@ def anthropic_tools_are_called(api):
 def anthropic_documents_follow_their_schema(api):
     answer = api.client.messages.create(**api.ask(max_tokens=60, extra_body={"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}))
     check(set(json.loads(answer.content[0].text)) == {"city", "old"}, answer)
+
+
+def anthropic_models_are_listed(api):
+    check([(model.id, model.created_at.year > 2000) for model in api.client.models.list()] == [("stories", True)], "list")
 
 
 def anthropic_errors_are_the_packages_own(api):
@@ -141,6 +146,17 @@ def responses_are_refused_with_the_packages_errors(api):
     check(error.code == "previous_response_not_found", error.body)
 
 
+def texts_are_embedded(api):
+    answer = api.client.embeddings.create(model="stories", input=["The dog", "The cat"])  # the package asks for base64
+    floats = api.client.embeddings.create(model="stories", input="The cat", encoding_format="float")
+    check(answer.data[1].embedding == [struct.unpack("f", struct.pack("f", value))[0] for value in floats.data[0].embedding], "base64 and floats differ")
+    check(abs(sum(value * value for value in answer.data[0].embedding) - 1) < 1e-4 and answer.usage.prompt_tokens > 0, answer.usage)
+
+
+def models_are_listed(api):
+    check([model.id for model in api.client.models.list()] == ["stories"], "list")
+
+
 # ---- litellm
 
 class LiteLlm:
@@ -201,8 +217,8 @@ def langchain_calls_tools_and_structures(api):
 
 PARTS = {
     "anthropic": (Anthropic, [anthropic_messages_stream_and_count, anthropic_tools_are_called, anthropic_documents_follow_their_schema,
-                              anthropic_errors_are_the_packages_own]),
-    "openai": (OpenAi, [responses_stream_and_count, responses_go_on_from_stored_ones, responses_are_parsed_as_classes, responses_call_tools,
+                              anthropic_models_are_listed, anthropic_errors_are_the_packages_own]),
+    "openai": (OpenAi, [responses_stream_and_count, responses_go_on_from_stored_ones, responses_are_parsed_as_classes, responses_call_tools, texts_are_embedded, models_are_listed,
                         responses_are_refused_with_the_packages_errors]),
     "litellm": (LiteLlm, [litellm_chats_over_both_apis, litellm_calls_tools_over_both_apis, litellm_answers_responses]),
     "langchain-openai": (LangChain, [langchain_chats_over_both_apis, langchain_calls_tools_and_structures]),

@@ -151,7 +151,7 @@ def errors_have_a_status_and_openais_shape(curl):
         curl.refused(400, text, body={"prompt": PROMPT, name: value}, param=name)
     curl.refused(400, text, body={"prompt": "word " * 400_000}, param="prompt", code="context_length_exceeded")  # curl asks before it sends so much
     curl.refused(404, "/v2/completions", code="not_found")
-    curl.refused(404, "/v1/embeddings", body={"input": "x"}, code="not_supported")
+    curl.refused(400, "/v1/embeddings", body={"input": "x", "pooling": "cls"}, param="pooling")
     curl.refused(405, text)
     curl.refused(403, text, "-H", "Host: example.org", body={"prompt": PROMPT})
 
@@ -343,7 +343,6 @@ def errors_are_the_packages_own(api):
     api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": "word " * 5000}]), code="context_length_exceeded", param="messages")
     api.refused(bad, lambda: api.chat(tools=[WEATHER]), param="tools")
     api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]), param="messages")
-    api.refused(api.openai.NotFoundError, lambda: api.client.embeddings.create(model="ridge-ref", input="x"), code="not_supported")
     with api.openai.OpenAI(**{**api.options, "base_url": api.tools_server.url + "/v1", "api_key": "wrong"}) as stranger:
         api.refused(api.openai.AuthenticationError, stranger.models.list, status_code=401, code="invalid_api_key")
 
