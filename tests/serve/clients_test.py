@@ -341,8 +341,8 @@ def errors_are_the_packages_own(api):
     api.refused(bad, lambda: api.text(stream=True, top_p=7), param="top_p")
     api.refused(bad, lambda: api.text(prompt="word " * 5000), code="context_length_exceeded", param="prompt")
     api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": "word " * 5000}]), code="context_length_exceeded", param="messages")
-    api.refused(bad, lambda: api.chat(tools=[WEATHER]), param="tools")
-    api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]), param="messages")
+    api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]),
+                param="messages[0].content[0].type")
     with api.openai.OpenAI(**{**api.options, "base_url": api.tools_server.url + "/v1", "api_key": "wrong"}) as stranger:
         api.refused(api.openai.AuthenticationError, stranger.models.list, status_code=401, code="invalid_api_key")
 

@@ -35,7 +35,7 @@ TEST_F(LlamaApi, CompletionsSayWhyTheyEnd) {
   EXPECT_EQ(completed({{"stop", {"wo"}}}), "One t|word|wo|2");
   EXPECT_EQ(completed({{"prompt", {'x'}}, {"seed", -1}}), "One two three|eos||4") << "token ids, a random seed";
   EXPECT_EQ(completed({{"logit_bias", {{'x', false}, {'y', 1}}}}), "One two three|eos||4");
-  EXPECT_EQ(completed({{"json_schema", {{"const", 5}}}}), "5|eos||2");
+  EXPECT_EQ(completed({{"json_schema", {{"const", 5}}}}), "5|eos||1");
   const Json json = ok("/completion", request());
   EXPECT_EQ(json["stop"], true);
   EXPECT_EQ(json["tokens_evaluated"], 1);
