@@ -1,6 +1,6 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build install test debug tsan fuzz cuda gpu-gate hip-check demo serve real env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
+.PHONY: help build install package-deb package-tarball package-cuda package-wheel package-container test debug tsan fuzz cuda gpu-gate hip-check demo serve real env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -12,9 +12,24 @@ build:  ## optimised build in build/release
 	cmake --preset release && cmake --build --preset release
 
 PREFIX ?= /usr/local
-install:  ## build, then put ridge into PREFIX/bin (PREFIX=~/.local needs no root)
-	cmake --preset release --log-level=NOTICE && cmake --build --preset release --target ridge
+install:  ## build, then put program, library and headers into PREFIX (PREFIX=~/.local needs no root)
+	cmake --preset release --log-level=NOTICE && cmake --build --preset release --target ridge ridge_shared ridge_static
 	cmake --install build/release --prefix $(PREFIX)
+
+package-deb:  ## a Debian package in build/packages (program, library, headers, manual, completions, service)
+	scripts/package deb
+
+package-tarball:  ## the same as an archive that needs only glibc
+	scripts/package tarball
+
+package-cuda:  ## the archive with CUDA (nvcc 13); needs the driver only
+	scripts/package cuda
+
+package-wheel:  ## a wheel for Python in build/packages
+	scripts/package wheel
+
+package-container:  ## a container image, by podman or docker
+	scripts/package container
 
 test:  ## install what is missing, build, run every test
 	scripts/test

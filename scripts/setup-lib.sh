@@ -37,6 +37,9 @@ packages_of() {
                  python3: command python3
                  g++-aarch64-linux-gnu: command aarch64-linux-gnu-g++
                  qemu-user-static: command qemu-aarch64-static' ;;
+    package) echo 'dpkg-dev: command dpkg-shlibdeps
+                   file: command file
+                   python3: command python3' ;;
     hip) echo 'clang-19: command clang++-19
                libamdhip64-dev: file /usr/include/hip/hip_runtime.h' ;;
     newest) newest_clang | sed -n 's/..*/clang-&: command clang++-&/p' ;;
@@ -58,6 +61,7 @@ other_names() {
     libedit-dev) echo 'fedora: libedit-devel arch: libedit suse: libedit-devel' ;;
     libgtest-dev) echo 'fedora: gtest-devel arch: gtest suse: gtest' ;;
     libgmock-dev) echo 'fedora: gmock-devel arch: gtest suse: gmock' ;;
+    dpkg-dev) echo 'fedora: - arch: dpkg suse: dpkg' ;;
     python3) echo 'arch: python' ;;
     libopenmpi-dev) echo 'fedora: openmpi-devel arch: openmpi suse: openmpi4-devel' ;;
     openmpi-bin) echo 'fedora: openmpi arch: openmpi suse: openmpi4' ;;

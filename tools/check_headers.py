@@ -27,7 +27,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 NOT_ALONE = re.compile(r"tests/(emulate|gpu)/|src/gpu/(hip_shim|launch|tensor)\.h|src/op/simd/|.*(_cuda|_simd|_body|avx2|avx512)\.h$")
 DEVICE = re.compile(r"cuda|hip/|nv")
 # Files that the build compiles several at a time (ridge_joined): what one of them includes, the next one has.
-JOINED = re.compile(r"src/(text|grammar|http|io|model|engine|serve|lab|top|chat|cli)/")
+JOINED = re.compile(r"src/(text|grammar|http|io|model|engine|serve|lab|top|chat|capi|cli)/")
 
 # Names of namespace std by header. Several headers: each of them has the name by the standard's words.
 STD = {

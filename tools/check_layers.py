@@ -26,6 +26,7 @@ LEFT = {
     "lab": ["engine", "http"],
     "top": ["http", "text"],
     "chat": ["serve", "text"],
+    "capi": ["lab", "serve"],
     "cli": ["lab", "chat", "top"],
 }
 SOURCES = {".h", ".cpp", ".cu", ".hip"}

@@ -1,0 +1,9 @@
+// The functions of fmt's library as a part of this one, where only the shared library of fmt is installed.
+#include <fmt/format-inl.h>
+
+FMT_BEGIN_NAMESPACE
+namespace detail {
+template auto thousands_sep_impl(locale_ref) -> thousands_sep_result<char>;
+template auto decimal_point_impl(locale_ref) -> char;
+}  // namespace detail
+FMT_END_NAMESPACE
