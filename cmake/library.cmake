@@ -8,11 +8,13 @@ add_library(ridge_shared SHARED $<TARGET_OBJECTS:ridge_capi>)
 target_link_libraries(ridge_shared PRIVATE ridge_lab ridge_serve)
 # Only names of the C API leave the library: others bind within it, as in the program.
 set(map ${PROJECT_SOURCE_DIR}/src/capi/exports.map)
-target_link_options(ridge_shared PRIVATE LINKER:--version-script=${map} LINKER:-Bsymbolic)
+if(NOT APPLE) # whose linker has lists of its own
+  target_link_options(ridge_shared PRIVATE LINKER:--version-script=${map} LINKER:-Bsymbolic)
+endif()
 set_target_properties(ridge_shared PROPERTIES VERSION ${RIDGE_ABI}.${PROJECT_VERSION} SOVERSION ${RIDGE_ABI} LINK_DEPENDS ${map})
 if(RIDGE_SANITIZE)
   target_link_options(ridge_shared PRIVATE -fsanitize=${RIDGE_SANITIZE})
-else()
+elseif(NOT APPLE)
   target_link_options(ridge_shared PRIVATE LINKER:-z,relro,-z,now,-z,noexecstack)
 endif()
 
