@@ -5,7 +5,8 @@
 # to wait for all libraries that its target links.
 function(ridge_page)
   set(folder ${PROJECT_SOURCE_DIR}/src/serve/page)
-  set(files ${folder}/index.html ${folder}/style.css ${folder}/page.js ${folder}/icon.svg)
+  set(files ${folder}/index.html ${folder}/style.css ${folder}/page.js ${folder}/markdown.js
+            ${folder}/conversations.js ${folder}/icon.svg)
   set(source ${PROJECT_BINARY_DIR}/generated/serve/page_files.cpp)
   add_custom_command(OUTPUT ${source}
     COMMAND ${CMAKE_COMMAND} -D "FILES=${files}" -D "SOURCE=${source}" -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake

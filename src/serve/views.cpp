@@ -23,12 +23,27 @@ Json report_json(const KvReport& report, int64_t f16_bytes) {
           {"kv_ratio", double(f16_bytes) / double(report.bytes_per_token())}};
 }
 
-/// Tokens that the running sequences and checkpoints of a pool hold, shared ones once a holder.
+/// Tokens that the running sequences of a pool hold, shared ones once a holder.
 int64_t held_tokens(PoolRunner& runner) {
   int64_t n = 0;
   for (const auto& job : runner.jobs()) n += runner.pool().length(job->text.seq);
   return n;
 }
+
+/// Bytes of the rows that a side of a layer holds for sequences, and of the same rows in f16.
+struct RowBytes {
+  int64_t held = 0, f16 = 0;
+  /// `n`: tokens of one more sequence.
+  void add(const KvTiles& t, int n) {
+    const int first = t.first_seen(n), sinks = std::min(n, t.n_sinks);
+    const int coded = std::max(0, t.retention.coded_end(n) - std::max(first, sinks));
+    const int exact = n - std::max(first, sinks) - coded;
+    const int64_t f16_row = int64_t(2) * t.head_dim;
+    held += t.n_kv_heads *
+            (sinks * f16_row + coded * t.row_bytes + exact * (t.ring_tiles > 0 ? t.recent_row_bytes : t.row_bytes));
+    f16 += t.n_kv_heads * (sinks + coded + exact) * f16_row;
+  }
+};
 
 struct Quality {
   double norm2 = 0, error2 = 0;
@@ -119,6 +134,13 @@ Json pool_json(Scheduler& scheduler, PoolRunner& runner, KvDetail detail) {
   }
   json["f16_bytes"] = f16_bytes;
   json["tokens"] = held_tokens(runner);
+  RowBytes rows;
+  for (const auto& job : runner.jobs())
+    for (int layer = 0; layer < memory.n_layers(); ++layer)
+      for (const KvSide side : kKvSides)
+        rows.add(memory.layout(layer, side).tiles, runner.pool().length(job->text.seq));
+  json["sequence_bytes"] = rows.held;
+  json["sequence_f16_bytes"] = rows.f16;
   if (detail != KvDetail::none) json["layers"] = layers_json(runner, detail);
   return json;
 }

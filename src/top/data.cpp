@@ -72,7 +72,8 @@ Pool pool_of(const std::string& kv, const Json& json) {
   p.sequences = count_of(json, "sequences"), p.checkpoints = count_of(json, "checkpoints");
   p.page_tokens = count_of(json, "page_tokens"), p.page_bytes = count_of(json, "page_bytes");
   p.slot_bytes = count_of(json, "slot_bytes"), p.used_bytes = count_of(json, "used_bytes");
-  p.allocated_bytes = count_of(json, "allocated_bytes"), p.f16_bytes = count_of(json, "f16_bytes");
+  p.allocated_bytes = count_of(json, "allocated_bytes"), p.sequence_bytes = count_of(json, "sequence_bytes");
+  p.sequence_f16_bytes = count_of(json, "sequence_f16_bytes");
   p.tokens = count_of(json, "tokens"), p.bytes_per_token = count_of(json, "kv_bytes_per_token");
   p.ratio = real_of(json, "kv_ratio");
   p.layers = list_of<Layer>(json, "layers", [](const Json& layer) {

@@ -65,7 +65,8 @@ struct Pool {
   std::string kv, k_format, v_format;
   int64_t pages = 0, free = 0, used = 0, shared = 0, cached = 0;  ///< used: by one sequence only
   int64_t slots = 0, slots_free = 0, sequences = 0, checkpoints = 0, page_tokens = 0, page_bytes = 0, slot_bytes = 0;
-  int64_t used_bytes = 0, allocated_bytes = 0, f16_bytes = 0, tokens = 0, bytes_per_token = 0;
+  int64_t used_bytes = 0, allocated_bytes = 0, tokens = 0, bytes_per_token = 0;
+  int64_t sequence_bytes = 0, sequence_f16_bytes = 0;  ///< rows of running sequences, and the same rows in f16
   double ratio = 0;
   std::vector<Layer> layers;
 };

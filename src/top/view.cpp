@@ -45,8 +45,9 @@ std::string ratio_text(int64_t f16, int64_t used) {
 }
 
 std::string kv_text(const Pool& p) {
-  return fmt::format("{} of {}; f16 {}{}", bytes_text(p.used_bytes), bytes_text(p.allocated_bytes),
-                     bytes_text(p.f16_bytes), ratio_text(p.f16_bytes, p.used_bytes));
+  return fmt::format("{} of {}; sequences {}, f16 {}{}", bytes_text(p.used_bytes), bytes_text(p.allocated_bytes),
+                     bytes_text(p.sequence_bytes), bytes_text(p.sequence_f16_bytes),
+                     ratio_text(p.sequence_f16_bytes, p.sequence_bytes));
 }
 
 /// A label and its text; returns whether there was a row.

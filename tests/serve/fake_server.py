@@ -9,7 +9,8 @@ import time
 
 SRC = pathlib.Path(__file__).resolve().parents[2] / "src/serve"
 TYPES = {"": ("index.html", "text/html; charset=utf-8"), "style.css": ("style.css", "text/css; charset=utf-8"),
-         "page.js": ("page.js", "text/javascript; charset=utf-8"), "icon.svg": ("icon.svg", "image/svg+xml")}
+         **{name: (name, "text/javascript; charset=utf-8") for name in ("page.js", "markdown.js", "conversations.js")},
+         "icon.svg": ("icon.svg", "image/svg+xml")}
 POLICY = re.search(r'kPagePolicy =\s+"([^"]+)"', (SRC / "page.h").read_text(encoding="utf-8"))[1]
 FIRST = ["Here ", "is ", "<b>no ", "bold</b> ", "<img src=x onerror=alert(1)> ", "and code:\n", "```cpp\n", "int x = 1;  // ", "<i>\n", "```\n", "Then ", "words: "]
 
@@ -19,6 +20,7 @@ class FakeServer:
         self.key, self.pause, self.n_words = "", 0.05, 40
         self.cut_after, self.refuse = None, None  # words before the connection is cut; the message of a 400
         self.calls = []  # (name, pieces of the arguments) of every answer to a chat with tools that does not follow their results
+        self.script, self.reasoning = None, []  # words in place of the usual ones, and those of reasoning in front
         self.requests, self.cancelled = [], 0
         self.props = {"model": "ridge-test-1b-q8_0.gguf", "device": "CPU (test)", "kv_formats": {"k": "rotor-3", "v": "q8_0"},
                       "kv_bytes_per_token": 1234, "kv_bytes_per_token_f16": 4936, "n_ctx": 4096, "template": "model", "version": "0.1.0"}
@@ -27,7 +29,8 @@ class FakeServer:
                       "step": {"ms_p50": 12.34, "parts_ms_p50": {"planning": 0.25, "model": 11, "sampling": 1, "events": 0.09},
                                 "decode_seqs": 5, "prompt_tokens": 96, "tok_s": 123.4}}
         self.kv = {"pages": {"total": 400, "free": 150, "used": 120, "shared": 50, "cached": 80}, "page_bytes": 65536, "slot_bytes": 8192,
-                   "used_bytes": 16 << 20, "f16_bytes": 64 << 20}
+                   "tokens": 4200, "sequence_bytes": 16 << 20, "sequence_f16_bytes": 64 << 20,
+                   "used_bytes": 80 << 20, "f16_bytes": 64 << 20}  # checkpoints of short prompts take more than f16 would
         self.server, self.port = None, 0
         self.start()
 
@@ -117,7 +120,7 @@ class FakeServer:
         handler.send_header("Content-Type", "text/event-stream")
         handler.end_headers()
         chat, number = handler.path.endswith("/chat/completions"), len(self.requests)
-        words = FIRST + [f"r{number}w{i} " for i in range(self.n_words)]
+        words = self.script or FIRST + [f"r{number}w{i} " for i in range(self.n_words)]
         calls = self.calls if body.get("tools") and body["messages"][-1]["role"] != "tool" else []
         if calls:
             words = ["Let me ask. "]
@@ -133,6 +136,8 @@ class FakeServer:
 
         try:
             handler.wfile.write(b": comment\n\n")
+            for word in self.reasoning if chat else []:
+                event({"id": "x", "choices": [{"index": 0, "delta": {"reasoning_content": word}, "finish_reason": None}]})
             for i, word in enumerate(words[:n]):
                 if i == self.cut_after:
                     return

@@ -81,6 +81,10 @@ def check(condition, what):
 
 # ---- For any server.
 
+def the_live_view_is_closed_at_first(page):
+    check(page.b.value("['kept', 'settings', 'live'].every((name) => document.getElementById(name).hidden)"), "a panel is open")
+
+
 def answers_grow_as_they_stream(page):
     page.b.value("window.lengths = new Set(); new MutationObserver(() => lengths.add(document.querySelector('#log .busy .text')?.textContent.length)).observe("
                  "document.getElementById('log'), {subtree: true, childList: true, characterData: true}), 0")
@@ -119,7 +123,7 @@ def the_conversation_outlives_the_page(page):
 
 
 def every_control_has_a_name(page):
-    for panel in ("settings", "live"):
+    for panel in ("kept", "settings", "live"):
         page.show(panel)
     page.b.value("document.getElementById('key-form').hidden = false")
     names = page.b.control_names()
@@ -129,7 +133,7 @@ def every_control_has_a_name(page):
 
 
 def texts_have_contrast(page):
-    for panel in ("settings", "live"):
+    for panel in ("kept", "settings", "live"):
         page.show(panel)
     for scheme in ("dark", "light"):
         page.b.scheme(scheme)
@@ -149,11 +153,11 @@ def a_phone_shows_all_without_scrolling_sideways(page):
         check(page.b.value("document.documentElement.scrollWidth") <= width, f"wider than {width}")
         page.set("mode", "chat")
     page.b.size(360, 740, phone=True)
-    for panel in ("settings", "live"):
+    for panel in ("kept", "settings", "live"):
         page.show(panel, False)
-    for panel in (None, "settings", "live"):
+    for panel in (None, "kept", "settings", "live"):
         if panel:
-            page.show(panel)
+            page.show(panel)  # closes the others
         wide = page.b.value("[...document.querySelectorAll('body, body *')].filter((e) => e.checkVisibility() && e.getBoundingClientRect().right > 360.5"
                             " && !e.closest('pre')).map((e) => e.tagName + '#' + e.id)")
         check(page.b.value("document.documentElement.scrollWidth") <= 360 and not wide, (panel, wide))
@@ -202,6 +206,113 @@ def model_text_stays_text(page, fake):
     check("<b>no bold</b> <img src=x onerror=alert(1)>" in page.b.value(ANSWER), page.b.value(ANSWER))
     check(page.b.value("document.querySelector('#log .turn:last-child pre').textContent") == "int x = 1;  // <i>", "code block")
     check("```" not in page.b.value(ANSWER), "fence shown")
+
+
+MARKDOWN = """# Title
+
+Some **bold**, *slanted* and `code <b>` with [a link](https://example.org/x) and [no link](javascript:alert(1)).
+
+1. one
+2. two
+   - inner *item*
+
+> quoted
+
+| a | b |
+|---|:-:|
+| 1 | <i>2</i> |
+
+```py
+print("**not bold**")
+```
+2 * 3 * 4 and snake_case_name stay."""
+
+
+def answers_are_shown_as_markdown(page, fake):
+    fake.script, fake.pause = [MARKDOWN[i:i + 7] for i in range(0, len(MARKDOWN), 7)], 0.01
+    page.send("Markdown")
+    page.done()
+    fake.script, fake.pause = None, 0.05
+    text = "document.querySelector('#log .turn:last-child .text')"
+    tags = page.b.value(f"[...{text}.children].map((e) => e.tagName + (e.className && '.' + e.className))")
+    check(tags == ["H3", "P", "OL", "BLOCKQUOTE", "DIV.wide-table", "DIV.code", "P"], tags)
+    inner = page.b.value(f"[...{text}.querySelectorAll('strong, em, p code, a, li li, td, pre')].map((e) => e.tagName + ' ' + e.textContent)")
+    check(inner == ["STRONG bold", "EM slanted", "CODE code <b>", "A a link", "LI inner item", "EM item", "TD 1", "TD <i>2</i>",
+                    'PRE print("**not bold**")'], inner)
+    check(page.b.value(f"{text}.querySelector('a').href + {text}.querySelector('a').rel") == "https://example.org/xnoopener noreferrer", "link")
+    check("[no link](javascript:alert(1))" in page.b.value(f"{text}.textContent"), "a link to a script")
+    check(page.b.value(f"{text}.lastChild.textContent") == "2 * 3 * 4 and snake_case_name stay.", page.b.value(f"{text}.lastChild.textContent"))
+    page.shot("markdown")
+    # What was copied; the browser of the test has no clipboard to read.
+    page.b.value("window.copied = [], navigator.clipboard.writeText = async (text) => { copied.push(text); }, 0")
+    page.b.value(f"{text}.querySelector('.copy').click()")
+    page.b.value("document.querySelector('#log .turn:last-child > .copy').click()")
+    page.b.wait("copied.length === 2")
+    check(page.b.value("copied") == ['print("**not bold**")', MARKDOWN], page.b.value("copied"))
+    page.b.wait(f"{text}.querySelector('.copy').textContent === 'Copied'")
+
+
+def hostile_markdown_takes_little_time(page, fake):
+    fake.pause = 0
+    for hostile in ("*" * 15000, "[" * 15000, "`" * 9999 + "a", "> " * 5000 + "x", "- " * 3000 + "x", "|" * 9000 + "\n" + "|-" * 4000, "_a" * 7000, "**a" * 5000):
+        fake.script = [hostile]
+        page.send("More")
+        start = time.monotonic()
+        page.done()
+        fake.script = None
+        check(time.monotonic() - start < 3, f"{hostile[:10]}: {time.monotonic() - start:.1f} s")
+        page.click("new")
+    fake.script, fake.pause = None, 0.05
+    page.show("kept")
+    for _ in range(8):
+        page.b.value("document.querySelector('#kept-list li button:last-child').click()")
+
+
+def reasoning_is_folded(page, fake):
+    fake.reasoning = ["I think ", "so."]
+    page.send("Why?")
+    page.done()
+    fake.reasoning = []
+    box = "document.querySelector('#log .turn:last-child .reasoning')"
+    check(page.b.value(f"{box}.lastChild.textContent") == "I think so." and page.b.value(f"!{box}.open && !{box}.hidden"), "no folded reasoning")
+    check("I think" not in page.b.value(ANSWER), "reasoning in the answer")
+    page.send("And?")
+    page.done()
+    check(not any("I think" in str(message) for message in fake.requests[-1][1]["messages"]), "reasoning went back")
+    page.click("new")
+
+
+def conversations_are_kept_and_exported(page, fake):
+    fake.pause = 0.01
+    page.click("new")
+    for text in ("First talk", "Second talk"):
+        page.send(text)
+        page.done()
+        page.click("new")
+    page.send("Third talk")
+    page.done()
+    page.open()
+    page.show("kept")
+    titles = "[...document.querySelectorAll('#kept-list li button:first-child')].map((e) => e.textContent)"
+    check(page.b.value(titles)[:2] == ["Second talk", "First talk"], page.b.value(titles))
+    page.shot("conversations")
+    page.b.value("document.querySelectorAll('#kept-list li button:first-child')[1].click()")
+    said = "[...document.querySelectorAll('#log .user .text')].map((e) => e.textContent).join()"
+    check(page.b.value(said) == "First talk", page.b.value(said))
+    check(page.b.value(titles)[:2] == ["Third talk", "Second talk"], page.b.value(titles))
+    page.send("It goes on")
+    page.done()
+    check([message["content"] for message in fake.requests[-1][1]["messages"] if message["role"] == "user"] == ["First talk", "It goes on"], fake.requests[-1])
+    page.b.value("window.exported = null, URL.createObjectURL = (blob) => { blob.text().then((text) => { exported = JSON.parse(text); }); return '#'; }, 0")
+    page.click("export")
+    page.b.wait("exported !== null")
+    made = page.b.value("exported")
+    check([one["turns"][0]["content"] for one in made["conversations"]][:3] == ["First talk", "Third talk", "Second talk"], made)
+    count = len(page.b.value(titles))
+    page.b.value("document.querySelector('#kept-list li button:last-child').click()")
+    check(len(page.b.value(titles)) == count - 1 and page.b.value(titles)[0] == "Second talk", "not deleted")
+    fake.pause = 0.05
+    page.show("kept", False)
 
 
 def tools_are_called_and_answered(page, fake):
@@ -353,6 +464,7 @@ def the_live_view_shows_the_servers_numbers(page, fake):
     widths = page.b.value("[...document.querySelectorAll('#pages-bar i')].map((e) => Math.round(400 * e.getBoundingClientRect().width / e.parentElement.clientWidth))")
     check(widths == [120, 50, 80, 150], widths)
     check(page.b.value(text_of("parts")) == "planning 0.25 msmodel 11 mssampling 1 msevents 0.09 ms", page.b.value(text_of("parts")))
+    check("4,200 tokens of running sequences" in page.b.value(text_of("kv-tokens")), page.b.value(text_of("kv-tokens")))
     check("16 MiB" in page.b.value(text_of("kv")) and "64 MiB (4 times as much)" in page.b.value(text_of("kv")), page.b.value(text_of("kv")))
     check("rotor-3/q8_0: 1,234 bytes a token; f16: 4,936" in page.b.value(text_of("kv-token")), page.b.value(text_of("kv-token")))
     check(page.b.value("[...document.querySelectorAll('#slots td')].slice(0, 6).map((e) => e.textContent).join()") == "7,decode,1,200,1,024,55,21.5", "table")
@@ -469,6 +581,7 @@ def screenshots(page, fake):
     fake.pause = 0.01
     page.send("What is a ridge, and what does the code of one look like?")
     page.done()
+    page.show("live")
     page.b.wait(f"{text_of('tok_s')} === '123.4'")
     for rate in (90, 130, 110, 123.4):  # a curve
         fake.slots = {**fake.slots, "step": {**fake.slots["step"], "tok_s": rate}}
@@ -493,9 +606,10 @@ def screenshots(page, fake):
     fake.pause = 0.05
 
 
-GENERAL = [answers_grow_as_they_stream, regenerate_replaces_the_answer, escape_ends_an_answer, the_live_view_has_numbers,
+GENERAL = [the_live_view_is_closed_at_first, answers_grow_as_they_stream, regenerate_replaces_the_answer, escape_ends_an_answer, the_live_view_has_numbers,
            every_control_has_a_name, texts_have_contrast, a_phone_shows_all_without_scrolling_sideways, the_conversation_outlives_the_page]
-FAKE = [requests_say_what_was_set, model_text_stays_text, tools_are_called_and_answered, an_earlier_message_is_edited, the_stream_is_seen_growing, errors_are_shown, screenshots,
+FAKE = [requests_say_what_was_set, model_text_stays_text, answers_are_shown_as_markdown, hostile_markdown_takes_little_time, reasoning_is_folded,
+        conversations_are_kept_and_exported, tools_are_called_and_answered, an_earlier_message_is_edited, the_stream_is_seen_growing, errors_are_shown, screenshots,
         the_live_view_shows_the_servers_numbers, the_keyboard_is_enough, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept,
         base_models_continue_texts, models_without_a_tokenizer_take_ids]
 LOADS_FAIL = {errors_are_shown, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept}

@@ -61,7 +61,7 @@ View busy_view() {
   view.known.pools = read_pools(R"({"kv_quant":"rotor-3","pools":{"rotor-3":{"kv_formats":{"k":"rotor-3","v":"rotor-3"},
       "kv_bytes_per_token":1000,"kv_ratio":4.9,"pages":{"total":40,"free":20,"used":10,"shared":4,"cached":6},
       "slots":{"total":48,"free":40},"sequences":2,"checkpoints":6,"page_tokens":128,"page_bytes":128000,"slot_bytes":4096,
-      "used_bytes":2560000,"allocated_bytes":5120000,"f16_bytes":12544000,"tokens":553,
+      "used_bytes":2560000,"allocated_bytes":5120000,"sequence_bytes":2560000,"sequence_f16_bytes":12544000,"tokens":553,
       "layers":[{"layer":0,"k":{"norm":8,"relative_error":0.1,"saturated":2,"pages":[{"norm":4,"relative_error":0.05,"page":0},
       {"norm":8,"relative_error":0.15,"page":1}]},"v":{"norm":1,"relative_error":0.2,"saturated":0,"pages":[]}},
       {"layer":1,"k":{},"v":{}}]}}})")

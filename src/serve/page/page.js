@@ -1,5 +1,8 @@
 // The page of ridge serve: a conversation and a live view. What the model writes reaches the document as text only.
 
+import { exportAll, leave, reopen, showKept } from "./conversations.js";
+import { copyButton, showMarkdown } from "./markdown.js";
+
 const $ = (id) => document.getElementById(id);
 const log = $("log"), input = $("input"), parameters = $("parameters");
 
@@ -15,7 +18,7 @@ function element(tag, className, text = "") {
 // ---- What outlives the page: conversations and settings; the key only as long as the tab.
 
 const kStore = "ridge";
-const state = Object.assign({ chat: [], text: [], settings: {}, mode: "", model: "" }, stored());
+const state = Object.assign({ chat: [], text: [], kept: [], settings: {}, mode: "", model: "" }, stored());
 let props = {};
 
 function stored() {
@@ -133,36 +136,20 @@ const mode = () => (props.template === "none" ? "text" : state.mode || (props.te
 let stopper = null;  // while an answer is under way
 let atEnd = true;    // the log shows its end, and goes on doing so
 
-/// Runs of text and of code between ``` lines.
-function pieces(text) {
-  const found = [{ tag: "P", text: "" }];
-  for (const line of text.split(/(?<=\n)/)) {
-    const last = found[found.length - 1];
-    if (/^\s{0,3}```/.test(line)) found.push({ tag: last.tag === "P" ? "PRE" : "P", text: "" });
-    else last.text += line;
-  }
-  for (const piece of found) piece.text = piece.tag === "P" ? piece.text.replace(/^\n+|\n+$/g, "") : piece.text.replace(/\n$/, "");
-  return found.filter((piece) => piece.tag === "PRE" || piece.text);
+/// Makes `box` show what a turn says: an answer of a chat as Markdown, all else as it is.
+function showText(box, turn) {
+  if (turn.role === "assistant" && mode() === "chat") return showMarkdown(box, turn.content);
+  const node = box.firstElementChild ?? box.appendChild(element("p", ""));
+  if (!node.firstChild) node.append("");
+  const shown = node.firstChild;
+  if (turn.content.startsWith(shown.data)) shown.appendData(turn.content.slice(shown.data.length));
+  else shown.data = turn.content;
 }
 
-/// Makes `box` show `text`. Only what is new changes, so that selections stay and screen readers hear the new words.
-function showText(box, text) {
-  const wanted = mode() === "text" ? [{ tag: "P", text }] : pieces(text);
-  wanted.forEach((piece, i) => {
-    let node = box.children[i];
-    if (node?.tagName !== piece.tag) {
-      const made = document.createElement(piece.tag);
-      made.append("");
-      if (piece.tag === "PRE") Object.assign(made, { tabIndex: 0, role: "group", ariaLabel: "Code" });
-      if (node) node.replaceWith(made);
-      else box.append(made);
-      node = made;
-    }
-    const shown = node.firstChild;
-    if (piece.text.startsWith(shown.data)) shown.appendData(piece.text.slice(shown.data.length));
-    else shown.data = piece.text;
-  });
-  while (box.children.length > wanted.length) box.lastChild.remove();
+function showReasoning(box, turn) {
+  box.hidden = !turn.reasoning;
+  box.firstChild.textContent = turn.busy && !turn.content ? "Reasoning …" : "Reasoning";
+  if (turn.reasoning) showMarkdown(box.lastChild, turn.reasoning);
 }
 
 /// The arguments of a call with a line each, unless they would not read the same.
@@ -257,17 +244,20 @@ function showResults() {
 /// Adds a turn to the log and returns the function that shows it anew.
 function addTurn(turn) {
   const box = element("div", `turn ${turn.role}`);
-  const text = element("div", "text"), calls = element("div", ""), meta = element("p", "meta"), error = element("p", "error");
-  box.append(element("p", "who", turn.role === "user" ? "You" : turn.role === "tool" ? `Result of ${turn.name}` : "Model"), text, calls, meta, error);
+  const reasoning = element("details", "reasoning"), text = element("div", "text"), calls = element("div", ""), meta = element("p", "meta"), error = element("p", "error");
+  box.append(element("p", "who", turn.role === "user" ? "You" : turn.role === "tool" ? `Result of ${turn.name}` : "Model"), reasoning, text, calls, meta, error);
+  reasoning.append(document.createElement("summary"), element("div", ""));
   if (turn.role === "user" && mode() === "chat") {
     const opener = button("Edit", "edit when-idle", () => edit(turn, text, opener));
     opener.ariaLabel = `Edit message: ${turn.content.slice(0, 40)}`;
     box.append(opener);
   }
+  if (turn.role === "assistant" && mode() === "chat") box.append(copyButton("Copy answer", () => turn.content));
   log.querySelector(".empty")?.remove();
   log.append(box);
   const show = () => {
-    showText(text, turn.content);
+    showReasoning(reasoning, turn);
+    showText(text, turn);
     if (turn.calls) showCalls(calls, turn.calls);
     meta.textContent = turn.meta ?? "";
     meta.hidden = !turn.meta;
@@ -296,7 +286,32 @@ function showConversation() {
   log.replaceChildren();
   if (!turns().length) log.append(element("p", "empty", text ? "Write the start of a text." : "Ask something."));
   turns().forEach(addTurn);
+  showList();
   showButtons();
+}
+
+/// The conversations that were left.
+function showList() {
+  $("kept-none").hidden = state.kept.length > 0;
+  const changed = () => {
+    save();
+    showConversation();
+  };
+  showKept($("kept-list"), state.kept, {
+    open: (n) => {
+      if (stopper) return;
+      reopen(state, n, mode());
+      changed();
+      if (narrow.matches) open("kept", false);
+      input.focus();
+    },
+    remove: (n) => {
+      if (!confirm("Delete this conversation?")) return;
+      state.kept.splice(n, 1);
+      changed();
+      $("show-kept").focus();
+    },
+  });
 }
 
 function showButtons() {
@@ -422,9 +437,10 @@ async function answer() {
       finish = choice.finish_reason ?? finish;
       const ids = choice.token_ids?.length ? `${choice.token_ids.join(" ")} ` : "";
       const more = choice.delta?.content || choice.text || (props.template === "none" && ids);
-      const calls = choice.delta?.tool_calls ?? [];
-      if (!more && !calls.length) continue;
+      const calls = choice.delta?.tool_calls ?? [], thought = choice.delta?.reasoning_content ?? "";
+      if (!more && !calls.length && !thought) continue;
       turn.content += more || "";
+      if (thought) turn.reasoning = (turn.reasoning ?? "") + thought;
       for (const { index, id, function: piece } of calls) {
         const call = ((turn.calls ??= [])[index] ??= { id, name: piece.name, args: "" });
         call.args += piece.arguments ?? "";
@@ -477,7 +493,7 @@ function send() {
   const text = input.value;
   if (props.template === "none" && /[^\d\s,]/.test(text)) return say("Token ids are numbers with spaces between them.", true);
   if (!text.trim() && (mode() === "chat" || (!text && !turns().length))) return;
-  if (narrow.matches) open("settings", false), open("live", false);
+  if (narrow.matches) kPanels.forEach((panel) => open(panel, false));
   input.value = "";
   fit(input);
   ask(text ? [{ role: "user", content: mode() === "chat" ? text.trim() : text }] : []);
@@ -512,8 +528,7 @@ $("regenerate").addEventListener("click", () => {
   regenerate();
 });
 $("new").addEventListener("click", () => {
-  if (turns().length && !confirm("Delete this conversation?")) return;
-  turns().length = 0;
+  leave(state, mode());
   save();
   showConversation();
   input.focus();
@@ -528,6 +543,7 @@ parameters.addEventListener("input", () => {
   state.settings = Object.fromEntries([...parameters.elements].filter((field) => field.name && field.value).map((field) => [field.name, field.value]));
   save();
 });
+$("export").addEventListener("click", () => exportAll(state));
 parameters.addEventListener("submit", (event) => event.preventDefault());
 $("clear").addEventListener("click", () => {
   parameters.reset();
@@ -546,10 +562,11 @@ function open(panel, on) {
   $(`show-${panel}`).ariaExpanded = on;
 }
 
-for (const [panel, other] of [["settings", "live"], ["live", "settings"]]) {
+const kPanels = ["kept", "settings", "live"];
+for (const panel of kPanels) {
   $(`show-${panel}`).addEventListener("click", () => {
     open(panel, $(panel).hidden);
-    if (narrow.matches) open(other, false);
+    if (narrow.matches) kPanels.filter((other) => other !== panel).forEach((other) => open(other, false));
     if (panel === "live") wake();
   });
 }
@@ -613,12 +630,13 @@ function showSlots({ queue, running, step }) {
   }));
 }
 
-function showKv({ pages, used_bytes, f16_bytes }) {
+function showKv({ pages, tokens, sequence_bytes, sequence_f16_bytes }) {
   const parts = ["used", "shared", "cached", "free"].map((name) => [name, name, pages[name], number(pages[name])]);
   showBar($("pages-bar"), $("pages"), parts, Math.max(1, pages.total, parts.reduce((sum, [, , size]) => sum + size, 0)));
-  const times = used_bytes > 0 && f16_bytes > 0 ? ` (${number(f16_bytes / used_bytes, 1)} times as much)` : "";
-  showBar($("kv-bar"), $("kv"), [["now", "used", used_bytes, bytes(used_bytes)], ["in f16", "free", Math.max(0, f16_bytes - used_bytes), `${bytes(f16_bytes)}${times}`]],
-          Math.max(1, f16_bytes, used_bytes));
+  $("kv-tokens").textContent = tokens ? `Rows of ${number(tokens)} tokens of running sequences.` : "No sequence runs.";
+  const times = sequence_bytes > 0 ? ` (${number(sequence_f16_bytes / sequence_bytes, 1)} times as much)` : "";
+  showBar($("kv-bar"), $("kv"), [["now", "used", sequence_bytes, bytes(sequence_bytes)],
+    ["in f16", "free", Math.max(0, sequence_f16_bytes - sequence_bytes), `${bytes(sequence_f16_bytes)}${times}`]], Math.max(1, sequence_f16_bytes));
 }
 
 function showProps(now) {
@@ -671,6 +689,5 @@ for (const [name, value] of Object.entries(state.settings)) {
   if (parameters.elements[name]) parameters.elements[name].value = value;
 }
 checkTools();
-open("live", !narrow.matches);
 showConversation();
 watch();
