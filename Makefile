@@ -6,7 +6,7 @@ help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 env:  ## install what building, testing, linting and drawing need
-	@bash -c '. scripts/setup-lib.sh && need_packages build test lint report'
+	@bash -c '. scripts/setup-lib.sh && need_packages build test lint report package'
 
 build:  ## optimised build in build/release
 	cmake --preset release && cmake --build --preset release

@@ -59,5 +59,6 @@ configure_file(cmake/ridge.pc.in ${PROJECT_BINARY_DIR}/ridge.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/ridge.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT library)
 
 if(SKBUILD) # the wheel: the library beside the package's files
+  target_link_options(ridge_shared PRIVATE -s)
   install(FILES $<TARGET_FILE:ridge_shared> DESTINATION ridge RENAME libridge.so COMPONENT python)
 endif()

@@ -39,6 +39,7 @@ packages_of() {
                  qemu-user-static: command qemu-aarch64-static' ;;
     package) echo 'dpkg-dev: command dpkg-shlibdeps
                    file: command file
+                   pkg-config: command pkg-config
                    python3: command python3' ;;
     hip) echo 'clang-19: command clang++-19
                libamdhip64-dev: file /usr/include/hip/hip_runtime.h' ;;
@@ -62,6 +63,7 @@ other_names() {
     libgtest-dev) echo 'fedora: gtest-devel arch: gtest suse: gtest' ;;
     libgmock-dev) echo 'fedora: gmock-devel arch: gtest suse: gmock' ;;
     dpkg-dev) echo 'fedora: - arch: dpkg suse: dpkg' ;;
+    pkg-config) echo 'fedora: pkgconf arch: pkgconf' ;;
     python3) echo 'arch: python' ;;
     libopenmpi-dev) echo 'fedora: openmpi-devel arch: openmpi suse: openmpi4-devel' ;;
     openmpi-bin) echo 'fedora: openmpi arch: openmpi suse: openmpi4' ;;
