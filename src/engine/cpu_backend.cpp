@@ -115,6 +115,8 @@ class CpuBackend final : public Backend {
   void experts(int layer, const Rows& rows);
   void activate(Activation activation, View2<float> gate, View2<const float> up);
   void norm_heads(View2<float> x, const std::vector<float>& weight);
+  void norm_rows(const std::vector<float>& weight, View2<float> x, View2<float> y);
+  void scale_by_position(const AttentionPlan& a, View2<float> q);
   /// h = w norm(x) + bias, without the norm where `norm` is null, without the bias where it is empty. Of several ranks,
   /// x is this one's part of the columns, and h a summand; or the whole product where w is cut between rows.
   void project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm, View2<float> x,
@@ -137,6 +139,7 @@ class CpuBackend final : public Backend {
   CpuWorkspace<AlignedBuffer> buffers_;  // grows with the largest step
   std::vector<Route> routes_;
   // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
+  std::vector<int32_t> positions_;  // of the tokens
   std::vector<RopeAngles> angles_;
   int n_ctx_ = 0;                                         // of the sequences
   std::vector<std::vector<KvSpan>> parts_[kPageClasses];  // with the pages of each class
@@ -246,6 +249,22 @@ void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight,
   for (int64_t t = 0; t < n; ++t) std::copy_n(&heads(t, slice_->rank / n_copies * x.cols), x.cols, &x(t, 0));
 }
 
+/// The norm of the residual stream or of what a block gives.
+void CpuBackend::norm_rows(const std::vector<float>& weight, View2<float> x, View2<float> y) {
+  if (plan_.layer_norm) take_mean_off(context_, x, y);
+  rms_norm(context_, plan_.layer_norm ? y : x, weight.data(), plan_.norm_eps, y);
+}
+
+/// Queries grow with the logarithm of their position.
+void CpuBackend::scale_by_position(const AttentionPlan& a, View2<float> q) {
+  if (a.position_scale == 0) return;
+  for (int64_t t = 0; t < q.rows; ++t) {
+    const int lengths = positions_[size_t(t)] / a.position_length;
+    const float factor = float(1 + double(a.position_scale) * std::log(1.0 + lengths));
+    for (float& value : q.row(t)) value *= factor;
+  }
+}
+
 void CpuBackend::project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm,
                          View2<float> x, const std::vector<int64_t>* borders, View2<float> h) {
   const bool gathers = ranks_ && slice_->gathers;
@@ -316,16 +335,21 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   for (int64_t t = 0; t < q_gate.rows; ++t)
     for (int h = 0; h < a.n_heads; ++h)
       std::copy_n(&q_gate(t, 2 * h * a.head_dim), a.head_dim, &rows.q(t, h * a.head_dim));
+  const auto norm_qk = [&] {
+    norm_heads(rows.q, w.q_norm);
+    norm_heads(rows.k, w.k_norm);
+  };
   if (a.qk_norm_whole) {
     norm_whole(rows.q, w.q_norm, &ModelSlice::q);
     norm_whole(rows.k, w.k_norm, &ModelSlice::kv);
-  } else if (a.qk_norm) {
-    norm_heads(rows.q, w.q_norm);
-    norm_heads(rows.k, w.k_norm);
+  } else if (a.qk_norm && !a.qk_norm_after_rope) {
+    norm_qk();
   }
   const RopeAngles& angles = angles_[size_t(plan_.rope_of(a, n_ctx_))];
   apply_rope(context_, angles, a.head_dim, rows.q);
   apply_rope(context_, angles, a.head_dim, rows.k);
+  if (a.qk_norm && a.qk_norm_after_rope) norm_qk();
+  scale_by_position(a, rows.q);
   attend_rows(layer, rows, memory, rows.v);
   for (int64_t t = 0; t < q_gate.rows; ++t)
     for (int h = 0; h < a.n_heads; ++h)
@@ -364,6 +388,7 @@ void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory
   const RopeAngles& angles = angles_[size_t(plan_.rope_of(a, n_ctx_))];
   apply_rope(context_, angles, int(width), columns(rows.q, l.rank, rows.q.cols - l.rank));
   apply_rope(context_, angles, int(width), columns(rows.k, l.rank, l.rope_dim));
+  scale_by_position(a, rows.q);
   attend_rows(layer, rows, memory, rows.k);
   const View2<float> values = matrix(B::latent_v, n, a.n_heads * int64_t(l.value_dim));
   for (int64_t h = 0; h < a.n_heads; ++h)
@@ -483,14 +508,14 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   int most_rows = INT_MAX;
   for (int i = 0; i < memory.n_layers(); ++i)
     most_rows = std::min(most_rows, most_rows_at_once(memory.tiles(i, KvSide::k), memory.tiles(i, KvSide::v)));
-  std::vector<int32_t> positions;
+  positions_.clear();
   for (auto& parts : parts_) parts.clear();
   spans_.clear();
   for (const SeqTokens& tokens : batch.seqs) {
-    const KvSpan whole = pool.span(tokens.seq, int(positions.size()), tokens.n_tokens);
+    const KvSpan whole = pool.span(tokens.seq, int(positions_.size()), tokens.n_tokens);
     spans_.push_back(whole);
     if (memory.lost_from(whole.slot) >= whole.n_past) memory.set_lost_from(whole.slot, INT_MAX);  // overwritten now
-    for (int i = 0; i < tokens.n_tokens; ++i) positions.push_back(whole.n_past + i);
+    for (int i = 0; i < tokens.n_tokens; ++i) positions_.push_back(whole.n_past + i);
     for (const PageClass of : memory.page_classes()) {
       const KvSpan own = pool.span(tokens.seq, whole.first_row, tokens.n_tokens, of);
       const std::vector<KvSpan> cut = cut_span(own, most_rows, pool.calibrates(tokens.seq));
@@ -499,9 +524,9 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
       for (size_t i = 0; i < cut.size(); ++i) parts[i].push_back(cut[i]);
     }
   }
-  RIDGE_CHECK(ssize(positions) == n, "{} tokens, sequences bring {}", n, positions.size());
+  RIDGE_CHECK(ssize(positions_) == n, "{} tokens, sequences bring {}", n, positions_.size());
   angles_.clear();
-  for (const Rope& rope : plan_.ropes) angles_.emplace_back(context_, rope, positions);
+  for (const Rope& rope : plan_.ropes) angles_.emplace_back(context_, rope, positions_);
   n_ctx_ = pool.n_ctx();
 
   const int64_t n_logits = batch.n_logits();
@@ -511,13 +536,18 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   int stage = 0;  // the one that has the residual stream
   if (!slice_ || slice_->stage == stage) embed(batch.tokens, rows.x);
   if (weights_.join.format) join(batch.joined, rows.x);
-  // What a block reads, and what it adds to the residual stream.
-  const auto before = [&](const LayerPlan& layer, const std::vector<float>& norm) {
-    if (layer.norms == NormPlace::after) std::copy_n(rows.x.data, rows.x.rows * rows.x.cols, rows.h.data);
-    else rms_norm(context_, rows.x, norm.data(), plan_.norm_eps, rows.h);
+  // What a block reads, and what it adds to the residual stream. Blocks in parallel read one norm.
+  const auto before = [&](const LayerPlan& layer, Block block, const std::vector<float>& norm) {
+    const int64_t values = rows.x.rows * rows.x.cols;
+    const bool parallel = layer.norms == NormPlace::parallel;
+    if (layer.norms == NormPlace::after) std::copy_n(rows.x.data, values, rows.h.data);
+    else if (parallel && block == Block::feed_forward)
+      std::copy_n(buffers_[B::normed].as<float>(), values, rows.h.data);
+    else norm_rows(norm, rows.x, rows.h);
+    if (parallel && block == Block::mixer) std::copy_n(rows.h.data, values, buffers_[B::normed].as<float>());
   };
   const auto after = [&](const LayerPlan& layer, const std::vector<float>& norm) {
-    if (layer.norms != NormPlace::before) rms_norm(context_, rows.h, norm.data(), plan_.norm_eps, rows.h);
+    if (layer.norms == NormPlace::after || layer.norms == NormPlace::both) norm_rows(norm, rows.h, rows.h);
     add(context_, rows.x, rows.h, layer.residual_scale);
   };
   // Who watches sees every block on every rank.
@@ -535,7 +565,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
     const LayerPlan& layer = plan_.layers[size_t(i)];
     const LayerWeights& w = weights_.layers[size_t(i)];
     if (is_here) {
-      before(layer, w.attn_norm);
+      before(layer, Block::mixer, w.attn_norm);
       switch (layer.mixer) {
         case MixerKind::attention: attend(i, rows, memory); break;
         case MixerKind::latent: attend_latent(i, rows, memory); break;
@@ -546,7 +576,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
     }
     show(i, Block::feed_forward);
     if (is_here) {
-      before(layer, w.ffn_norm);
+      before(layer, Block::feed_forward, w.ffn_norm);
       switch (layer.feed_forward) {
         case FeedForwardKind::dense: feed_forward(i, rows); break;
         case FeedForwardKind::experts: experts(i, rows); break;
@@ -574,7 +604,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
   }
   const View2<float> last = rows.x.slice(0, n_logits), normed = rows.h.slice(0, n_logits);
   hand_to_all(stage, last);
-  rms_norm(context_, last, weights_.output_norm.data(), plan_.norm_eps, normed);
+  norm_rows(weights_.output_norm, last, normed);
   if (ranks_) {
     const View2<float> own = matrix(B::columns, n_logits, weights_.output.n_out);
     linear(context_, weights_.output, normed, own);

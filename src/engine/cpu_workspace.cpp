@@ -32,6 +32,7 @@ void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWei
     for (const CpuBuffer of : {B::delta_z, B::delta_out}) need(of, d.values());
     for (const CpuBuffer of : {B::delta_a, B::delta_b}) need(of, d.n_value_heads);
   }
+  if (layer.norms == NormPlace::parallel) need(B::normed, d_model);
   if (layer.feed_forward == FeedForwardKind::experts) {
     need(B::scores, layer.experts.n_experts);
     for (const CpuBuffer of : {B::expert_x, B::expert_y, B::expert_sum}) need(of, d_model);

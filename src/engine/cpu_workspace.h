@@ -20,7 +20,7 @@ enum class CpuBuffer : uint8_t {
   gate,        ///< [n, d_ff]
   up,          ///< [n, d_ff]
   joined,      ///< of an MTP head: embeddings beside hidden states [n, 2 d_model]
-  normed,      ///< of an MTP head: normed hidden states [n, d_model]
+  normed,      ///< of an MTP head: normed hidden states; where blocks are parallel: what both read [n, d_model]
   q_gate,      ///< queries beside their gates [n, 2 q_dim]
   latent_q,    ///< queries before they enter the latent space [n, n_heads, query_dim]
   latent_v,    ///< of latent attention: q of low rank [n, q_rank], later values [n, n_heads, value_dim]

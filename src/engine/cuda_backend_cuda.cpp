@@ -283,6 +283,12 @@ void check_supported(const ModelPlan& plan) {
     if (const int most = is_latent ? kMostLatentDim : kMaxDeviceHeadDim; layer.attention.head_dim > most)
       throw_error(ErrorKind::usage, "a CUDA device runs {} up to {}, this model has {} (use the CPU)",
                   is_latent ? "latent rows" : "head_dim", most, layer.attention.head_dim);
+    const auto refuse = [](std::string_view what) {
+      throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
+    };
+    if (layer.norms == NormPlace::parallel) refuse("attention and feed-forward in parallel");
+    if (plan.layer_norm) refuse("LayerNorm");
+    if (layer.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");
     if (layer.attention.gate && layer.attention.qk_norm_whole)
       throw_error(ErrorKind::usage,
                   "a CUDA device does not compute a gate of the attention's output with a norm of all query heads "

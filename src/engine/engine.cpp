@@ -234,6 +234,12 @@ std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerCo
 
 std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
                                                 int n_ctx) {
+  for (const LayerPlan& layer : plan_.layers)
+    if (const int length = layer.attention.position_length; on_device() && length > 0 && n_ctx > length)
+      throw_error(ErrorKind::usage,
+                  "a CUDA device does not compute queries that grow with the position, as this model's do beyond {} "
+                  "positions (a context of at most {}, or the CPU)",
+                  length, length);
   auto memory = backend_->open_memory(layers, metric_views(kv_metric(layers), int(layers.size())), n_pages, n_slots);
   auto host_twin = [this, configs = std::vector(layers.begin(), layers.end())](int n) {
     return open_host_memory(configs, n, 1);
@@ -258,7 +264,8 @@ std::unique_ptr<SequencePool> Engine::open_checked_pool(std::span<const KvLayerC
 }
 
 void Engine::norm_hidden(View2<const float> x, View2<float> out) {
-  rms_norm(context_, x, loaded_.weights.output_norm.data(), plan_.norm_eps, out);
+  if (plan_.layer_norm) take_mean_off(context_, x, out);
+  rms_norm(context_, plan_.layer_norm ? out : x, loaded_.weights.output_norm.data(), plan_.norm_eps, out);
 }
 
 void Engine::turn_key(int layer, int n_ctx, int n_positions, float* row) {

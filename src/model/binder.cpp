@@ -41,7 +41,24 @@ void Binder::bind_layer(int i) {
   weights_.layers.push_back(std::move(layer));
 }
 
+constexpr TensorName kJoinedGateUp{"ffn_gate_up_exps.weight", ""};
+
+bool Binder::joins_gate_up(const TensorRow& row, int layer) const {
+  const bool is_part =
+      row.member == TensorMember(&ExpertWeights::gate) || row.member == TensorMember(&ExpertWeights::up);
+  return is_gguf() && is_part && by_name_.contains(name(row, kJoinedGateUp, layer));
+}
+
+TensorPart Binder::part_of(const TensorRow& row, int layer) const {
+  if (!joins_gate_up(row, layer))
+    return ridge::part_of(row, config_, layer, is_gguf() ? &TensorName::gguf : &TensorName::hf);
+  const int64_t n = row.shape(config_, layer).n_out;
+  const int index = row.member == TensorMember(&ExpertWeights::up) ? 1 : 0;
+  return {.first = index * n, .total = 2 * n, .index = index, .count = 2};
+}
+
 TensorSource Binder::source(const TensorRow& row, int layer) const {
+  if (joins_gate_up(row, layer)) return {kJoinedGateUp};
   const TensorSource found = tensor_source(row, config_, layer), own{row.file};
   const bool stacked = row.is_in<ExpertWeights>() && arch_.experts_stacked && !is_gguf();
   return stacked && by_name_.contains(name(row, own.name, layer)) ? own : found;
@@ -72,7 +89,7 @@ void Binder::read(const TensorRow& row, int layer, Values& to) {
     return;
   }
   std::vector<int64_t> in_file = {shape.n_out};
-  if (row.kind == TensorKind::gate_row)
+  if (row.kind == TensorKind::gate_row || row.kind == TensorKind::score_bias)
     if (const auto found = by_name_.find(tensor_name); found != by_name_.end() && found->second->shape.size() == 2)
       in_file.insert(in_file.begin(), 1);
   to = values(tensor_name, in_file, !may_lack);

@@ -50,9 +50,9 @@ class Binder {
     return name(row, source(row, layer).name, layer, expert);
   }
   std::string name(const TensorRow& row, const TensorName& tensor, int layer, int expert = 0) const;
-  TensorPart part_of(const TensorRow& row, int layer) const {
-    return ridge::part_of(row, config_, layer, is_gguf() ? &TensorName::gguf : &TensorName::hf);
-  }
+  TensorPart part_of(const TensorRow& row, int layer) const;
+  /// Whether a GGUF file has gate and up of the experts in one tensor, as some have.
+  bool joins_gate_up(const TensorRow& row, int layer) const;
 
   void read(const TensorRow& row, int layer, Linear& to);
   void read(const TensorRow& row, int layer, Values& to);

@@ -30,8 +30,9 @@ struct RopeScaling {
 /// or what gpt-oss makes of both (clamped_swiglu).
 enum class Activation : uint8_t { silu, relu2, gelu_tanh, clamped_swiglu };
 
-/// Where a block has its RMSNorms: x += block(norm(x)), x += norm(block(x)), or both.
-enum class NormPlace : uint8_t { before, after, both };
+/// Where a block has its norms: x += block(norm(x)), x += norm(block(x)), or both. In parallel: attention and
+/// feed-forward read one norm of x, and x += attention(norm(x)) + feed_forward(norm(x)).
+enum class NormPlace : uint8_t { before, after, both, parallel };
 
 /// A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, gated feed-forward.
 struct Config {
@@ -57,10 +58,15 @@ struct Config {
   bool sink_logits = false;    // gpt-oss: a learned score a head that takes its share of the softmax and adds no value
   bool qk_norm = false;        // qwen3: RMSNorm of every q and k head before RoPE
   bool qk_norm_whole = false;  // olmo2: with qk_norm, RMSNorm over all heads of q, and of k, together
+  bool qk_norm_after_rope = false;  // hunyuan: the norm of q and k heads comes behind RoPE
   NormPlace norms = NormPlace::before;
+  bool layer_norm = false;      // cohere2: norms take the mean off first (LayerNorm without a bias)
   int window = 0;               // layers that slide see the newest so many positions; 0: none does
   int window_period = 0;        // layers period - 1, 2 period - 1, ... see everything; 0: all layers slide
   float window_rope_theta = 0;  // of the layers that slide, without scaling; 0: as the others
+  int nope_period = 0;          // layers period - 1, 2 period - 1, ... attend without RoPE; 0: none does
+  float position_scale = 0;  // ministral3: queries times 1 + position_scale ln(1 + floor(position / position_length))
+  int position_length = 0;
   // Latent attention (deepseek2): kv_rank > 0. A token's row is kv_rank latent values and rope_dim values that RoPE
   // turns; n_kv_heads is 1 and head_dim the width of the row, as attention in the latent space has them.
   int kv_rank = 0;
@@ -73,7 +79,9 @@ struct Config {
   int d_ff_shared = 0;                // of the expert that every token takes; 0: none
   bool expert_biases = false;         // of the router and of every expert's matrices
   bool experts_renormalised = false;  // the weights of a token's experts add up to 1
-  bool sigmoid_router = false;        // scores go through a sigmoid and are chosen with a bias
+  bool sigmoid_router = false;        // scores go through a sigmoid in the place of a softmax
+  bool choice_bias = false;           // experts are chosen by score + bias, and weighted by score
+  bool shared_gate = false;           // the shared expert is multiplied by a sigmoid
   int n_expert_groups = 1;            // experts are chosen from the best n_groups_used of so many groups
   int n_groups_used = 1;
   float expert_scale = 1;         // on the weights of a token's experts
@@ -105,6 +113,7 @@ struct Config {
   bool has_layer(int layer) const { return here.count == 0 || (layer >= here.first && layer < here.end()); }
   int n_cached_layers() const;
   bool has_delta(int layer) const { return delta.n_key_heads > 0 && layer % delta_period < delta_period - 1; }
+  bool has_rope(int layer) const { return nope_period == 0 || layer % nope_period != nope_period - 1; }
   bool slides(int layer) const {
     return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);
   }

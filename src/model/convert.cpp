@@ -247,7 +247,7 @@ struct DirectoryJobs {
       const bool is_head = i == config.n_layers;
       const Config c = is_head ? head_config(config) : config;
       if (is_head) push_model(c, i);
-      if (c.n_experts > 0 && !c.has_experts(i) && !arch.latent)
+      if (c.n_experts > 0 && !c.has_experts(i) && !arch.grouped_experts)
         return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i,
                         c.arch);
       const LayerWeights& layer = is_head ? head->weights.layers[0] : weights.layers[size_t(i)];
@@ -279,8 +279,7 @@ struct DirectoryJobs {
       job->rows = rows_by_key_head(c.delta, std::get<Linear DeltaWeights::*>(row.member));
       job->spec.shape[0] = ssize(job->rows);
     }
-    if (row.traits.rope && !shared && c.rope_pairs == RopePairs::interleaved && c.kv_rank == 0)
-      turn_pairs(row, c, *job);
+    if (row.traits.rope && !shared && arch.gguf_pairs != arch.hf_pairs && c.kv_rank == 0) turn_pairs(row, c, *job);
     if (arch.delta_keys_cycle && c.has_delta(i)) cycle_heads(row, c, *job);
     if (row.kind == TensorKind::convolution) job->spec.shape = {row.shape(c, i).n_in, row.shape(c, i).n_out};
     job->negative_exp = row.kind == TensorKind::decay;
@@ -288,7 +287,7 @@ struct DirectoryJobs {
 
   std::string file_name(const TensorRow& row, const TensorName& name, int layer) const {
     const std::string hf = hf_name(row, name, layer);
-    const bool of_head = layer == config.n_layers && !arch.latent;
+    const bool of_head = layer == config.n_layers && !arch.grouped_experts;
     return of_head ? head_name(FileNames::under_mtp, hf, 0) : nested_name(nesting, hf);
   }
 
@@ -402,8 +401,7 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
     if (packed != io::Int4Layout::none)
       return bad_file("{}: its weights are packed to 4 bits already (quantize the original weights)", in);
     Config config = model.config;
-    for (const Arch& arch : arch_list())
-      if (arch.name == config.arch) config.rope_pairs = arch.gguf_pairs;
+    config.rope_pairs = arch_of(config).gguf_pairs;
     const std::filesystem::path head_file = directory->path / "mtp.safetensors";
     if (takes_plain_head(config) && !arch_of(config).fused && std::filesystem::exists(head_file, error))
       RIDGE_TRY_STATUS(add_head_file(*directory, head_file));

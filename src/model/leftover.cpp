@@ -49,7 +49,7 @@ bool matches(std::string_view pattern, std::string_view name) {
 /// Whether a tensor is of a block behind the last layer, where a head that proposes further tokens is.
 bool Binder::is_of_head(std::string_view tensor_name) const {
   const TensorRow& norm = tensor_row(&Weights::join_embedding_norm);
-  if ((!is_gguf() && !arch_.latent) || !has(norm, config_.n_layers)) return false;
+  if ((!is_gguf() && !arch_.grouped_experts) || !has(norm, config_.n_layers)) return false;
   const std::string_view block = is_gguf() ? "blk." : "model.layers.";
   return tensor_name.starts_with(block) && std::atoi(tensor_name.data() + block.size()) >= config_.n_layers;
 }

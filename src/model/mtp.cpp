@@ -108,9 +108,9 @@ std::string head_name(FileNames names, std::string_view name, int layer) {
 }
 
 bool takes_plain_head(const Config& c) {
-  return !c.qkv_bias && !c.o_bias && !c.mlp_bias && !c.qk_norm && !c.sink_logits && !c.sub_norm &&
-         c.norms == NormPlace::before && !c.has_experts(c.n_layers - 1) && !c.has_delta(c.n_layers - 1) &&
-         c.kv_rank == 0;
+  return !c.qkv_bias && !c.o_bias && !c.mlp_bias && !c.qk_norm && c.nope_period == 0 && c.position_scale == 0 &&
+         !c.layer_norm && !c.sink_logits && !c.sub_norm && c.norms == NormPlace::before &&
+         !c.has_experts(c.n_layers - 1) && !c.has_delta(c.n_layers - 1) && c.kv_rank == 0;
 }
 
 Status add_head_file(io::HfDirectory& directory, const std::filesystem::path& path) {
@@ -132,11 +132,11 @@ Result<std::optional<MtpHead>> read_own_mtp_head(const Config& config, const Wei
   const auto* const directory = std::get_if<io::HfDirectory>(&model.source);
   const bool is_gguf = std::holds_alternative<io::GgufFile>(model.source);
   std::optional<MtpHead> head;
-  if ((!directory && !is_gguf) || (!arch.latent && !arch.delta && !takes_plain_head(config))) return head;
-  const std::vector<io::Tensor> tensors = own_head_tensors(model, arch.latent);
+  if ((!directory && !is_gguf) || (!arch.grouped_experts && !arch.delta && !takes_plain_head(config))) return head;
+  const std::vector<io::Tensor> tensors = own_head_tensors(model, arch.grouped_experts);
   BoundFile file{.tensors = tensors};
   if (directory) {
-    file.names = arch.latent ? FileNames::directory : FileNames::under_mtp;
+    file.names = arch.grouped_experts ? FileNames::directory : FileNames::under_mtp;
     RIDGE_TRY(file.int4, io::int4_layout(directory->config_json, directory->path.native()));
   }
   const Config c = head_config(config);

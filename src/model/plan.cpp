@@ -64,6 +64,7 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                  .vocab_size = c.vocab_size,
                  .n_ids = c.n_ids > 0 ? c.n_ids : c.vocab_size,
                  .norm_eps = c.rms_eps,
+                 .layer_norm = c.layer_norm,
                  .embedding_scale = c.embedding_scale,
                  .logit_divisor = c.logit_divisor,
                  .ropes = {make_rope(c, factors(rope_factors))}};
@@ -79,6 +80,12 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
     window_rope = int(plan.ropes.size());
     plan.ropes.push_back(make_rope(sliding, nullptr));
   }
+  const int no_rope = int(plan.ropes.size());
+  if (c.nope_period > 0) {  // frequencies of 0 turn nothing
+    Rope& none = plan.ropes.emplace_back(plan.ropes[0]);
+    std::ranges::fill(none.frequency, 0.0);
+    none.magnitude = 1;
+  }
   float scale = c.attention_scale > 0 ? c.attention_scale : 1.0f / std::sqrt(float(c.query_dim()));
   const RopeScaling& scaling = c.rope_scaling;
   if (scaling.score_factor > 0)
@@ -90,12 +97,17 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                                 .n_kv_heads = c.n_kv_heads,
                                 .head_dim = c.head_dim,
                                 .scale = scale,
-                                .rope = c.slides(i) ? window_rope : 0,
+                                .rope = !c.has_rope(i) ? no_rope
+                                        : c.slides(i)  ? window_rope
+                                                       : 0,
                                 .qkv_bias = c.qkv_bias,
                                 .o_bias = c.o_bias,
                                 .sink_logits = c.sink_logits,
                                 .qk_norm = c.qk_norm,
                                 .qk_norm_whole = c.qk_norm_whole,
+                                .qk_norm_after_rope = c.qk_norm_after_rope,
+                                .position_scale = c.position_scale,
+                                .position_length = c.position_length,
                                 .window = c.slides(i) ? c.window : 0,
                                 .out_norm = c.sub_norm,
                                 .gate = c.attention_gate},
@@ -130,9 +142,9 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                      .d_ff = c.d_ff_expert,
                      .activation = c.activation,
                      .biases = c.expert_biases,
-                     .choice_bias = c.sigmoid_router,
+                     .choice_bias = c.choice_bias,
                      .shared = c.d_ff_shared > 0,
-                     .shared_gate = c.kv_rank == 0};
+                     .shared_gate = c.shared_gate};
   }
   for (int i = 0; i < c.n_layers; ++i)
     if (!c.has_layer(i)) leave_out(plan.layers[size_t(i)]);

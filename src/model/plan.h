@@ -35,12 +35,15 @@ struct AttentionPlan {
   int rope = 0;     ///< of ModelPlan::ropes
   bool qkv_bias = false;
   bool o_bias = false;
-  bool sink_logits = false;    ///< a learned score a head that takes its share of the softmax and adds no value
-  bool qk_norm = false;        ///< RMSNorm of every q and k head before RoPE
-  bool qk_norm_whole = false;  ///< with qk_norm: of all heads together
-  int window = 0;              ///< > 0: a query sees the newest so many positions only, its own among them
-  bool out_norm = false;       ///< RMSNorm in front of the output projection
-  bool gate = false;           ///< the result times sigmoid(gate x); each head's gate is projected behind its query
+  bool sink_logits = false;         ///< a learned score a head that takes its share of the softmax and adds no value
+  bool qk_norm = false;             ///< RMSNorm of every q and k head before RoPE
+  bool qk_norm_whole = false;       ///< with qk_norm: of all heads together
+  bool qk_norm_after_rope = false;  ///< with qk_norm: behind RoPE in the place of before
+  float position_scale = 0;         ///< > 0: queries times 1 + position_scale ln(1 + floor(position / position_length))
+  int position_length = 0;
+  int window = 0;         ///< > 0: a query sees the newest so many positions only, its own among them
+  bool out_norm = false;  ///< RMSNorm in front of the output projection
+  bool gate = false;      ///< the result times sigmoid(gate x); each head's gate is projected behind its query
 
   int q_dim() const { return n_heads * head_dim; }
   int q_rows() const { return (gate ? 2 : 1) * q_dim(); }  ///< of the query projection
@@ -83,7 +86,8 @@ struct ExpertsPlan {
   bool shared_gate = false;
 };
 
-/// x += s mixer(norm(x)); x += s feed_forward(norm(x)); norms in front of a block, behind it, or both.
+/// x += s mixer(norm(x)); x += s feed_forward(norm(x)); norms in front of a block, behind it, or both. In parallel:
+/// x += s (mixer(norm(x)) + feed_forward(norm(x))).
 struct LayerPlan {
   MixerKind mixer = MixerKind::attention;
   AttentionPlan attention;  ///< without heads in a delta layer, and in a layer that other ranks have
@@ -101,6 +105,7 @@ struct ModelPlan {
   int vocab_size = 0;
   int n_ids = 0;  ///< of these rows, those that are sampled
   float norm_eps = 0;
+  bool layer_norm = false;  ///< norms of the residual stream take the mean of a row off first
   float embedding_scale = 1;
   float logit_divisor = 1;
   std::vector<Rope> ropes;

@@ -135,13 +135,11 @@ Result<Config> synth_config(std::string_view name) {
       for (const Hybrid& hybrid : kHybrids)
         if (hybrid.name == name)
           c.d_ff_shared = hybrid.d_ff_shared, c.delta_period = hybrid.delta_period, c.delta = hybrid.delta;
-      for (const Arch& arch : arch_list()) {
-        if (arch.name != s.arch) continue;
-        use_arch(arch, c);
-        if (c.qkv_bias && !arch.qkv_bias) c.o_bias = c.mlp_bias = true;
-        c.experts_renormalised = arch.experts_renormalised;
-        if (c.window > 0) c.window_period = arch.window_period, c.window_rope_theta = arch.window_rope_theta;
-      }
+      const Arch& arch = *find_arch(s.arch, s.n_experts > 0);
+      if (c.window > 0) c.window_period = arch.window_period, c.window_rope_theta = arch.window_rope_theta;
+      use_arch(arch, c);
+      if (c.qkv_bias && !arch.qkv_bias) c.o_bias = c.mlp_bias = true;
+      c.experts_renormalised = arch.experts_renormalised;
       return c;
     }
     names.push_back(s.name);

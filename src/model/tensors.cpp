@@ -19,7 +19,8 @@ bool has_q(C c, int i) { return has_heads(c, i) || (has_latent(c, i) && c.q_rank
 bool has_qkv_bias(C c, int i) { return has_heads(c, i) && c.qkv_bias; }
 bool has_qk_norm(C c, int i) { return has_heads(c, i) && c.qk_norm; }
 bool has_norms_before(C c, int) { return c.norms != NormPlace::after; }
-bool has_norms_behind(C c, int) { return c.norms != NormPlace::before; }
+bool has_ffn_norm(C c, int i) { return has_norms_before(c, i) && c.norms != NormPlace::parallel; }
+bool has_norms_behind(C c, int) { return c.norms == NormPlace::after || c.norms == NormPlace::both; }
 bool has_dense(C c, int i) { return !c.has_experts(i) || c.d_ff_shared > 0; }
 bool has_dense_bias(C c, int i) { return !c.has_experts(i) && c.mlp_bias; }
 bool has_experts(C c, int i) { return c.has_experts(i); }
@@ -119,7 +120,7 @@ constexpr TensorRow kLayerTensors[] = {
      [](C c, int i) { return has_heads(c, i) && c.sink_logits; }, [](C c, int) -> Shape { return {c.n_heads}; },
      Cut::heads},
 
-    {"ffn_norm", &L::ffn_norm, Kind::norm, {"ffn_norm.weight", "post_attention_layernorm.weight"}, has_norms_before,
+    {"ffn_norm", &L::ffn_norm, Kind::norm, {"ffn_norm.weight", "post_attention_layernorm.weight"}, has_ffn_norm,
      of_model},
     {"gate", &L::gate, Kind::matrix, {"ffn_gate.weight", "mlp.gate_proj.weight"}, has_dense, into_dense, Cut::ff},
     {"up", &L::up, Kind::matrix, {"ffn_up.weight", "mlp.up_proj.weight"}, has_dense, into_dense, Cut::ff},
@@ -141,9 +142,9 @@ constexpr TensorRow kLayerTensors[] = {
     {"router_bias", &L::router_bias, Kind::score_bias, {"ffn_gate_inp.bias", "mlp.router.bias"}, has_expert_biases,
      of_experts},
     {"choice_bias", &L::choice_bias, Kind::score_bias, {"exp_probs_b.bias", "mlp.gate.e_score_correction_bias"},
-     [](C c, int i) { return c.has_experts(i) && c.sigmoid_router; }, of_experts},
+     [](C c, int i) { return c.has_experts(i) && c.choice_bias; }, of_experts},
     {"shared_gate", &L::shared_gate, Kind::gate_row, {"ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"},
-     [](C c, int i) { return c.has_experts(i) && c.d_ff_shared > 0 && c.kv_rank == 0; }, of_model},
+     [](C c, int i) { return c.has_experts(i) && c.d_ff_shared > 0 && c.shared_gate; }, of_model},
 
     {"expert gate", &E::gate, Kind::matrix, {"ffn_gate_exps.weight", "mlp.experts.{}.gate_proj.weight"}, has_experts,
      into_expert, Cut::ff},
@@ -171,9 +172,12 @@ bool is_fused(const Arch& arch, C, int) { return arch.fused; }
 bool is_oss(const Arch& arch, C, int) { return arch.gpt_oss; }
 bool is_stacked(const Arch& arch, C, int) { return arch.experts_stacked; }
 bool is_by_key_head(const Arch& arch, C, int) { return arch.delta_by_key_head; }
-bool is_behind(const Arch& arch, C, int) { return arch.latent; }  // a head is the layer behind the last one
-bool is_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && !arch.latent; }
-bool is_latent_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && arch.latent; }
+bool is_behind(const Arch& arch, C, int) { return arch.grouped_experts; }  // a head is the layer behind the last one
+bool is_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && !arch.grouped_experts; }
+bool is_grouped_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && arch.grouped_experts; }
+bool is_block_sparse(const Arch& arch, C, int) { return arch.block_sparse; }
+bool is_as_moe(const Arch& arch, C, int) { return arch.experts_as_moe; }
+bool is_after_rope(const Arch& arch, C, int) { return arch.qk_norm_after_rope; }
 
 constexpr TensorName kQkv{"attn_qkv.weight", "self_attn.qkv_proj.weight"},
     kGateUp{"ffn_up.weight", "mlp.gate_up_proj.weight"}, kBa{"ssm_ba.weight", "linear_attn.in_proj_ba.weight"};
@@ -197,12 +201,20 @@ constexpr OtherSource kOtherSources[] = {
      {{"post_attention_norm.weight", "post_attention_layernorm.weight"}}},
     {"gate", is_fused, {kGateUp}},
     {"up", is_fused, {kGateUp}},
-    {"gate", is_latent_shared, {{"ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"}}},
-    {"up", is_latent_shared, {{"ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"}}},
-    {"down", is_latent_shared, {{"ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"}}},
+    {"gate", is_grouped_shared, {{"ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"}}},
+    {"up", is_grouped_shared, {{"ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"}}},
+    {"down", is_grouped_shared, {{"ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"}}},
     {"gate", is_shared, {{"ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"}}},
     {"up", is_shared, {{"ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"}}},
     {"down", is_shared, {{"ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"}}},
+    {"q_norm", is_after_rope, {{"attn_q_norm.weight", "self_attn.query_layernorm.weight"}}},
+    {"k_norm", is_after_rope, {{"attn_k_norm.weight", "self_attn.key_layernorm.weight"}}},
+    {"router", is_block_sparse, {{"ffn_gate_inp.weight", "block_sparse_moe.gate.weight"}}},
+    {"choice_bias", is_block_sparse, {{"exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"}}},
+    {"choice_bias", is_as_moe, {{"exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias"}}},
+    {"expert gate", is_block_sparse, {{"ffn_gate_exps.weight", "block_sparse_moe.experts.{}.w1.weight"}}},
+    {"expert up", is_block_sparse, {{"ffn_up_exps.weight", "block_sparse_moe.experts.{}.w3.weight"}}},
+    {"expert down", is_block_sparse, {{"ffn_down_exps.weight", "block_sparse_moe.experts.{}.w2.weight"}}},
     {"router", is_oss, {{"ffn_gate_inp.weight", "mlp.router.weight"}}},
     {"expert gate", is_oss, {{"ffn_gate_exps.weight", kExpertGateUp}, TensorLayout::woven}},
     {"expert up", is_oss, {{"ffn_up_exps.weight", kExpertGateUp}, TensorLayout::woven}},
@@ -210,7 +222,7 @@ constexpr OtherSource kOtherSources[] = {
     {"expert gate", is_stacked, {{"ffn_gate_exps.weight", kExpertGateUp}}},
     {"expert up", is_stacked, {{"ffn_up_exps.weight", kExpertGateUp}}},
     {"expert down", is_stacked, {{"ffn_down_exps.weight", kExpertDown}}},
-    {"output_norm", [](const Arch& arch, C c, int i) { return is_head(c, i) && arch.latent; },
+    {"output_norm", [](const Arch& arch, C c, int i) { return is_head(c, i) && arch.grouped_experts; },
      {{"blk.{}.nextn.shared_head_norm.weight", "model.layers.{}.shared_head.norm.weight"}}},
     {"output_norm", [](const Arch&, C c, int i) { return is_head(c, i); },
      {{"blk.{}.nextn.shared_head_norm.weight", "mtp.norm.weight"}}},
@@ -298,7 +310,7 @@ std::span<const TensorName> head_ends(const Arch& arch) {
                                          {"blk.{}.nextn.shared_head_head.weight", "mtp.lm_head.weight"}},
                               kBehind[] = {{kEnds[0].gguf, "model.layers.{}.embed_tokens.weight"},
                                            {kEnds[1].gguf, "model.layers.{}.shared_head.head.weight"}};
-  return arch.latent ? kBehind : kEnds;
+  return arch.grouped_experts ? kBehind : kEnds;
 }
 
 std::string gguf_name(const TensorRow& row, const TensorName& name, int layer) {

@@ -169,7 +169,16 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"qwen3_5_moe", {}, "model-bf16.gguf"}, Case{"qwen3_5_mtp", {}, "model-bf16.gguf"},
                     Case{"qwen3_next", {}, "model-bf16.gguf"},
                     Case{"gpt_oss", {}, "model-bf16.gguf", Golden{.logits = "logits_truncate", .greedy = ""}},
-                    Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}, Case{"deepseek_v3", {}, "model-bf16.gguf"}),
+                    Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}, Case{"deepseek_v3", {}, "model-bf16.gguf"},
+                    Case{"mixtral", {}, "model-bf16.gguf"}, Case{"qwen3_vl", {}, "model-bf16.gguf"},
+                    Case{"qwen2_5_vl", {}, "model-bf16.gguf"}, Case{"seed_oss", {}, "model-bf16.gguf"},
+                    Case{"glm4_moe", {}, "model-bf16.gguf"}, Case{"glm4_moe_lite", {}, "model-bf16.gguf"},
+                    Case{"minimax_m2", {}, "model-bf16.gguf"}, Case{"ernie4_5_moe", {}, "model-bf16.gguf"},
+                    Case{"smollm3", {}, "model-bf16.gguf"}, Case{"exaone4", {}, "model-bf16.gguf"},
+                    Case{"hunyuan_v1_dense", {}, "model-bf16.gguf"}, Case{"ministral3", {}, "model-bf16.gguf"},
+                    Case{"cohere2", {}, "model-bf16.gguf"},
+                    Case{
+                        "mistral4", {}, "model-bf16.gguf", Golden{.logits = "logits_no_position_scale", .greedy = ""}}),
     [](const auto& of) { return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short"); });
 
 }  // namespace

@@ -51,16 +51,16 @@ TEST_P(PipelineParity, StagesAddNothing) {
   expect_golden(answer, golden);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, PipelineParity,
-                         testing::Values(std::pair("mistral", ""), std::pair("mistral_swa", ""),
-                                         std::pair("llama3", ""), std::pair("granite", ""), std::pair("phi3", ""),
-                                         std::pair("phi3_longrope", ""), std::pair("olmo2", ""),
-                                         std::pair("gemma3", ""), std::pair("qwen3_moe", ""),
-                                         std::pair("qwen3_moe_dense", ""), std::pair("qwen2_moe", ""),
-                                         std::pair("gpt_oss", ""), std::pair("gpt_oss_mxfp4", ""),
-                                         std::pair("deepseek_v3", ""), std::pair("qwen3_5", ""),
-                                         std::pair("qwen3_5_moe", "model-bf16.gguf"), std::pair("qwen3_next", "")),
-                         [](const auto& of) { return std::string(of.param.first); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, PipelineParity,
+    testing::Values(std::pair("mistral", ""), std::pair("mistral_swa", ""), std::pair("llama3", ""),
+                    std::pair("granite", ""), std::pair("phi3", ""), std::pair("phi3_longrope", ""),
+                    std::pair("olmo2", ""), std::pair("gemma3", ""), std::pair("qwen3_moe", ""),
+                    std::pair("qwen3_moe_dense", ""), std::pair("qwen2_moe", ""), std::pair("gpt_oss", ""),
+                    std::pair("gpt_oss_mxfp4", ""), std::pair("deepseek_v3", ""), std::pair("qwen3_5", ""),
+                    std::pair("qwen3_5_moe", "model-bf16.gguf"), std::pair("qwen3_next", ""), std::pair("cohere2", ""),
+                    std::pair("mistral4", ""), std::pair("ernie4_5_moe", ""), std::pair("smollm3", "")),
+    [](const auto& of) { return std::string(of.param.first); });
 
 /// Kernels that round activations to integers, caches of every kind, forms of weighted rounding among them.
 TEST(Pipeline, TheShippedModelHasTheSameBits) {

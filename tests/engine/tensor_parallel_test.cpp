@@ -44,7 +44,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Shared{"gpt_oss_mxfp4"}, Shared{"deepseek_v3"}, Shared{"qwen3_5", kTwoKeyHeads},
                     Shared{"qwen3_5", kTwoKeyHeads, "model-f32.gguf"}, Shared{"qwen3_5_moe", kTwoKeyHeads},
                     Shared{"qwen3_5_moe", kTwoKeyHeads, "model-bf16.gguf"}, Shared{"qwen3_5_mtp", kTwoKeyHeads},
-                    Shared{"qwen3_next", kTwoKeyHeads}, Shared{"qwen3_next", kTwoKeyHeads, "model-bf16.gguf"}),
+                    Shared{"qwen3_next", kTwoKeyHeads}, Shared{"qwen3_next", kTwoKeyHeads, "model-bf16.gguf"},
+                    Shared{"mixtral"}, Shared{"seed_oss"}, Shared{"glm4_moe"}, Shared{"glm4_moe_lite"},
+                    Shared{"minimax_m2"}, Shared{"ernie4_5_moe"}, Shared{"smollm3"}, Shared{"exaone4"},
+                    Shared{"hunyuan_v1_dense"}, Shared{"ministral3"}, Shared{"mistral4"}, Shared{"cohere2"}),
     [](const auto& of) { return of.param.name + (of.param.gguf.empty() ? "" : "_gguf"); });
 
 const std::vector<int32_t> kIds{1,   403, 407, 261, 378, 411, 277, 299, 265, 302, 305, 286, 412, 426, 396, 272, 410,

@@ -158,9 +158,11 @@ TEST_F(ModelCuda, DeepSeekV2GivesTheReferencesLogits) {
 TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
-  for (const char* name : {"mistral", "llama3", "mistral_swa", "granite", "phi3", "phi3_longrope", "olmo2", "gemma3",
-                           "qwen3_moe", "qwen3_moe_dense", "qwen2_moe", "gpt_oss", "gpt_oss_mxfp4", "deepseek_v3",
-                           "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_mtp"}) {
+  for (const char* name :
+       {"mistral",    "llama3",    "mistral_swa",     "granite",     "phi3",         "phi3_longrope", "olmo2",
+        "gemma3",     "qwen3_moe", "qwen3_moe_dense", "qwen2_moe",   "gpt_oss",      "gpt_oss_mxfp4", "deepseek_v3",
+        "qwen3_next", "qwen3_5",   "qwen3_5_moe",     "qwen3_5_mtp", "mixtral",      "qwen3_vl",      "qwen2_5_vl",
+        "seed_oss",   "glm4_moe",  "glm4_moe_lite",   "minimax_m2",  "ernie4_5_moe", "smollm3",       "exaone4"}) {
     const std::string path = (*data / "parity/models" / name).native();
     const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
                 device = Model::load(path, {.device = "cuda"});
@@ -171,6 +173,26 @@ TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
       EXPECT_LT(error, 1e-8) << name << ", " << n << " tokens";
       RecordProperty(fmt::format("nmse_{}_{}", name, n), fmt::format("{:.1e}", error));
     }
+  }
+}
+
+TEST_F(ModelCuda, WhatADeviceDoesNotComputeIsRefusedByName) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const auto message_of = [&](const char* name, int n_ctx) {
+    try {
+      const Model model = Model::load((*data / "parity/models" / name).native(), {.device = "cuda"});
+      const Session session(model, {.n_ctx = n_ctx});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(message_of("cohere2", 16), testing::HasSubstr("attention and feed-forward in parallel (use the CPU)"));
+  EXPECT_THAT(message_of("hunyuan_v1_dense", 16), testing::HasSubstr("norms of q and k heads behind RoPE"));
+  for (const char* name : {"ministral3", "mistral4"}) {
+    EXPECT_EQ(message_of(name, 16), "") << name;
+    EXPECT_THAT(message_of(name, 17), testing::HasSubstr("a context of at most 16, or the CPU")) << name;
   }
 }
 

@@ -91,7 +91,7 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.attention.sliding_window", int64_t(-1), "llama.attention.sliding_window is -1"},
       {"llama.attention.sliding_window", uint64_t(1) << 31, "llama.attention.sliding_window is 2147483648"},
       {"llama.attn_logit_softcapping", 50.0, "llama.attn_logit_softcapping is 50 (not supported)"},
-      {"llama.expert_count", uint64_t(8), "llama.expert_count is 8 (experts of this architecture are not supported)"},
+      {"llama.expert_count", uint64_t(8), "key 'llama.expert_used_count' is missing"},
       {"llama.attention.scale", -0.5, "attention scale is -0.5"},
       {"llama.residual_scale", NAN, "residual scale is nan"},
       {"llama.embedding_scale", 0.0, "embedding scale is 0"},
@@ -107,8 +107,9 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"llama.embedding_length", uint64_t(65), "do not fit the configuration"},
       {"llama.feed_forward_length", uint64_t(173), "blk.0.ffn_gate.weight is [172, 64], expected [173, 64]"},
       {"general.architecture", std::string("mamba"),
-       "architecture 'mamba' is not supported (there are: llama, mistral, qwen2, qwen3, qwen2moe, qwen3moe, qwen3next, "
-       "qwen35, qwen35moe, gpt-oss, deepseek2, deepseek_v2, granite, phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, "
+       "architecture 'mamba' is not supported (there are: llama, qwen2, qwen3, qwen2vl, qwen3vl, seed_oss, "
+       "hunyuan-dense, smollm3, exaone4, cohere2, mistral3, qwen2moe, qwen3moe, qwen3next, qwen35, qwen35moe, gpt-oss, "
+       "deepseek2, mistral4, glm4moe, ernie4_5-moe, minimax-m2, granite, phi3, olmo2, gemma3, bitnet-b1.58, bitnet-25, "
        "bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
@@ -392,10 +393,12 @@ TEST(Config, ATextModelInsideAnotherMayLeaveOutDefaults) {
   EXPECT_EQ(small.window, 0) << "null is no window";
   EXPECT_FALSE(small.tied_output);
   EXPECT_EQ(mistral("").or_throw().window, 4096) << "and nothing is the default";
-  const Result<Config> other = mistral(R"("model_type":"ministral3")");
+  const Result<Config> other = mistral(R"("model_type":"ministral9")");
   ASSERT_FALSE(other);
-  EXPECT_THAT(other.error().message,
-              testing::HasSubstr(R"(text_config has model_type "ministral3" (supported in mistral3: mistral))"));
+  EXPECT_THAT(
+      other.error().message,
+      testing::HasSubstr(
+          R"(text_config has model_type "ministral9" (supported in "mistral3": mistral, ministral3, mistral4))"));
 }
 
 TEST(Config, NumbersOfExpertsAreChecked) {

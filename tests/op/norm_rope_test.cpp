@@ -56,6 +56,22 @@ TEST(RmsNorm, WorksInPlaceAndOnEveryRow) {
   }
 }
 
+TEST(TakeMeanOff, LeavesRowsWithAMeanOfZeroAlsoInPlace) {
+  CpuContext context(2);
+  std::vector<float> x = random_floats(3, 3 * 37), y(x.size(), 7.0f);
+  for (float& value : std::span(x).subspan(37, 37)) value += 1000;
+  const std::vector<float> before = x;
+  take_mean_off(context, View2<const float>(x.data(), 3, 37), View2<float>(y.data(), 3, 37));
+  for (int64_t t = 0; t < 3; ++t) {
+    double mean = 0;
+    for (int64_t i = 0; i < 37; ++i) mean += double(before[size_t(37 * t + i)]) / 37;
+    for (int64_t i = 0; i < 37; ++i)
+      EXPECT_NEAR(y[size_t(37 * t + i)], before[size_t(37 * t + i)] - mean, 1100 * 2 * kUnit) << t << " " << i;
+  }
+  take_mean_off(context, View2<const float>(x.data(), 3, 37), View2<float>(x.data(), 3, 37));
+  EXPECT_EQ(x, y);
+}
+
 TEST(Swiglu, EveryKernelIsCloseFromMinus100To100) {
   // exp is within 1.5e-7; addition, division and product round once each.
   for_each_runnable([](const NormRopeVariant& variant) {

@@ -49,6 +49,21 @@ TEST(ChooseExperts, TheLikeliestWithTheirShares) {
       }
 }
 
+/// Ernie's rule: probabilities of 0.2, 0.3 and 0.5 with a bias that lifts the first above the second.
+TEST(ChooseExperts, ABiasIsBesideTheProbabilitiesOfASoftmax) {
+  CpuContext context(1);
+  const std::vector<float> scores = {std::log(0.2f) + 7, std::log(0.3f) + 7, std::log(0.5f) + 7};
+  for (const auto& [lift, chosen] : {std::pair(0.11f, 0), {0.09f, 1}}) {
+    const std::vector<float> bias = {lift, 0, 0};
+    std::vector<Route> routes(2);
+    choose_experts(context, View2<const float>(scores.data(), 1, 3), {.n_used = 2, .renormalised = true}, bias.data(),
+                   routes);
+    EXPECT_EQ(routes[0].expert, chosen);
+    EXPECT_EQ(routes[1].expert, 2);
+    EXPECT_NEAR(routes[0].weight, chosen == 0 ? 0.2 / 0.7 : 0.3 / 0.8, 1e-6) << "weights are without the bias";
+  }
+}
+
 TEST(ChooseExperts, OfEquallyLikelyOnesTheLowerNumber) {
   const std::vector<Route> routes = routes_of({1, 2, 2, 2, 1, 0}, 6, 2, true);
   EXPECT_EQ(routes[0].expert, 1);

@@ -19,26 +19,40 @@ struct Arch {
   std::string_view hf_defaults =
       "{}";                  ///< JSON: what a config.json that leaves out a key means, as transformers has it
   std::string_view same_as;  ///< the architecture that it is another name of, and is written as; else empty
-  RopePairs gguf_pairs;   ///< pair convention of the rows in a GGUF file (HF files have halves, latent ones neighbours)
+  RopePairs gguf_pairs;      ///< pair convention of the rows in a GGUF file
+  RopePairs hf_pairs = RopePairs::halves;  ///< and in a Hugging Face directory
   bool qkv_bias = false;  ///< q, k and v have biases by default (config.json's attention_bias decides where given)
   bool qk_norm = false;   ///< q and k heads are normalised before RoPE
   Activation activation = Activation::silu;  ///< where the file does not say
   bool bitnet = false;                       ///< sub-norms and ternary projections
   bool windowed = false;  ///< a number in config.json's sliding_window is a window, whatever use_sliding_window says
   NormPlace norms = NormPlace::before;
-  bool qk_norm_whole = false;               ///< with qk_norm: Config::qk_norm_whole
+  bool qk_norm_whole = false;   ///< with qk_norm: Config::qk_norm_whole
+  bool qk_norm_varies = false;  ///< use_qk_norm of config.json, or the file's tensors, say whether there are such norms
+  bool qk_norm_after_rope = false;          ///< Config::qk_norm_after_rope
+  bool layer_norm = false;                  ///< Config::layer_norm
+  bool logit_multiplier = false;            ///< logit_scale of a file multiplies the logits
   bool fused = false;                       ///< q, k and v are one matrix, gate and up another, rows in this order
   bool multipliers = false;                 ///< config.json has Granite's four
   bool norms_plus_one = false;              ///< a norm of a Hugging Face file multiplies by 1 + w
   bool embedding_root = false;              ///< embedded tokens are multiplied by sqrt(d_model)
   bool ffn_norm_is_post_attention = false;  ///< so a GGUF file calls the norm in front of the feed-forward
-  bool gpt_oss = false;         ///< biases of o, router and experts, sink logits, and experts of several in one tensor
-  bool latent = false;          ///< latent attention, a router with groups, dense layers in front
-  bool sigmoid_router = false;  ///< Config::sigmoid_router of a Hugging Face directory
-  bool experts = false;         ///< feed-forwards are experts where the file has some
+  bool gpt_oss = false;          ///< biases of o, router and experts, sink logits, and experts of several in one tensor
+  bool latent = false;           ///< latent attention
+  bool grouped_experts = false;  ///< experts as DeepSeek's files have them: groups, dense layers in front, a shared
+                                 ///< expert without a gate, and an MTP head as the layer behind the last one
+  bool experts_as_moe = false;   ///< with grouped_experts: config.json's fields are Ernie's
+  bool block_sparse = false;     ///< experts are called w1, w3, w2 under block_sparse_moe; their width is d_ff
+  bool sigmoid_router = false;   ///< Config::sigmoid_router of a Hugging Face directory
+  bool choice_bias = false;      ///< Config::choice_bias; with sigmoid_router where the file's router is one
+  bool shared_gate = false;      ///< Config::shared_gate
+  bool experts = false;          ///< feed-forwards are experts where the file has some
   bool experts_renormalised = false;  ///< Config::experts_renormalised where the file does not say
   int window_period = 0;              ///< Config::window_period where the file does not say
   float window_rope_theta = 0;        ///< likewise
+  int nope_period = 0;                ///< Config::nope_period where the file does not say
+  bool full_without_rope = false;     ///< where layers slide, the others attend without RoPE
+  bool position_scale = false;        ///< files may have Config::position_scale
   bool delta = false;                 ///< the gated delta rule in most layers, and gated attention in the others
   bool delta_keys_cycle = false;      ///< in GGUF files: DeltaShape::keys_cycle
   bool delta_by_key_head = false;     ///< Hugging Face has q, k, v, z in one matrix, b and a in another, by key head
@@ -47,6 +61,8 @@ struct Arch {
 
 /// The rows, in model/arch/list.cpp.
 std::span<const Arch> arch_list();
+/// The row of a GGUF name: some names serve models with experts and models without.
+const Arch* find_arch(std::string_view gguf_name, bool experts);
 /// What every model of the architecture has, whatever its file says.
 void use_arch(const Arch& arch, Config& config);
 /// The row that Config::arch names.

@@ -112,12 +112,15 @@ Result<RopeScaling> rope_scaling(const Keys& keys, std::string_view where) {
   return s;
 }
 
-/// Routers whose scores go through a softmax, of experts that form no groups.
+constexpr int kSoftmax = 1, kSigmoid = 2, kSoftmaxOfChosen = 3;  // as other readers number functions of routers
+
+/// Routers of experts that form no groups.
 Status check_router(const Keys& keys, const Arch& arch, const Config& c, std::string_view where) {
-  constexpr int kSoftmax = 1, kSoftmaxOfChosen = 3;  // as other readers number functions
   RIDGE_TRY(const int gate, keys.integer_or("expert_gating_func", 0));
-  if (gate != 0 && gate != kSoftmax && !(arch.gpt_oss && gate == kSoftmaxOfChosen))
-    return bad_file("{}: expert_gating_func is {} (supported: {}, a softmax)", where, gate, kSoftmax);
+  const int own = arch.sigmoid_router ? kSigmoid : kSoftmax;
+  if (gate != 0 && gate != own && !(arch.gpt_oss && gate == kSoftmaxOfChosen))
+    return bad_file("{}: expert_gating_func is {} (supported: {}, a {})", where, gate, own,
+                    arch.sigmoid_router ? "sigmoid" : "softmax");
   RIDGE_TRY(const int n_shared, keys.integer_or("expert_shared_count", 0));
   if (n_shared > 0 && c.d_ff_shared == 0)
     return bad_file("{}: expert_shared_count is {} without expert_shared_feed_forward_length (not supported)", where,
@@ -125,7 +128,32 @@ Status check_router(const Keys& keys, const Arch& arch, const Config& c, std::st
   return {};
 }
 
-/// The widths of latent attention, and what else is deepseek2's alone.
+/// Experts in groups, dense layers in front, a shared expert.
+Status read_grouped_experts(const Keys& keys, const Arch& arch, Config& c, std::string_view where) {
+  // Files of DeepSeek-V2 that are older than the key do not say.
+  const int own = arch.sigmoid_router && !arch.latent ? kSigmoid : kSoftmax;
+  RIDGE_TRY(const int gate, keys.integer_or("expert_gating_func", own));
+  if (gate != kSoftmax && gate != kSigmoid)
+    return bad_file("{}: expert_gating_func is {} (supported: {}, a softmax, and {}, a sigmoid)", where, gate, kSoftmax,
+                    kSigmoid);
+  c.sigmoid_router = gate == kSigmoid;
+  c.choice_bias = arch.choice_bias && c.sigmoid_router == arch.sigmoid_router;
+  RIDGE_TRY(const int n_shared, keys.integer_or("expert_shared_count", 0));
+  c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
+  RIDGE_TRY(c.n_expert_groups, keys.integer_or("expert_group_count", 1));
+  RIDGE_TRY(c.n_groups_used, keys.integer_or("expert_group_used_count", 1));
+  RIDGE_TRY(const int n_dense, keys.integer_or("leading_dense_block_count", 0));
+  for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
+  RIDGE_TRY(const int every, keys.integer_or("interleave_moe_layer_step", 1));
+  if (every != 1) return bad_file("{}: interleave_moe_layer_step is {} (supported: 1)", where, every);
+  RIDGE_TRY(const int shared, keys.integer_or("expert_shared_feed_forward_length", c.d_ff_shared));
+  if (shared != 0 && shared != c.d_ff_shared)
+    return bad_file("{}: expert_shared_feed_forward_length is {}, expected {}: {} times expert_feed_forward_length",
+                    where, shared, c.d_ff_shared, n_shared);
+  return {};
+}
+
+/// The widths of latent attention, and YaRN of its scores.
 Status read_latent(const Keys& keys, Config& c, std::string_view where) {
   if (!keys.has("attention.key_length_mla"))
     return bad_file("{}: attention.key_length_mla is missing (a file with attn_kv_b in one piece is not supported)",
@@ -136,20 +164,6 @@ Status read_latent(const Keys& keys, Config& c, std::string_view where) {
   RIDGE_TRY(c.q_rank, keys.integer_or("attention.q_lora_rank", 0));
   RIDGE_TRY(c.rope_dim, keys.integer("rope.dimension_count"));
   c.nope_dim = query_dim - c.rope_dim;
-  RIDGE_TRY(const int gate, keys.integer_or("expert_gating_func", 1));  // older files of V2 do not say
-  if (gate != 1 && gate != 2)
-    return bad_file("{}: expert_gating_func is {} (supported: 1, a softmax, and 2, a sigmoid)", where, gate);
-  c.sigmoid_router = gate == 2;
-  RIDGE_TRY(const int n_shared, keys.integer_or("expert_shared_count", 0));
-  c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
-  RIDGE_TRY(c.n_expert_groups, keys.integer_or("expert_group_count", 1));
-  RIDGE_TRY(c.n_groups_used, keys.integer_or("expert_group_used_count", 1));
-  RIDGE_TRY(const int n_dense, keys.integer_or("leading_dense_block_count", 0));
-  for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
-  RIDGE_TRY(const int shared, keys.integer_or("expert_shared_feed_forward_length", c.d_ff_shared));
-  if (shared != 0 && shared != c.d_ff_shared)
-    return bad_file("{}: expert_shared_feed_forward_length is {}, expected {}: {} times expert_feed_forward_length",
-                    where, shared, c.d_ff_shared, n_shared);
   RopeScaling& s = c.rope_scaling;
   if (s.kind != RopeScaling::Kind::yarn) return {};
   RIDGE_TRY(s.score_factor, keys.number_or("rope.scaling.yarn_log_multiplier", 0.0f));
@@ -160,19 +174,35 @@ Status read_latent(const Keys& keys, Config& c, std::string_view where) {
   return {};
 }
 
-void set_latent(const Config& c, const auto& set) {
-  set("attention.value_length", uint64_t(c.kv_rank));
-  set("attention.key_length_mla", uint64_t(c.query_dim()));
-  set("attention.value_length_mla", uint64_t(c.value_dim));
-  set("attention.kv_lora_rank", uint64_t(c.kv_rank));
-  if (c.q_rank > 0) set("attention.q_lora_rank", uint64_t(c.q_rank));
-  set("expert_gating_func", uint64_t(c.sigmoid_router ? 2 : 1));
+/// How queries grow with the position, and YaRN's magnitude where a file of such a model has it.
+Status read_position_scale(const Keys& keys, const Arch& arch, Config& c, std::string_view where) {
+  RopeScaling& s = c.rope_scaling;
+  RIDGE_TRY(c.position_scale, keys.number_or("attention.temperature_scale", 0.0f));
+  RIDGE_TRY(c.position_length, keys.integer_or("attention.temperature_length", s.original_context));
+  if (c.position_scale == 0) c.position_length = 0;
+  if (arch.latent || s.kind != RopeScaling::Kind::yarn || !keys.has("rope.scaling.yarn_log_multiplier")) return {};
+  RIDGE_TRY(const float share, keys.number_or("rope.scaling.yarn_log_multiplier", 0.0f));
+  if (share != 1) return bad_file("{}: rope.scaling.yarn_log_multiplier is {} (supported: 1)", where, share);
+  s.attention_factor = 1;
+  return {};
+}
+
+void set_grouped_experts(const Config& c, const auto& set) {
+  set("expert_gating_func", uint64_t(c.sigmoid_router ? kSigmoid : kSoftmax));
   set("expert_shared_count", uint64_t(c.d_ff_shared / c.d_ff_expert));
   set("expert_group_count", uint64_t(c.n_expert_groups));
   set("expert_group_used_count", uint64_t(c.n_groups_used));
   set("expert_weights_scale", double(c.expert_scale));
   set("expert_weights_norm", c.experts_renormalised);
   set("leading_dense_block_count", uint64_t(c.dense_layers.size()));
+}
+
+void set_latent(const Config& c, const auto& set) {
+  set("attention.value_length", uint64_t(c.kv_rank));
+  set("attention.key_length_mla", uint64_t(c.query_dim()));
+  set("attention.value_length_mla", uint64_t(c.value_dim));
+  set("attention.kv_lora_rank", uint64_t(c.kv_rank));
+  if (c.q_rank > 0) set("attention.q_lora_rank", uint64_t(c.q_rank));
   if (c.rope_scaling.score_factor > 0) set("rope.scaling.yarn_log_multiplier", double(c.rope_scaling.score_factor));
 }
 
@@ -215,20 +245,18 @@ void find_biases(const io::Gguf& gguf, const Arch& arch, Config& c) {
   if (!arch.experts && !arch.fused) c.mlp_bias = any({&L::gate_bias, &L::up_bias, &L::down_bias});
 }
 
-const Arch* find_arch(std::string_view name) {
-  for (const Arch& arch : arch_list())
-    if (arch.name == name) return &arch;
-  return nullptr;
-}
-
 }  // namespace
 
 Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(const std::string arch_name, gguf.text("general.architecture"));
-  const Arch* arch = find_arch(arch_name);
+  const auto n_experts =
+      gguf.has(arch_name + ".expert_count") ? gguf.integer(arch_name + ".expert_count") : Result<int64_t>(0);
+  const Arch* arch = find_arch(arch_name, n_experts && *n_experts > 0);
   if (!arch) {
     std::string known;
-    for (const Arch& a : arch_list()) known += (known.empty() ? "" : ", ") + std::string(a.name);
+    for (const Arch& a : arch_list())
+      if (a.same_as.empty() && find_arch(a.name, false) == &a)
+        known += (known.empty() ? "" : ", ") + std::string(a.name);
     return bad_file("{}: architecture '{}' is not supported (there are: {})", where, arch_name, known);
   }
   const Keys keys(gguf, arch_name);
@@ -269,12 +297,13 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   if (arch->experts && c.n_experts == 0) return bad_file("{}: {}.expert_count is 0", where, arch_name);
   if (c.n_experts > 0) {
     RIDGE_TRY(c.n_experts_used, keys.integer("expert_used_count"));
-    RIDGE_TRY(c.d_ff_expert, keys.integer("expert_feed_forward_length"));
+    RIDGE_TRY(c.d_ff_expert, arch->block_sparse ? keys.integer_or("expert_feed_forward_length", c.d_ff)
+                                                : keys.integer("expert_feed_forward_length"));
     RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", 0));
     RIDGE_TRY(c.experts_renormalised, keys.flag_or("expert_weights_norm", arch->experts_renormalised && !arch->latent));
     RIDGE_TRY(c.expert_scale, keys.number_or("expert_weights_scale", 1.0f));
     if (c.expert_scale == 0) c.expert_scale = 1;
-    if (!arch->latent) RIDGE_TRY_STATUS(check_router(keys, *arch, c, where));
+    if (!arch->grouped_experts) RIDGE_TRY_STATUS(check_router(keys, *arch, c, where));
   }
   if (arch->delta) {
     RIDGE_TRY(c.delta.n_key_heads, keys.integer("ssm.group_count"));
@@ -303,14 +332,22 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   use_arch(*arch, c);
   RIDGE_TRY(c.embedding_scale, keys.number_or("embedding_scale", c.embedding_scale));
   RIDGE_TRY(c.residual_scale, keys.number_or("residual_scale", 1.0f));
-  RIDGE_TRY(c.logit_divisor, keys.number_or("logit_scale", 1.0f));
+  RIDGE_TRY(const float logit_scale, keys.number_or("logit_scale", 1.0f));
+  c.logit_divisor = arch->logit_multiplier && logit_scale > 0 ? 1 / logit_scale : logit_scale;
+  if (arch->nope_period > 0) c.nope_period = arch->nope_period;
+  if (const TensorRow& q_norm = tensor_row(&LayerWeights::q_norm); arch->qk_norm_varies)
+    c.qk_norm = gguf.find(gguf_name(q_norm, q_norm.file, 0)) != nullptr;
   RIDGE_TRY(c.n_ctx_train, keys.integer("context_length"));
-  RIDGE_TRY(c.rms_eps, keys.number_or("attention.layer_norm_rms_epsilon", c.rms_eps));
+  RIDGE_TRY(c.rms_eps,
+            keys.number_or(arch->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
+                           c.rms_eps));
   RIDGE_TRY(c.rope_theta, keys.number_or("rope.freq_base", c.rope_theta));
   RIDGE_TRY(c.rope_dim, keys.integer_or("rope.dimension_count", c.head_dim));
   RIDGE_TRY(c.rope_scaling, rope_scaling(keys, where));
   RIDGE_TRY_STATUS(keys.same("rope.dimension_count_swa", c.rope_dim));
+  if (arch->grouped_experts) RIDGE_TRY_STATUS(read_grouped_experts(keys, *arch, c, where));
   if (arch->latent) RIDGE_TRY_STATUS(read_latent(keys, c, where));
+  if (arch->position_scale) RIDGE_TRY_STATUS(read_position_scale(keys, *arch, c, where));
   if (c.window_rope_theta > 0 && c.rope_scaling.attention_factor != 0)
     return bad_file("{}: rope.scaling.attn_factor beside a base of sliding layers (not supported)", where);
   RopeScaling& scaling = c.rope_scaling;
@@ -347,7 +384,7 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("attention.head_count_kv", uint64_t(c.n_kv_heads));
   set("attention.key_length", uint64_t(c.head_dim));
   set("attention.value_length", uint64_t(c.head_dim));
-  set("attention.layer_norm_rms_epsilon", double(c.rms_eps));
+  set(c.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", double(c.rms_eps));
   set("rope.dimension_count", uint64_t(c.rope_dim));
   set("rope.freq_base", double(c.rope_theta));
   set("vocab_size", uint64_t(c.vocab_size));
@@ -358,6 +395,12 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
     set("expert_used_count", uint64_t(c.n_experts_used));
     set("expert_feed_forward_length", uint64_t(c.d_ff_expert));
     if (c.d_ff_shared > 0 && c.kv_rank == 0) set("expert_shared_feed_forward_length", uint64_t(c.d_ff_shared));
+    if (arch_of(c).grouped_experts) set_grouped_experts(c, set);
+    else if (c.sigmoid_router) set("expert_gating_func", uint64_t(kSigmoid));
+  }
+  if (c.position_scale > 0) {
+    set("attention.temperature_scale", double(c.position_scale));
+    set("attention.temperature_length", uint64_t(c.position_length));
   }
   if (c.kv_rank > 0) set_latent(c, set);
   if (c.delta.n_key_heads > 0) {
@@ -370,11 +413,17 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   }
   if (!c.rope_sections.empty()) set("rope.dimension_sections", c.rope_sections);
   if (c.window > 0) set("attention.sliding_window", uint64_t(c.window));
+  if (c.window > 0 && c.window_period != arch_of(c).window_period) {
+    std::vector<bool> slides;
+    for (int i = 0; i < c.n_layers; ++i) slides.push_back(c.slides(i));
+    set("attention.sliding_window_pattern", std::move(slides));
+  }
   if (c.window > 0 && c.window_rope_theta > 0) set("rope.freq_base_swa", double(c.window_rope_theta));
   if (c.attention_scale > 0) set("attention.scale", double(c.attention_scale));
   if (c.embedding_scale != 1 && !arch_of(c).embedding_root) set("embedding_scale", double(c.embedding_scale));
   if (c.residual_scale != 1) set("residual_scale", double(c.residual_scale));
-  if (c.logit_divisor != 1) set("logit_scale", double(c.logit_divisor));
+  if (c.logit_divisor != 1)
+    set("logit_scale", double(arch_of(c).logit_multiplier ? 1 / c.logit_divisor : c.logit_divisor));
   const RopeScaling& s = c.rope_scaling;
   // llama3 scaling travels as the tensor rope_freqs.weight instead (model/convert.cpp).
   if (s.kind == RopeScaling::Kind::longrope) {

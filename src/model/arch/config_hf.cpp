@@ -78,7 +78,8 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   // Both spellings in use: "rope_type" and, older, "type".
   RIDGE_TRY(const std::string old_type, f.text_or("type", "default"));
   RIDGE_TRY(const std::string type, f.text_or("rope_type", old_type));
-  if (type == "default") return s;
+  if (type == "default" || type == "mrope") return s;  // sections of positions in images, which texts do not have
+  if (type == "dynamic" && f.has("alpha")) return s;   // a larger base (config_from_hf)
   if (type == "linear") s.kind = RopeScaling::Kind::linear;
   else if (type == "yarn") s.kind = RopeScaling::Kind::yarn;
   else if (type == "llama3") s.kind = RopeScaling::Kind::llama3;
@@ -110,8 +111,26 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   return s;
 }
 
-/// The experts of DeepSeek-V2 and V3.
+/// The experts of Ernie 4.5: softmax scores, chosen with a bias.
+Status read_moe_experts(const Fields& f, Config& c, std::string_view where) {
+  RIDGE_TRY(c.n_experts, f.integer("moe_num_experts"));
+  RIDGE_TRY(c.n_experts_used, f.integer("moe_k"));
+  RIDGE_TRY(c.d_ff_expert, f.integer("moe_intermediate_size"));
+  RIDGE_TRY(const int n_shared, f.integer_or("moe_num_shared_experts", 0));
+  c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
+  c.experts_renormalised = true;
+  RIDGE_TRY(const int first, f.integer_or("moe_layer_start_index", 1));
+  RIDGE_TRY_STATUS(f.same("moe_layer_end_index", c.n_layers - 1));
+  RIDGE_TRY_STATUS(f.same("moe_layer_interval", 1));
+  for (int i = 0; i < std::min(first, c.n_layers); ++i) c.dense_layers.push_back(i);
+  RIDGE_TRY(const bool bias, f.flag_or("moe_use_aux_free", true));
+  if (!bias) return bad_file("{}: moe_use_aux_free is false (not supported)", where);
+  return {};
+}
+
+/// The experts of DeepSeek-V2 and V3, and of models that took them over.
 Status read_grouped_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
+  if (arch.experts_as_moe) return read_moe_experts(f, c, where);
   RIDGE_TRY(c.n_experts, f.integer("n_routed_experts"));
   if (c.n_experts < 1) return bad_file("{}: n_routed_experts is {}, expected 1 or more", where, c.n_experts);
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
@@ -120,13 +139,13 @@ Status read_grouped_experts(const Fields& f, const Arch& arch, Config& c, std::s
   c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
   RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", arch.experts_renormalised));
   // V2's own code and transformers differ there.
-  if (c.experts_renormalised && !arch.sigmoid_router)
+  if (c.experts_renormalised && !arch.experts_renormalised)
     return bad_file("{}: norm_topk_prob is true (supported with a softmax: false)", where);
   const std::string_view scores = arch.sigmoid_router ? "sigmoid" : "softmax";
   const std::string_view groups = arch.sigmoid_router ? "noaux_tc" : "group_limited_greedy";
   RIDGE_TRY(const std::string scoring, f.text_or("scoring_func", std::string(scores)));
   RIDGE_TRY(const std::string method, f.text_or("topk_method", arch.sigmoid_router ? "noaux_tc" : "greedy"));
-  const bool greedy = !arch.sigmoid_router && method == "greedy";
+  const bool greedy = !arch.sigmoid_router && method == "greedy";  // the best experts, whatever their groups
   if (scoring != scores) return bad_file("{}: scoring_func is '{}' (supported: {})", where, scoring, scores);
   if (method != groups && !greedy) return bad_file("{}: topk_method is '{}' (supported: {})", where, method, groups);
   RIDGE_TRY(const int n_groups, f.integer_or("n_group", 1));
@@ -183,17 +202,24 @@ Status read_score_factor(const Fields& f, RopeScaling& s, std::string_view where
 }
 
 Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
-  if (arch.latent) return read_grouped_experts(f, arch, c, where);
-  const char* const count = arch.gpt_oss ? "num_local_experts" : "num_experts";
+  if (arch.grouped_experts) return read_grouped_experts(f, arch, c, where);
+  const char* const count = arch.gpt_oss || arch.block_sparse ? "num_local_experts" : "num_experts";
   RIDGE_TRY(c.n_experts, f.integer(count));
   if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
   RIDGE_TRY_STATUS(f.same("experts_per_token", c.n_experts_used));
   RIDGE_TRY_STATUS(f.same("num_local_experts", c.n_experts));
-  RIDGE_TRY(c.d_ff_expert, f.integer(arch.gpt_oss ? "intermediate_size" : "moe_intermediate_size"));
+  RIDGE_TRY(c.d_ff_expert,
+            f.integer(arch.gpt_oss || arch.block_sparse ? "intermediate_size" : "moe_intermediate_size"));
   RIDGE_TRY(const float limit, f.number_or("swiglu_limit", 7.0f));
   if (limit != 7) return bad_file("{}: swiglu_limit is {} (supported: 7)", where, limit);
   RIDGE_TRY(c.d_ff_shared, f.integer_or("shared_expert_intermediate_size", 0));
+  RIDGE_TRY(const std::string scoring, f.text_or("scoring_func", arch.sigmoid_router ? "sigmoid" : "softmax"));
+  if ((scoring == "sigmoid") != arch.sigmoid_router || (scoring != "sigmoid" && scoring != "softmax"))
+    return bad_file("{}: scoring_func is '{}' (not supported)", where, scoring);
+  RIDGE_TRY(const bool choice_bias, f.flag_or("use_routing_bias", arch.choice_bias));
+  if (choice_bias != arch.choice_bias)
+    return bad_file("{}: use_routing_bias is {} (not supported)", where, choice_bias);
   RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", arch.experts_renormalised));
   RIDGE_TRY(const int every, f.integer_or("decoder_sparse_step", 1));
   const io::Json none = io::Json::array();
@@ -230,6 +256,20 @@ Status read_delta(const Fields& f, Config& c, std::string_view where) {
   return {};
 }
 
+/// The period of layers that slide: a number, or a letter a layer, L of one that slides, and G of the last one.
+Status read_window_pattern(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
+  constexpr const char* kPattern = "sliding_window_pattern";
+  if (!f.has(kPattern) || !f.at(kPattern).is_string()) {
+    RIDGE_TRY(c.window_period, f.integer_or(kPattern, arch.window_period));
+    return {};
+  }
+  RIDGE_TRY(const std::string letters, f.text_or(kPattern, ""));
+  if (letters.find_first_not_of('L') != letters.size() - 1 || letters.back() != 'G')
+    return bad_file("{}: {} is '{}' (supported: L of sliding layers, and a G behind them)", where, kPattern, letters);
+  c.window_period = int(letters.size());
+  return {};
+}
+
 /// The layers that slide, where a list names each layer's kind: they must have a period.
 Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
   if (!f.has("layer_types")) return {};
@@ -244,6 +284,18 @@ Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
     if (types[size_t(i)] != (c.slides(i) ? "sliding_attention" : "full_attention"))
       return bad_file("{}: layer_types has {} at layer {} (supported: a period of sliding layers, the last one full)",
                       where, types[size_t(i)].dump(), i);
+  return {};
+}
+
+/// Layers that attend without RoPE, where config.json lists them: those that GGUF files of the architecture mean.
+Status check_nope(const Fields& f, const Config& c, std::string_view where) {
+  RIDGE_TRY_STATUS(f.same("no_rope_layer_interval", c.nope_period));
+  if (!f.has("no_rope_layers")) return {};
+  const io::Json& listed = f.at("no_rope_layers");  // 1 of a layer with RoPE
+  for (int i = 0; i < c.n_layers; ++i)
+    if (!listed.is_array() || ssize(listed) != c.n_layers || listed[size_t(i)] != (c.has_rope(i) ? 1 : 0))
+      return bad_file("{}: no_rope_layers is {} (supported: 0 in every layer of number {} and none else)", where,
+                      listed.dump(), c.nope_period);
   return {};
 }
 
@@ -269,26 +321,37 @@ Status check_outer(const io::Json& outer, const io::Json& text, std::string_view
   return check_config_fields(outer, "", inner, nullptr, where);
 }
 
+/// The configuration of the text model: `json` itself, or the text_config of a model that also reads images.
+Result<io::Json> text_of(io::Json json, std::string_view where) {
+  std::string known;
+  for (const Arch& a : arch_list()) {
+    if (a.hf_outer.empty() || !json.contains("model_type") || json["model_type"] != a.hf_outer) continue;
+    if (!json.contains("text_config") && json.contains("hidden_size")) {  // as older files of such models have it
+      json["model_type"] = a.hf_type;
+      return json;
+    }
+    if (!json.contains("text_config") || !json["text_config"].is_object())
+      return bad_file("{}: text_config is not an object", where);
+    io::Json text = json["text_config"];
+    if (!text.contains("model_type")) text["model_type"] = a.hf_type;
+    known += (known.empty() ? "" : ", ") + std::string(a.hf_type);
+    if (text["model_type"] != a.hf_type) continue;
+    RIDGE_TRY_STATUS(check_outer(json, text, where));
+    if (constexpr const char* kTied = "tie_word_embeddings"; !text.contains(kTied) && json.contains(kTied))
+      text[kTied] = json[kTied];
+    return text;
+  }
+  if (known.empty()) return json;
+  return bad_file("{}: text_config has model_type {} (supported in {}: {})", where,
+                  json["text_config"].value("model_type", io::Json()).dump(), json["model_type"].dump(), known);
+}
+
 }  // namespace
 
 Result<Config> config_from_hf(std::string_view config_json, std::string_view where, std::vector<std::string>* unknown) {
   RIDGE_TRY(io::Json json, io::parse_json(config_json, where));
   if (!json.is_object()) return bad_file("{}: expected a JSON object", where);
-  for (const Arch& a : arch_list()) {
-    if (a.hf_outer.empty() || !json.contains("model_type") || json["model_type"] != a.hf_outer) continue;
-    if (!json.contains("text_config") || !json["text_config"].is_object())
-      return bad_file("{}: text_config is not an object", where);
-    io::Json text = json["text_config"];
-    if (!text.contains("model_type")) text["model_type"] = a.hf_type;
-    if (text["model_type"] != a.hf_type)
-      return bad_file("{}: text_config has model_type {} (supported in {}: {})", where, text["model_type"].dump(),
-                      a.hf_outer, a.hf_type);
-    RIDGE_TRY_STATUS(check_outer(json, text, where));
-    if (constexpr const char* kTied = "tie_word_embeddings"; !text.contains(kTied) && json.contains(kTied))
-      text[kTied] = json[kTied];
-    json = std::move(text);
-    break;
-  }
+  RIDGE_TRY(json, text_of(std::move(json), where));
   const Fields f(json, where);
   RIDGE_TRY(const std::string type, f.text_or("model_type", ""));
   const Arch* arch = nullptr;
@@ -316,7 +379,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(c.head_dim, f.integer_or("head_dim", c.d_model / c.n_heads));
   RIDGE_TRY(c.vocab_size, f.integer("vocab_size"));
   RIDGE_TRY(c.n_ctx_train, f.integer("max_position_embeddings"));
-  RIDGE_TRY(c.rms_eps, f.number_or("rms_norm_eps", 1e-6f));
+  RIDGE_TRY(c.rms_eps, f.number_or(arch->layer_norm ? "layer_norm_eps" : "rms_norm_eps", 1e-6f));
   RIDGE_TRY(c.rope_theta, f.number_or("rope_theta", 10000.0f));
   RIDGE_TRY(c.tied_output, f.flag_or("tie_word_embeddings", false));
   RIDGE_TRY_STATUS(read_biases(f, *arch, c, where));
@@ -325,14 +388,15 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(const bool both_ways, f.flag_or("use_bidirectional_attention", false));
   const char* const activation_key = f.has("hidden_activation") ? "hidden_activation" : "hidden_act";
   RIDGE_TRY(const std::string activation, f.text_or(activation_key, std::string(activation_name(arch->activation))));
-  if (qk_norm != arch->qk_norm) return bad_file("{}: use_qk_norm is {} (not supported)", where, qk_norm);
+  if (qk_norm != arch->qk_norm && !arch->qk_norm_varies)
+    return bad_file("{}: use_qk_norm is {} (not supported)", where, qk_norm);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
   if (both_ways) return bad_file("{}: use_bidirectional_attention is true (not supported)", where);
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
     if (f.has(key)) return bad_file("{}: {} is {} (not supported)", where, key, f.at(key).dump());
   RIDGE_TRY(c.window, arch->windowed ? f.integer_or("sliding_window", 0) : Result<int>(0));
   if (c.window > 0) {
-    RIDGE_TRY(c.window_period, f.integer_or("sliding_window_pattern", arch->window_period));
+    RIDGE_TRY_STATUS(read_window_pattern(f, *arch, c, where));
     RIDGE_TRY(c.window_rope_theta, f.number_or("rope_local_base_freq", arch->window_rope_theta));
     RIDGE_TRY_STATUS(use_layer_types(f, c, where));
   }
@@ -354,6 +418,22 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   use_arch(*arch, c);
   c.o_bias = o_bias;
   if (!arch->gpt_oss) c.activation = *known_activation;
+  c.qk_norm = qk_norm;
+  if (arch->qk_norm_after_rope) RIDGE_TRY_STATUS(f.same("attention_head_dim", c.head_dim));
+  if (arch->hf_pairs == RopePairs::interleaved) {
+    RIDGE_TRY(const std::string positions, f.text_or("position_embedding_type", "rope_gptj"));
+    if (positions != "rope_gptj")
+      return bad_file("{}: position_embedding_type is '{}' (supported: rope_gptj)", where, positions);
+  }
+  if (arch->nope_period > 0) {
+    c.nope_period = arch->nope_period;
+    RIDGE_TRY_STATUS(check_nope(f, c, where));
+  }
+  if (arch->logit_multiplier) {
+    RIDGE_TRY(const float logit_scale, f.number_or("logit_scale", 1.0f));
+    if (!(logit_scale > 0)) return bad_file("{}: logit_scale is {}, expected above 0", where, logit_scale);
+    c.logit_divisor = 1 / logit_scale;
+  }
   RIDGE_TRY(const int original_context, f.integer_or("original_max_position_embeddings", c.n_ctx_train));
   RIDGE_TRY(float rotary_share, f.number_or("partial_rotary_factor", 1.0f));
   // transformers 5 writes rope_parameters in place of rope_scaling and rope_theta: one object, or one a kind of layer.
@@ -378,6 +458,14 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     if (arch->latent) RIDGE_TRY_STATUS(read_score_factor(scaling, c.rope_scaling, where));
     else RIDGE_TRY_STATUS(read_magnitudes(scaling, c.rope_scaling));
     RIDGE_TRY(c.rope_theta, scaling.number_or("rope_theta", c.rope_theta));
+    if (arch->position_scale) {
+      RIDGE_TRY(c.position_scale, scaling.number_or("llama_4_scaling_beta", 0.0f));
+      if (c.position_scale > 0) c.position_length = c.rope_scaling.original_context;
+    }
+    if (arch->qk_norm_after_rope) {  // Hunyuan's: a larger base
+      RIDGE_TRY(const float alpha, scaling.number_or("alpha", 1.0f));
+      if (alpha > 0) c.rope_theta *= float(std::pow(double(alpha), c.head_dim / (c.head_dim - 2.0)));
+    }
     RIDGE_TRY(rotary_share, scaling.number_or("partial_rotary_factor", rotary_share));
     if (scaling.has("mrope_section")) {
       const io::Json& sections = scaling.at("mrope_section");
@@ -392,10 +480,13 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     return bad_file("{}: partial_rotary_factor is {}, expected above 0, at most 1", where, rotary_share);
   if (arch->latent) RIDGE_TRY_STATUS(read_latent(f, c, where));
   else c.rope_dim = int(float(c.head_dim) * rotary_share);
+  if (arch->block_sparse) {
+    RIDGE_TRY(c.rope_dim, f.integer_or("rotary_dim", c.rope_dim));
+  }
   for (const auto* factors : {&c.rope_scaling.short_factors, &c.rope_scaling.long_factors})
     if (c.rope_scaling.kind == RopeScaling::Kind::longrope && ssize(*factors) != c.rope_dim / 2)
       return bad_file("{}: LongRoPE has {} factors, expected {}, one a pair", where, factors->size(), c.rope_dim / 2);
-  c.rope_pairs = arch->latent ? RopePairs::interleaved : RopePairs::halves;
+  c.rope_pairs = arch->hf_pairs;
   RIDGE_TRY_STATUS(check_config(c, where));
   RIDGE_TRY_STATUS(check_config_fields(json, "", f.read(), unknown, where));
   return c;

@@ -167,12 +167,14 @@ constexpr KeyGroup kConfigFields[] = {
     {"use_cache", kHarmless, "Ridge always has a cache"},
     {"cache_implementation", kHarmless, "caches follow the options"},
     {"bos_token_id pad_token_id sep_token_id unk_token_id cls_token_id tokenizer_class", kHarmless, kText},
-    {"image_token_id image_token_index video_token_id vision_start_token_id vision_end_token_id mm_tokens_per_image "
+    {"image_token_id image_token_index video_token_id vision_start_token_id vision_end_token_id vision_token_id "
+     "mm_tokens_per_image "
      "boi_token_index eoi_token_index vision_config audio_config projector_hidden_act multimodal_projector_bias "
      "spatial_merge_size vision_feature_layer",
      kHarmless, kVision},
     {"quantization_config", kHarmless, "read with the tensors (io/int4_packed.h, model/ternary.h)"},
-    {"attention_dropout hidden_dropout embd_pdrop resid_pdrop embedding_dropout initializer_range initializer_factor "
+    {"attention_dropout hidden_dropout residual_dropout moe_capacity moe_norm_min embd_pdrop resid_pdrop "
+     "embedding_dropout initializer_range initializer_factor "
      "init_method router_aux_loss_coef router_jitter_noise input_jitter_noise router_z_loss_coef output_router_logits "
      "aux_loss_alpha seq_aux gradient_checkpointing problem_type id2label label2id",
      kHarmless, kTraining},
@@ -190,7 +192,11 @@ constexpr KeyGroup kConfigFields[] = {
     {"_sliding_window_pattern", kHarmless, "layer_types says the same"},
     {"use_mrope rope_scaling.mrope_interleaved", kHarmless, "of positions in images, which texts do not have"},
     {"input_bits weight_bits", kHarmless, "BitNet's rule is always the same"},
-    {"num_nextn_predict_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings num_mtp_modules", kHarmless, kHead},
+    {"num_nextn_predict_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings num_mtp_modules "
+     "use_mtp mtp_transformer_layers",
+     kHarmless, kHead},
+    {"use_embedding_sharing use_parallel_embedding use_gated_activation order_of_interleaved_layers", kHarmless,
+     "of Cohere, whose models are all alike there"},
     {"rope_scaling.original_max_position_embeddings", kHarmless, "of other types of scaling"},
     {"rope_scaling.beta_fast rope_scaling.beta_slow rope_scaling.truncate rope_scaling.mscale "
      "rope_scaling.mscale_all_dim",
@@ -223,6 +229,9 @@ constexpr KeyGroup kConfigFields[] = {
     {"use_parallel_residual parallel_attn parallel_block", kRefused, "attention and feed-forward side by side",
      "false"},
     {"new_decoder_architecture", kRefused, kOther, "false"},
+    {"use_parallel_block", kRefused, "attention and feed-forward side by side", "true"},
+    {"attn_type_list", kRefused, "linear attention", "1"},
+    {"qk_norm_type", kRefused, "another norm of queries and keys", "per_layer"},
     {"clip_qkv", kRefused, "clamped queries, keys and values", "0"},
     {"attn_config", kRefused, kOther},
     {"layer_norm_eps layer_norm_epsilon", kRefused, "LayerNorm in place of RMSNorm"},

@@ -9,6 +9,15 @@ namespace ridge {
 std::span<const Arch> arch_list() {
   static constexpr Arch kArchs[] = {
       {.name = "llama", .hf_type = "llama", .hf_class = "LlamaForCausalLM", .gguf_pairs = RopePairs::interleaved},
+      // Mixtral, which GGUF files call a llama with experts.
+      {.name = "llama",
+       .hf_type = "mixtral",
+       .hf_class = "MixtralForCausalLM",
+       .gguf_pairs = RopePairs::interleaved,
+       .windowed = true,
+       .block_sparse = true,
+       .experts = true,
+       .experts_renormalised = true},
       // A llama with a sliding window in all layers, or with none.
       {.name = "mistral",
        .hf_type = "mistral",
@@ -30,11 +39,71 @@ std::span<const Arch> arch_list() {
        .hf_class = "Qwen3ForCausalLM",
        .gguf_pairs = RopePairs::halves,
        .qk_norm = true},
+      // The text of models that read images.
+      {.name = "qwen2vl",
+       .hf_type = "qwen2_5_vl_text",
+       .hf_class = "Qwen2_5_VLForConditionalGeneration",
+       .hf_outer = "qwen2_5_vl",
+       .gguf_pairs = RopePairs::halves,
+       .qkv_bias = true},
+      {.name = "qwen3vl",
+       .hf_type = "qwen3_vl_text",
+       .hf_class = "Qwen3VLForConditionalGeneration",
+       .hf_outer = "qwen3_vl",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true},
+      {.name = "seed_oss",
+       .hf_type = "seed_oss",
+       .hf_class = "SeedOssForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qkv_bias = true,
+       .ffn_norm_is_post_attention = true},
+      {.name = "hunyuan-dense",
+       .hf_type = "hunyuan_v1_dense",
+       .hf_class = "HunYuanDenseV1ForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .qk_norm_after_rope = true},
+      {.name = "smollm3",
+       .hf_type = "smollm3",
+       .hf_class = "SmolLM3ForCausalLM",
+       .hf_defaults = R"({"tie_word_embeddings": true, "rope_theta": 2000000.0})",
+       .gguf_pairs = RopePairs::interleaved,
+       .nope_period = 4},
+      {.name = "exaone4",
+       .hf_type = "exaone4",
+       .hf_class = "Exaone4ForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .windowed = true,
+       .norms = NormPlace::after,
+       .full_without_rope = true},
+      {.name = "cohere2",
+       .hf_type = "cohere2",
+       .hf_class = "Cohere2ForCausalLM",
+       .hf_defaults = R"({"tie_word_embeddings": true, "layer_norm_eps": 1e-5, "logit_scale": 0.0625})",
+       .gguf_pairs = RopePairs::interleaved,
+       .hf_pairs = RopePairs::interleaved,
+       .windowed = true,
+       .norms = NormPlace::parallel,
+       .layer_norm = true,
+       .logit_multiplier = true,
+       .window_period = 4,
+       .full_without_rope = true},
+      // A llama whose queries grow with the position beyond the length that it was trained at.
+      {.name = "mistral3",
+       .hf_type = "ministral3",
+       .hf_class = "Ministral3ForCausalLM",
+       .hf_outer = "mistral3",
+       .gguf_pairs = RopePairs::interleaved,
+       .windowed = true,
+       .position_scale = true},
       {.name = "qwen2moe",
        .hf_type = "qwen2_moe",
        .hf_class = "Qwen2MoeForCausalLM",
        .gguf_pairs = RopePairs::halves,
        .qkv_bias = true,
+       .shared_gate = true,
        .experts = true},
       {.name = "qwen3moe",
        .hf_type = "qwen3_moe",
@@ -50,6 +119,7 @@ std::span<const Arch> arch_list() {
        .qk_norm = true,
        .norms_plus_one = true,
        .ffn_norm_is_post_attention = true,
+       .shared_gate = true,
        .experts = true,
        .experts_renormalised = true,
        .delta = true,
@@ -72,6 +142,7 @@ std::span<const Arch> arch_list() {
        .qk_norm = true,
        .norms_plus_one = true,
        .ffn_norm_is_post_attention = true,
+       .shared_gate = true,
        .experts = true,
        .experts_renormalised = true,
        .delta = true,
@@ -93,8 +164,23 @@ std::span<const Arch> arch_list() {
        .hf_type = "deepseek_v3",
        .hf_class = "DeepseekV3ForCausalLM",
        .gguf_pairs = RopePairs::interleaved,
+       .hf_pairs = RopePairs::interleaved,
        .latent = true,
+       .grouped_experts = true,
        .sigmoid_router = true,
+       .choice_bias = true,
+       .experts = true,
+       .experts_renormalised = true},
+      {.name = "glm4_moe_lite",
+       .hf_type = "glm4_moe_lite",
+       .hf_class = "Glm4MoeLiteForCausalLM",
+       .same_as = "deepseek2",
+       .gguf_pairs = RopePairs::interleaved,
+       .hf_pairs = RopePairs::interleaved,
+       .latent = true,
+       .grouped_experts = true,
+       .sigmoid_router = true,
+       .choice_bias = true,
        .experts = true,
        .experts_renormalised = true},
       // deepseek2 with a softmax in the router.
@@ -103,8 +189,57 @@ std::span<const Arch> arch_list() {
        .hf_class = "DeepseekV2ForCausalLM",
        .same_as = "deepseek2",
        .gguf_pairs = RopePairs::interleaved,
+       .hf_pairs = RopePairs::interleaved,
        .latent = true,
+       .grouped_experts = true,
        .experts = true},
+      {.name = "mistral4",
+       .hf_type = "mistral4",
+       .hf_class = "Mistral4ForCausalLM",
+       .hf_outer = "mistral3",
+       .gguf_pairs = RopePairs::interleaved,
+       .hf_pairs = RopePairs::interleaved,
+       .latent = true,
+       .grouped_experts = true,
+       .experts = true,
+       .experts_renormalised = true,
+       .position_scale = true,
+       .experts_stacked = true},
+      {.name = "glm4moe",
+       .hf_type = "glm4_moe",
+       .hf_class = "Glm4MoeForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qkv_bias = true,
+       .qk_norm = true,
+       .qk_norm_varies = true,
+       .ffn_norm_is_post_attention = true,
+       .grouped_experts = true,
+       .sigmoid_router = true,
+       .choice_bias = true,
+       .experts = true,
+       .experts_renormalised = true},
+      {.name = "ernie4_5-moe",
+       .hf_type = "ernie4_5_moe",
+       .hf_class = "Ernie4_5_MoeForCausalLM",
+       .hf_defaults = R"({"tie_word_embeddings": true, "rope_theta": 500000.0, "rms_norm_eps": 1e-5})",
+       .gguf_pairs = RopePairs::interleaved,
+       .hf_pairs = RopePairs::interleaved,
+       .grouped_experts = true,
+       .experts_as_moe = true,
+       .choice_bias = true,
+       .experts = true,
+       .experts_renormalised = true},
+      {.name = "minimax-m2",
+       .hf_type = "minimax_m2",
+       .hf_class = "MiniMaxM2ForCausalLM",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .qk_norm_whole = true,
+       .block_sparse = true,
+       .sigmoid_router = true,
+       .choice_bias = true,
+       .experts = true,
+       .experts_renormalised = true},
       {.name = "granite",
        .hf_type = "granite",
        .hf_class = "GraniteForCausalLM",
@@ -161,17 +296,29 @@ void use_arch(const Arch& arch, Config& c) {
   c.norms = arch.norms;
   c.qk_norm = arch.qk_norm;
   c.qk_norm_whole = arch.qk_norm_whole;
+  c.qk_norm_after_rope = arch.qk_norm_after_rope;
+  c.layer_norm = arch.layer_norm;
   c.sub_norm = c.ternary = arch.bitnet;
   c.sigmoid_router = arch.sigmoid_router;
+  c.choice_bias = arch.choice_bias;
+  c.shared_gate = arch.shared_gate;
   c.o_bias = c.sink_logits = c.expert_biases = arch.gpt_oss;
   c.attention_gate = arch.delta;
   if (arch.embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
+  if (arch.full_without_rope && c.window > 0) c.nope_period = c.window_period;
+}
+
+const Arch* find_arch(std::string_view gguf_name, bool experts) {
+  const Arch* found = nullptr;
+  for (const Arch& arch : arch_list())
+    if (arch.name == gguf_name && (!found || arch.experts == experts)) found = &arch;
+  return found;
 }
 
 const Arch& arch_of(const Config& config) {
-  for (const Arch& arch : arch_list())
-    if (arch.name == config.arch) return arch;
-  throw_error(ErrorKind::usage, "architecture '{}' is not one of the list", config.arch);
+  const Arch* const arch = find_arch(config.arch, config.n_experts > 0);
+  if (!arch) throw_error(ErrorKind::usage, "architecture '{}' is not one of the list", config.arch);
+  return *arch;
 }
 
 constexpr std::string_view kModel = "model.", kOutput = "lm_head.weight", kInside = "model.language_model.",

@@ -77,13 +77,15 @@ __device__ void choose(const ExpertChoice& c, const ExpertRouter& r, int64_t tok
     if (e < c.n_experts) {
       const float score = __ldcg(scores + e), power = expf(rule.sigmoid ? -score : score - top);
       weight = rule.sigmoid ? 1 / (1 + power) : power;
-      value = r.choice_bias ? weight + r.choice_bias[e] : weight;
+      value = r.choice_bias && rule.sigmoid ? weight + r.choice_bias[e] : weight;
     }
     all += weight;
     weights[e] = weight;
     values[e] = value == value ? value : -INFINITY;  // scores that are no numbers come last
   }
-  if (!rule.sigmoid && !rule.renormalised) all = gpu::block_sum<kRouteThreads>(all);
+  if (!rule.sigmoid && (!rule.renormalised || r.choice_bias)) all = gpu::block_sum<kRouteThreads>(all);
+  if (!rule.sigmoid && r.choice_bias)  // beside probabilities
+    for (int e = thread; e < c.n_experts; e += kRouteThreads) values[e] += r.choice_bias[e] * float(all);
   __syncthreads();
   if (rule.n_groups > 1) {
     if (thread < 32) keep_best_groups(c.n_experts, rule, thread, values, weights + 4 * n_fours);

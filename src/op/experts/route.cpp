@@ -47,7 +47,8 @@ void choose_experts(CpuContext& context, View2<const float> scores, const Expert
       total += weights[i];
     }
     values = weights;
-    for (size_t i = 0; bias && i < values.size(); ++i) values[i] += bias[i];
+    const float whole = rule.sigmoid ? 1 : float(total);  // a bias is beside probabilities
+    for (size_t i = 0; bias && i < values.size(); ++i) values[i] += bias[i] * whole;
     if (rule.n_groups > 1) keep_best_groups(rule, values);
 
     size_t n = 0;  // chosen so far, the best first

@@ -144,6 +144,16 @@ void clamped_swiglu(CpuContext& context, View2<float> gate, View2<const float> u
   });
 }
 
+void take_mean_off(CpuContext& context, View2<const float> x, View2<float> y) {
+  const TracedOp traced(context, "norm", {}, rows_work(y, 1, 2));
+  for_rows(context, x.rows, [&](int64_t t, int) {
+    double sum = 0;
+    for (int64_t i = 0; i < x.cols; ++i) sum += x(t, i);
+    const auto mean = float(sum / double(x.cols));
+    for (int64_t i = 0; i < x.cols; ++i) y(t, i) = x(t, i) - mean;
+  });
+}
+
 void scale(CpuContext& context, View2<float> x, float factor) {
   const TracedOp traced(context, "scale", {}, rows_work(x, 1, 1));
   for_rows(context, x.rows, [&](int64_t t, int) {
