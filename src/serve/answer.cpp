@@ -5,8 +5,8 @@ namespace {
 
 class Answer : public std::enable_shared_from_this<Answer> {
  public:
-  Answer(Scheduler& scheduler, AnswerData data, const http::Reply& reply, const MakeForm& make)
-      : scheduler_(scheduler), data_(std::move(data)), reply_(reply), form_(make(data_)) {}
+  Answer(Models::Pointer served, AnswerData data, const http::Reply& reply, const MakeForm& make)
+      : served_(std::move(served)), data_(std::move(data)), reply_(reply), form_(make(data_)) {}
 
   void start();
 
@@ -44,7 +44,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   void log(const ChoiceText& choice, const std::string& error) const;
   void finish();
 
-  Scheduler& scheduler_;
+  const Models::Pointer served_;
   AnswerData data_;
   const http::Reply reply_;
   const std::unique_ptr<ApiForm> form_;
@@ -66,7 +66,7 @@ void Answer::start() {
         {request().choice(i / n_choices, int(i % n_choices)), std::make_shared<ChoiceListener>(shared_from_this(), i)});
   }
   if (data_.model.log_prompts) log_prompts();
-  const auto ids = scheduler_.submit(std::move(submissions), [&] {
+  const auto ids = served_->scheduler->submit(std::move(submissions), [&] {
     if (!request().stream) return;
     http::Headers headers = http::sse_headers();
     for (const auto& [name, value] : form_->headers().fields) headers.add(name, value);
@@ -75,8 +75,9 @@ void Answer::start() {
     form_->begin();
   });
   if (!ids) throw submit_error(ids.error());
-  reply_.on_gone([scheduler = &scheduler_, ids = *ids] {
-    for (const uint64_t id : ids) scheduler->cancel(id);
+  reply_.on_gone([served = std::weak_ptr(served_), ids = *ids] {
+    if (const Models::Pointer still = served.lock())
+      for (const uint64_t id : ids) still->scheduler->cancel(id);
   });
 }
 
@@ -177,9 +178,9 @@ ApiError generation_error(const RequestError& failure) {
   return error;
 }
 
-void answer_request(Scheduler& scheduler, const ApiModel& model, ApiRequest request, const http::Reply& reply,
-                    const MakeForm& make) {
-  std::make_shared<Answer>(scheduler, AnswerData{.model = model, .request = std::move(request)}, reply, make)->start();
+void answer_request(const Models::Pointer& served, ApiRequest request, const http::Reply& reply, const MakeForm& make) {
+  std::make_shared<Answer>(served, AnswerData{.model = served->model, .request = std::move(request)}, reply, make)
+      ->start();
 }
 
 }  // namespace ridge::serve

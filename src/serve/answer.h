@@ -11,7 +11,6 @@ ApiError generation_error(const RequestError& failure);
 
 /// Submits the choices of a request, and answers when and as they are generated, in the form that `make` makes. Throws
 /// ApiError where the scheduler refuses the request; else the reply is answered in every case.
-void answer_request(Scheduler& scheduler, const ApiModel& model, ApiRequest request, const http::Reply& reply,
-                    const MakeForm& make);
+void answer_request(const Models::Pointer& served, ApiRequest request, const http::Reply& reply, const MakeForm& make);
 
 }  // namespace ridge::serve

@@ -16,47 +16,43 @@ namespace {
 void send(const Call& call, const Json& json) {
   call.reply.send({.body = json.dump(-1, ' ', false, Json::error_handler_t::replace)});
 }
-Json body_of(const Call& call) { return parse_body(call.request.body); }
 
 void health(const Call& call) {
-  const std::string failure = call.scheduler.failure();
-  if (!failure.empty())
-    throw ApiError{.status = 500, .message = "the engine failed: " + failure, .type = "server_error"};
+  for (const Models::Pointer& served : call.models.loaded())
+    if (const std::string failure = served->scheduler->failure(); !failure.empty())
+      throw ApiError{.status = 500, .message = "the engine failed: " + failure, .type = "server_error"};
   send(call, {{"status", "ok"}});
 }
 
 void metrics(const Call& call) {
-  call.reply.send(
-      {.content_type = "text/plain; version=0.0.4", .body = metrics_text(call.scheduler.board(), call.http.counts())});
+  if (!call.served) throw ApiError{.status = 503, .message = "no model is loaded", .type = "unavailable_error"};
+  call.reply.send({.content_type = "text/plain; version=0.0.4",
+                   .body = metrics_text(call.scheduler().board(), call.http.counts())});
 }
 
-void models(const Call& call) { send(call, models_json(call.model)); }
+void models(const Call& call) { send(call, models_json(call.models)); }
 
 void one_model(const Call& call) {
   const std::string name = call.request.path.substr(std::string_view("/v1/models/").size());
-  if (name != call.model.name)
-    throw ApiError{.status = 404,
-                   .message = fmt::format("there is no model '{}' here, only '{}'", name, call.model.name),
-                   .param = "model",
-                   .code = "model_not_found"};
-  send(call, models_json(call.model)["data"][0]);
+  const Json list = models_json(call.models);
+  for (const Json& one : list["data"])
+    if (one["id"] == name) return send(call, one);
+  throw no_model(name, call.models);
 }
 
 int key_of(const Call& call) { return int(call.keys.find(call.request.headers).value_or(0)); }
 void generate(const Call& call, ApiRequest what, const MakeForm& make = openai_form) {
   what.key = key_of(call);
-  answer_request(call.scheduler, call.model, std::move(what), call.reply, make);
+  answer_request(call.served, std::move(what), call.reply, make);
 }
-void chat(const Call& call) { generate(call, read_chat_request(call.model, body_of(call))); }
-void completion(const Call& call) { generate(call, read_completion_request(call.model, body_of(call))); }
-void llama_completion(const Call& call) { generate(call, read_llama_request(call.model, body_of(call)), llama_form); }
-void messages(const Call& call) { generate(call, read_anthropic_request(call.model, body_of(call)), anthropic_form); }
-void count_tokens(const Call& call) {
-  send(call, {{"input_tokens", count_anthropic_tokens(call.model, body_of(call))}});
-}
+void chat(const Call& call) { generate(call, read_chat_request(call.model(), call.body)); }
+void completion(const Call& call) { generate(call, read_completion_request(call.model(), call.body)); }
+void llama_completion(const Call& call) { generate(call, read_llama_request(call.model(), call.body), llama_form); }
+void messages(const Call& call) { generate(call, read_anthropic_request(call.model(), call.body), anthropic_form); }
+void count_tokens(const Call& call) { send(call, {{"input_tokens", count_anthropic_tokens(call.model(), call.body)}}); }
 
 void responses(const Call& call) {
-  ResponsesRequest asked = read_responses_request(call.model, body_of(call), key_of(call));
+  ResponsesRequest asked = read_responses_request(call.model(), call.body, key_of(call));
   ApiRequest generation = std::move(asked.generation);
   generate(call, std::move(generation), responses_form(std::move(asked)));
 }
@@ -67,28 +63,27 @@ std::string response_id(const Call& call) {
   throw ApiError{.status = 404, .message = fmt::format("there is no response '{}' here", id), .code = "not_found"};
 }
 void get_response(const Call& call) {
-  const ResponseStore::Stored found = call.model.responses->find(response_id(call), key_of(call));
+  const ResponseStore::Stored found = call.model().responses->find(response_id(call), key_of(call));
   if (!found) no_response(response_id(call));
   send(call, found->response);
 }
 void delete_response(const Call& call) {
   const std::string id = response_id(call);
-  if (!call.model.responses->erase(id, key_of(call))) no_response(id);
+  if (!call.model().responses->erase(id, key_of(call))) no_response(id);
   send(call, {{"id", id}, {"object", "response"}, {"deleted", true}});
 }
 
-void apply_template(const Call& call) { send(call, {{"prompt", render_chat(call.model, body_of(call))}}); }
+void apply_template(const Call& call) { send(call, {{"prompt", render_chat(call.model(), call.body)}}); }
 
 void embeddings(const Call& call) {
-  EmbeddingsRequest request = read_embeddings_request(call.model, body_of(call));
+  EmbeddingsRequest request = read_embeddings_request(call.model(), call.body);
   request.key = key_of(call);
-  answer_embeddings(call.scheduler, call.model, std::move(request), call.reply);
+  answer_embeddings(call.served, std::move(request), call.reply);
 }
 
 void tokenize(const Call& call) {
-  const ApiModel& model = call.model;
-  const Json body = body_of(call);
-  const Fields f(body);
+  const ApiModel& model = call.model();
+  const Fields f(call.body);
   const auto content = f.text("content");
   if (!content) refuse("content", "missing");
   if (!model.engine.has_tokenizer()) refuse("content", "this model has no tokenizer");
@@ -107,9 +102,8 @@ void tokenize(const Call& call) {
 }
 
 void detokenize(const Call& call) {
-  const ApiModel& model = call.model;
-  const Json body = body_of(call);
-  const Json* tokens = Fields(body).find("tokens");
+  const ApiModel& model = call.model();
+  const Json* tokens = Fields(call.body).find("tokens");
   if (!tokens || !tokens->is_array()) refuse("tokens", "not a list of token ids");
   if (!model.engine.has_tokenizer()) refuse("tokens", "this model has no tokenizer");
   std::vector<int32_t> ids;
@@ -132,23 +126,23 @@ int64_t newest_steps(const http::Request& request) {
   return n;
 }
 
-void props(const Call& call) { send(call, props_json(call.scheduler, call.model)); }
-void slots(const Call& call) { send(call, slots_json(call.scheduler, newest_steps(call.request))); }
+void props(const Call& call) { send(call, props_json(call.scheduler(), call.model())); }
+void slots(const Call& call) { send(call, slots_json(call.scheduler(), newest_steps(call.request))); }
 
 void kv(const Call& call) {
   const std::string* by = call.request.param("by");
   const KvDetail detail = by && *by == "page"    ? KvDetail::pages
                           : by && *by == "layer" ? KvDetail::layers
                                                  : KvDetail::none;
-  send(call, kv_json(call.scheduler, detail));
+  send(call, kv_json(call.scheduler(), detail));
 }
 
 void set_kv(const Call& call) {
-  const auto kv = Fields(body_of(call)).text("kv_quant");
+  const auto kv = Fields(call.body).text("kv_quant");
   if (!kv) refuse("kv_quant", "missing: the formats of requests that name none");
   if (*kv == "auto") refuse("kv_quant", "auto is not supported yet (name a format)");
-  if (const Status status = call.scheduler.set_default_kv(*kv); !status) refuse("kv_quant", status.error().message);
-  send(call, {{"kv_quant", call.scheduler.default_kv()}});
+  if (const Status status = call.scheduler().set_default_kv(*kv); !status) refuse("kv_quant", status.error().message);
+  send(call, {{"kv_quant", call.scheduler().default_kv()}});
 }
 
 constexpr Route kRoutes[] = {
@@ -175,6 +169,13 @@ constexpr Route kRoutes[] = {
 };
 
 }  // namespace
+
+ApiError no_model(const std::string& name, const Models& models) {
+  return {.status = 404,
+          .message = fmt::format("there is no model '{}' here, only '{}'", name, fmt::join(models.names(), "', '")),
+          .param = "model",
+          .code = "model_not_found"};
+}
 
 const Route& route_of(const http::Request& request) {
   const std::string_view method = request.method == "HEAD" ? std::string_view("GET") : request.method;

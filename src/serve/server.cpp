@@ -6,7 +6,6 @@
 #include "base/work_limit.h"
 #include "serve/page.h"
 #include "serve/routes.h"
-#include "serve/state_dir.h"
 
 namespace ridge::serve {
 namespace {
@@ -65,52 +64,78 @@ Result<std::unique_ptr<Server>> Server::open(ServerOptions options) {
 
 Server::~Server() { stop(0); }
 
-void Server::serve(Engine& engine, const std::string& name, ModelTemplate chat_template, SchedulerOptions options) {
+Models::Pointer Server::make_served(const std::string& name, ModelSource::Opened opened) {
+  auto& [owner, engine, chat_template, options] = opened;
   if (const auto end = find_turn_end(engine, chat_template)) engine.add_end(*end);
-  model_ = std::make_unique<ApiModel>(ApiModel{.engine = engine,
-                                               .name = name,
-                                               .chat_template = std::move(chat_template),
-                                               .n_ctx = options.pool.n_ctx,
-                                               .loaded = std::time(nullptr),
-                                               .log = options_.log,
-                                               .log_prompts = options_.log_prompts});
+  const auto served = std::make_shared<Served>(Served{.owner = std::move(owner),
+                                                      .model = {.engine = engine,
+                                                                .name = name,
+                                                                .chat_template = std::move(chat_template),
+                                                                .n_ctx = options.pool.n_ctx,
+                                                                .loaded = std::time(nullptr),
+                                                                .log = options_.log,
+                                                                .log_prompts = options_.log_prompts,
+                                                                .responses = responses_}});
   if (options_.state_dir.empty()) {
     std::random_device random;
     options.pool.prefix_secret = uint64_t(random()) << 32 | random();
   } else {
-    state_ = std::make_unique<StateDir>(options_.state_dir);
-    options.pool.prefix_secret = state_->secret();
-    options.on_open = [this](PoolRunner& runner) { open_state(runner); };
-    options.on_close = [this](PoolRunner& runner) { close_state(runner); };
+    served->state = std::make_unique<StateDir>(options_.state_dir);
+    options.pool.prefix_secret = served->state->secret();
+    const auto trying = [this, &of = *served](const char* what, auto act) {
+      return [this, &of, what, act](PoolRunner& runner) {
+        try {
+          options_.log((*of.state.*act)(of.model.engine, runner));
+        } catch (const std::exception& error) {
+          options_.log(fmt::format("prefixes not {}: {}", what, error.what()));
+        }
+      };
+    };
+    options.on_open = trying("read", &StateDir::load);
+    options.on_close = trying("saved", &StateDir::save);
   }
-  scheduler_ = std::make_unique<Scheduler>(engine, options);
+  served->scheduler = std::make_unique<Scheduler>(engine, options);
+  return served;
+}
+
+void Server::serve(Engine& engine, const std::string& name, ModelTemplate chat_template, SchedulerOptions options) {
+  models_ =
+      std::make_unique<Models>(make_served(name, {nullptr, engine, std::move(chat_template), std::move(options)}));
   ready_ = true;
 }
 
-void Server::open_state(PoolRunner& runner) {
-  try {
-    options_.log(state_->load(model_->engine, runner));
-  } catch (const std::exception& error) {
-    options_.log(fmt::format("prefixes not read: {}", error.what()));
-  }
+void Server::serve(std::vector<ModelSource> sources, int64_t max_bytes) {
+  models_ = std::make_unique<Models>(std::move(sources), max_bytes,
+                                     [this](const std::string& name, ModelSource::Opened opened) {
+                                       Models::Pointer served = make_served(name, std::move(opened));
+                                       options_.log(fmt::format("loaded {}", name));
+                                       return served;
+                                     });
+  models_->load(models_->names().front(), [] { return false; });
+  ready_ = true;
 }
 
-void Server::close_state(PoolRunner& runner) {
-  try {
-    options_.log(state_->save(model_->engine, runner));
-  } catch (const std::exception& error) {
-    options_.log(fmt::format("prefixes not saved: {}", error.what()));
-  }
+std::string Server::failure() const {
+  if (!models_) return "";
+  for (const Models::Pointer& served : models_->loaded())
+    if (std::string failure = served->scheduler->failure(); !failure.empty()) return failure;
+  return "";
 }
 
 void Server::stop(double patience_seconds) {
   stopping_ = true;  // requests that are being read end now: nothing of theirs would start any more
   ready_ = false;
-  if (scheduler_) scheduler_->stop(patience_seconds);
-  if (http_) http_->stop(std::chrono::milliseconds(scheduler_ ? 2000 : 0));
+  if (models_) {
+    models_->stop();
+    for (const Models::Pointer& served : models_->loaded()) served->scheduler->stop(patience_seconds);
+  }
+  if (http_) http_->stop(std::chrono::milliseconds(models_ ? 2000 : 0));
   workers_.join();
   views_.join();
-  scheduler_.reset();
+  loader_.join();
+  if (models_)  // one that was loaded meanwhile
+    for (const Models::Pointer& served : models_->loaded()) served->scheduler->stop(0);
+  models_.reset();
 }
 
 /// On an I/O thread, before the body is read.
@@ -137,25 +162,67 @@ std::optional<http::Response> Server::gate(const http::Request& head) {
   return {};
 }
 
+/// A request under way.
+struct Server::Asked {
+  const http::Request request;
+  const Route& route;
+  const http::Reply reply;
+};
+
 /// On an I/O thread.
 void Server::handle(http::Request request, const http::Reply& reply) {
   if (const PageFile* file = page_file(request.path)) return reply.send(page_response(*file));
   const Route& route = route_of(request);
-  auto answer = [this, &route, request = std::move(request), reply] {
-    answering(route, reply, [&] {
+  const auto asked = std::make_shared<Asked>(std::move(request), route, reply);
+  const auto look = [this, asked] {
+    answering(asked->route, asked->reply, [&] {
       if (stopping_) throw WorkEnded(true);
-      route.answer({*scheduler_, *model_, *http_, options_.keys, request, reply});
+      const std::string* name = asked->request.param("model");
+      const Models::Pointer served = models_->look(name ? *name : "");
+      if (name && !models_->knows(*name)) throw no_model(*name, *models_);
+      if (!served && asked->route.by != Answerer::io)
+        throw ApiError{.status = 503,
+                       .message = "the model is not loaded: a request to it loads it",
+                       .type = "unavailable_error",
+                       .code = "model_not_loaded"};
+      answer(*asked, served, nullptr);
     });
   };
   switch (route.by) {
-    case Answerer::io: return answer();
-    case Answerer::view: boost::asio::post(views_, std::move(answer)); return;
-    case Answerer::worker:
-      boost::asio::post(workers_, [this, answer = std::move(answer)] {
-        const WorkLimit limit(options_.read_time, stopping_);
-        answer();
-      });
+    case Answerer::io: return look();
+    case Answerer::view: boost::asio::post(views_, look); return;
+    case Answerer::worker: boost::asio::post(workers_, [this, asked] { answer_by_worker(asked); });
   }
+}
+
+void Server::answer(const Asked& asked, const Models::Pointer& served, const Json& body) {
+  asked.route.answer({*models_, served, *http_, options_.keys, asked.request, body, asked.reply});
+}
+
+/// On a worker. A model that is not loaded is waited for elsewhere.
+void Server::answer_by_worker(const std::shared_ptr<Asked>& asked) {
+  const WorkLimit limit(options_.read_time, stopping_);
+  answering(asked->route, asked->reply, [&] {
+    if (stopping_) throw WorkEnded(true);
+    const Json body = parse_body(asked->request.body);
+    const std::string name = models_->one() ? "" : Fields(body).text("model").value_or("");
+    if (!name.empty() && !models_->knows(name)) throw no_model(name, *models_);
+    if (const Models::Pointer served = models_->find(name)) return answer(*asked, served, body);
+    boost::asio::post(loader_, [this, asked, to_load = name.empty() ? models_->names().front() : name] {
+      load_and_answer(asked, to_load);
+    });
+  });
+}
+
+/// On the loader's thread: requests for models that are not loaded wait here in turn.
+void Server::load_and_answer(const std::shared_ptr<Asked>& asked, const std::string& name) {
+  answering(asked->route, asked->reply, [&] {
+    const Models::Pointer served = models_->load(name, [&] { return asked->reply.gone(); });
+    if (!served && stopping_) throw WorkEnded(true);
+    if (!served) return;
+    const WorkLimit limit(options_.read_time, stopping_);
+    answer(*asked, served, parse_body(asked->request.body));
+  });
 }
 
 }  // namespace ridge::serve

@@ -1,4 +1,4 @@
-// ridge serve: OpenAI's API over a scheduler, and a page for people (docs/serving.md).
+// ridge serve: APIs over the schedulers of models, and a page for people (docs/serving.md).
 #pragma once
 
 #include <boost/asio/thread_pool.hpp>
@@ -6,8 +6,7 @@
 
 #include "http/auth.h"
 #include "http/server.h"
-#include "serve/chat.h"
-#include "serve/scheduler.h"
+#include "serve/models.h"
 
 namespace ridge::serve {
 
@@ -31,24 +30,31 @@ class Server {
   uint16_t port() const { return http_->port(); }
   /// Answers requests from now on. `engine` must outlive the server. Throws Error when the cache cannot be opened.
   void serve(Engine& engine, const std::string& name, ModelTemplate chat_template, SchedulerOptions options);
-  /// Why the engine failed; empty while it has not.
-  std::string failure() const { return scheduler_ ? scheduler_->failure() : ""; }
+  /// The same with models that are loaded when a request names them, and take max_bytes together; the first one is
+  /// loaded now. Throws Error where one alone takes more, or the first one cannot be loaded.
+  void serve(std::vector<ModelSource> sources, int64_t max_bytes);
+  /// The models, from serve() on.
+  Models& models() { return *models_; }
+  /// Why an engine failed; empty while none has.
+  std::string failure() const;
   /// Takes no more requests, gives those under way so long, saves prefixes, and ends.
   void stop(double patience_seconds);
 
  private:
   explicit Server(ServerOptions options);
+  struct Asked;
   std::optional<http::Response> gate(const http::Request& head);
   void handle(http::Request request, const http::Reply& reply);
-  void open_state(PoolRunner& runner);
-  void close_state(PoolRunner& runner);
+  void answer(const Asked& asked, const Models::Pointer& served, const Json& body);
+  void answer_by_worker(const std::shared_ptr<Asked>& asked);
+  void load_and_answer(const std::shared_ptr<Asked>& asked, const std::string& name);
+  Models::Pointer make_served(const std::string& name, ModelSource::Opened opened);
 
   const ServerOptions options_;
   std::unique_ptr<http::Server> http_;
-  std::unique_ptr<ApiModel> model_;
-  std::unique_ptr<class StateDir> state_;
-  std::unique_ptr<Scheduler> scheduler_;
-  boost::asio::thread_pool workers_, views_{1};
+  const std::shared_ptr<ResponseStore> responses_ = std::make_shared<ResponseStore>();
+  std::unique_ptr<Models> models_;
+  boost::asio::thread_pool workers_, views_{1}, loader_{1};
   std::atomic<bool> ready_ = false, stopping_ = false;
 };
 

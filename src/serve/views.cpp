@@ -178,29 +178,33 @@ std::string kv_line(Engine& engine, const PoolOptions& pool) {
                      double(f16) / double(report.bytes_per_token()));
 }
 
-Json models_json(const ApiModel& model) {
-  const ModelInfo& info = model.engine.info();
-  // OpenAI's fields, Anthropic's, and those of llama.cpp's server.
-  const Json one = {{"id", model.name},
-                    {"object", "model"},
-                    {"created", model.loaded},
-                    {"owned_by", "ridge"},
-                    {"name", model.name},
-                    {"type", "model"},
-                    {"display_name", model.name},
-                    {"created_at", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time_t(model.loaded)))},
-                    {"meta",
-                     {{"name", info.name},
-                      {"n_ctx", model.n_ctx},
-                      {"n_ctx_train", info.n_ctx_train},
-                      {"n_params", info.n_params},
-                      {"n_vocab", info.vocab_size},
-                      {"size", info.weight_bytes}}}};
+Json models_json(const Models& models) {
+  Json data = Json::array();
+  for (const std::string& name : models.names()) {
+    const Models::Pointer served = models.look(name);
+    const int64_t created = served ? served->model.loaded : models.opened;
+    // OpenAI's fields, Anthropic's, and those of llama.cpp's server.
+    Json one = {{"id", name},
+                {"object", "model"},
+                {"created", created},
+                {"owned_by", "ridge"},
+                {"name", name},
+                {"type", "model"},
+                {"display_name", name},
+                {"created_at", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time_t(created)))},
+                {"status", {{"value", served ? "loaded" : "unloaded"}}}};
+    if (served) {
+      const ModelInfo& info = served->model.engine.info();
+      one["meta"] = {{"name", info.name},         {"n_ctx", served->model.n_ctx}, {"n_ctx_train", info.n_ctx_train},
+                     {"n_params", info.n_params}, {"n_vocab", info.vocab_size},   {"size", info.weight_bytes}};
+    }
+    data.push_back(std::move(one));
+  }
   return {{"object", "list"},
-          {"data", Json::array({one})},
+          {"data", std::move(data)},
           {"has_more", false},
-          {"first_id", model.name},
-          {"last_id", model.name}};
+          {"first_id", models.names().front()},
+          {"last_id", models.names().back()}};
 }
 
 Json props_json(Scheduler& scheduler, const ApiModel& model) {

@@ -3,13 +3,15 @@
 
 #include "http/server.h"
 #include "serve/chat.h"
+#include "serve/models.h"
 #include "serve/scheduler.h"
 
 namespace ridge::serve {
 
 // All but models_json() and metrics_text() ask the scheduler's thread, between two steps; null or empty once it has
 // stopped.
-Json models_json(const ApiModel& model);
+/// All models, loaded or not.
+Json models_json(const Models& models);
 Json props_json(Scheduler& scheduler, const ApiModel& model);
 /// The median time of a step is of the newest `n_steps` of those remembered.
 Json slots_json(Scheduler& scheduler, int64_t n_steps);

@@ -131,6 +131,26 @@ def agents_edit_files(server):
         edit_files(dialect, lambda body: ask(server, dialect.path, body))
 
 
+def several_models_take_turns(program):
+    size = STORIES.stat().st_size / 2**30
+    flags = ["--kv-gib", 0.05, "--memory-gib", 2.5 * (0.05 + size), "--ctx-size", 512, "--parallel", 2, "--model", f"second={STORIES}", "--model", f"third={STORIES}"]
+    with RidgeServer(program, f"first={STORIES}", *flags) as server:
+        def loaded():
+            return [model["id"] for model in server.get("/v1/models")["data"] if model["status"]["value"] == "loaded"]
+
+        check(loaded() == ["first"], loaded())
+        texts = []
+        for name in ("first", "second", "third", "first"):
+            status, answer = server.call("POST", "/v1/completions", {"model": name, "prompt": "Once", "max_tokens": 8, "seed": 1})
+            check(status == 200 and answer["model"] == name, answer)
+            texts.append(answer["choices"][0]["text"])
+        check(len(set(texts)) == 1 and loaded() == ["first", "third"], (texts, loaded()))
+        status, answer = server.call("POST", "/v1/completions", {"model": "fourth", "prompt": "Once"})
+        check(status == 404 and answer["error"]["code"] == "model_not_found", answer)
+        code, _ = server.stop(20)
+        check(code == 0, server.errors())
+
+
 TESTS = [messages_stream_as_they_answer, messages_are_refused_in_their_form, responses_stream_as_they_answer, responses_are_stored,
          structured_answers_follow_their_schema, agents_edit_files]
 
@@ -141,7 +161,8 @@ def main():
         with_template.write_bytes(gguf_with_text(STORIES.read_bytes(), "tokenizer.chat_template", TEMPLATE))
         keys.write_text(KEY + "\n")
         with RidgeServer(sys.argv[1], with_template, "--ctx-size", 2048, "--api-key-file", keys, "--alias", "stories") as server:
-            return 1 if run(TESTS, server) else 0
+            failures = run(TESTS, server)
+    return 1 if failures + run([several_models_take_turns], sys.argv[1]) else 0
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ SEEDS = [
                                  {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
                                  {"type": "function_call_output", "call_id": "c", "output": "7"}],
                        "instructions": "i", "max_output_tokens": 3, "tools": [{"type": "function", **TOOL["function"]}], "stream": True}),
+    ("/completion", {"prompt": "a", "n_predict": 3, "logit_bias": [[5, 1], [6, False]], "json_schema": {"type": "object"}, "stop": ["x"], "stream": True}),
+    ("/v1/embeddings", {"input": ["a", [1, 2, 3]], "dimensions": 8, "encoding_format": "base64", "pooling": "last"}),
     ("/apply-template", CHAT), ("/tokenize", {"content": "a b", "add_special": True}), ("/detokenize", {"tokens": [1, 2, 3]}),
 ]
 
@@ -230,6 +232,33 @@ def requests(a):
             code, seconds = server.stop(30)
             check(code == 0, f"exit {code} after SIGTERM")
     return "; ".join(notes)
+
+
+def mixed_load(a):
+    """Requests over all APIs for a minute (--scale 30: half an hour): every answer is good, and memory is flat."""
+    end, seen, bad = time.monotonic() + 60 * a.scale, collections.Counter(), []
+    with a.serve(STORIES, "--parallel", 8) as server:
+        def client(number):
+            rng = random.Random(a.seed + number)
+            while time.monotonic() < end:
+                path, body = rng.choice(SEEDS)
+                status, answer = post(server, path, json.dumps({**body, "seed": rng.randrange(99)}).encode())
+                seen[path] += 1
+                if status not in (200, 429):
+                    bad.append((status, path, answer[:300]))
+
+        with concurrent.futures.ThreadPoolExecutor(8) as clients:
+            running = [clients.submit(client, number) for number in range(8)]
+            time.sleep(20 * a.scale)  # caches and stored answers fill
+            before = server.rss_mib()
+            for one in running:
+                one.result()
+        after = server.rss_mib()
+        check(not bad, f"{len(bad)} of {seen.total()}: {bad[:3]}")
+        check(after < before + 48, f"memory grew from {before:.0f} to {after:.0f} MiB")
+        a.counts["mixed load"] = dict(sorted(seen.items()))
+        check(server.stop(30)[0] == 0, "no clean end")
+    return f"{seen.total()} requests, {before:.0f} then {after:.0f} MiB"
 
 
 def crowds(a):
@@ -448,7 +477,7 @@ def swallow(connection, data):
     connection.close()
 
 
-TESTS = [requests, crowds, deep_documents, long_documents, models, states, kills, signals]
+TESTS = [requests, mixed_load, crowds, deep_documents, long_documents, models, states, kills, signals]
 
 
 def main():

@@ -20,6 +20,7 @@ class FakeServer:
         self.key, self.pause, self.n_words = "", 0.05, 40
         self.cut_after, self.refuse = None, None  # words before the connection is cut; the message of a 400
         self.calls = []  # (name, pieces of the arguments) of every answer to a chat with tools that does not follow their results
+        self.models = []  # names beside the model's own
         self.script, self.reasoning = None, []  # words in place of the usual ones, and those of reasoning in front
         self.requests, self.cancelled = [], 0
         self.props = {"model": "ridge-test-1b-q8_0.gguf", "device": "CPU (test)", "kv_formats": {"k": "rotor-3", "v": "q8_0"},
@@ -97,11 +98,14 @@ class FakeServer:
         return False
 
     def get(self, handler):
-        name = handler.path[1:]
+        name, _, query = handler.path[1:].partition("?")
+        if query and query != f"model={self.props['model']}":
+            return self.error(handler, 503, "the model is not loaded: a request to it loads it", "model_not_loaded")
         if name in TYPES:
             file, kind = TYPES[name]
             return self.answer(handler, 200, (SRC / "page" / file).read_bytes(), kind)
-        state = {"props": self.props, "slots": self.slots, "kv": self.kv}.get(name)
+        state = {"props": self.props, "slots": self.slots, "kv": self.kv,
+                 "v1/models": {"data": [{"id": one} for one in [self.props["model"], *self.models]]}}.get(name)
         if state is None:
             return self.error(handler, 404, f"no {handler.path}", "not_found")
         if self.allowed(handler):

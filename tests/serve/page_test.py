@@ -565,6 +565,26 @@ def base_models_continue_texts(page, fake):
     check("may not answer" in page.b.value(text_of("note")), page.b.value(text_of("note")))
 
 
+def one_of_several_models_is_chosen(page, fake):
+    fake.models = ["other.gguf"]
+    page.open()
+    check(page.b.value("[...document.querySelectorAll('#choice option')].map((e) => e.textContent)") == [fake.props["model"], "other.gguf"], "choices")
+    page.set("choice", "other.gguf")
+    page.b.wait(f"{text_of('link')}.includes('other.gguf is not loaded')", 5)
+    fake.pause = 0.005
+    page.send("Load it")
+    fake.props = {**fake.props, "model": "other.gguf"}
+    page.done()
+    check(fake.requests[-1][1]["model"] == "other.gguf", fake.requests[-1])
+    page.b.wait(f"{text_of('link')} === ''", 5)
+    page.open()
+    check(page.b.value("document.getElementById('choice').value") == "other.gguf", "the choice is forgotten")
+    page.shot("models")
+    fake.models, fake.pause = [], 0.05
+    page.open()
+    check(page.b.value("document.getElementById('choice').hidden"), "one model is no choice")
+
+
 def models_without_a_tokenizer_take_ids(page, fake):
     fake.props = {**fake.props, "model": "synth", "template": "none"}
     page.b.wait("document.getElementById('mode').disabled", 5)
@@ -611,8 +631,8 @@ GENERAL = [the_live_view_is_closed_at_first, answers_grow_as_they_stream, regene
 FAKE = [requests_say_what_was_set, model_text_stays_text, answers_are_shown_as_markdown, hostile_markdown_takes_little_time, reasoning_is_folded,
         conversations_are_kept_and_exported, tools_are_called_and_answered, an_earlier_message_is_edited, the_stream_is_seen_growing, errors_are_shown, screenshots,
         the_live_view_shows_the_servers_numbers, the_keyboard_is_enough, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept,
-        base_models_continue_texts, models_without_a_tokenizer_take_ids]
-LOADS_FAIL = {errors_are_shown, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept}
+        base_models_continue_texts, one_of_several_models_is_chosen, models_without_a_tokenizer_take_ids]
+LOADS_FAIL = {errors_are_shown, one_of_several_models_is_chosen, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept}
 
 
 def main():
@@ -637,7 +657,6 @@ def main():
         browser.value(f"sessionStorage.setItem('ridge-key', {json.dumps(options.key)})")
         page.open()
         if options.url:
-            page.show("settings")
             page.set("max_tokens", 200)
             page.ids_only = page.b.value(f"{text_of('input-label')} === 'Token ids'")
         for test in GENERAL + ([] if options.url else FAKE):

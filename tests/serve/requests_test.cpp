@@ -3,6 +3,8 @@
 
 #include "api_fixture.h"
 #include "serve/api/anthropic.h"
+#include "serve/api/embeddings.h"
+#include "serve/api/llama.h"
 #include "serve/api/responses.h"
 #include "serve/messages.h"
 
@@ -26,6 +28,8 @@ class RequestTest : public ApiTest {
     try {
       if (path == "chat") (void)read_chat_request(model, body).choice(0, 0);
       else if (path == "messages") (void)read_anthropic_request(model, body).choice(0, 0);
+      else if (path == "llama") (void)read_llama_request(model, body).choice(0, 0);
+      else if (path == "embeddings") (void)read_embeddings_request(model, body);
       else if (path == "responses") (void)read_responses_request(model, body, 0).generation.choice(0, 0);
       else (void)read_completion_request(model, body).choice(0, 0);
       return 200;
@@ -79,6 +83,10 @@ const Json kResponses = Json::parse(R"({
   "text": {"format": {"type": "text"}, "verbosity": "medium"}, "max_output_tokens": 5, "temperature": 0.5, "top_p": 0.9, "store": false,
   "include": ["reasoning.encrypted_content"], "truncation": "disabled", "background": false, "metadata": {"a": "b"},
   "stream": true, "stream_options": {"include_obfuscation": false}, "max_tool_calls": 3, "top_logprobs": 0, "service_tier": "auto"})");
+const Json kLlama = Json::parse(R"({"prompt": [1, 5, 6], "n_predict": 5, "temperature": 0.5, "seed": -1, "stop": ["x"], "stream": true,
+  "logit_bias": [[5, 1.5], [6, false]], "json_schema": {"type": "object"}, "n_probs": 0, "mirostat": 0, "cache_prompt": true})");
+const Json kEmbeddings = Json::parse(R"({"model": "m", "input": ["a", [1, 5]], "encoding_format": "base64", "dimensions": 8,
+  "pooling": "last", "user": "u", "kv_quant": "f16"})");
 const Json kCompletion = Json::parse(R"({
   "prompt": [[1, 5, 6], [1, 7]], "echo": true, "logprobs": 2, "max_tokens": 0, "n": 1, "best_of": 1, "suffix": "",
   "grammar": "root ::= \"a\"", "stop": "x", "logit_bias": {"5": 1}, "seed": 3, "stream": false})");
@@ -119,6 +127,8 @@ TEST_F(RequestTest, AnyTypeAtAnyPlaceIsTakenOrRefused) {
   for (const auto& [path, valid] : {std::pair{"chat", &kChat},
                                     {"chat", &kFormat},
                                     {"completion", &kCompletion},
+                                    {"llama", &kLlama},
+                                    {"embeddings", &kEmbeddings},
                                     {"messages", &kMessages},
                                     {"responses", &kResponses}}) {
     std::string why;

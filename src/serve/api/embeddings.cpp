@@ -26,10 +26,10 @@ void cut_and_norm(std::vector<float>& values, int n) {
 
 class Embeddings : public std::enable_shared_from_this<Embeddings> {
  public:
-  Embeddings(const ApiModel& model, EmbeddingsRequest request, const http::Reply& reply)
-      : model_(model), request_(std::move(request)), reply_(reply), vectors_(request_.inputs.size()) {}
+  Embeddings(Models::Pointer served, EmbeddingsRequest request, const http::Reply& reply)
+      : served_(std::move(served)), request_(std::move(request)), reply_(reply), vectors_(request_.inputs.size()) {}
 
-  void start(Scheduler& scheduler) {
+  void start() {
     std::vector<Scheduler::Submission> submissions;
     for (size_t i = 0; i < request_.inputs.size(); ++i) {
       GenerationRequest one{.prompt = request_.inputs[i], .kv = request_.kv, .options = {.max_tokens = 0}};
@@ -38,10 +38,11 @@ class Embeddings : public std::enable_shared_from_this<Embeddings> {
       one.key = request_.key;
       submissions.push_back({std::move(one), std::make_shared<InputListener>(shared_from_this(), i)});
     }
-    const auto ids = scheduler.submit(std::move(submissions));
+    const auto ids = served_->scheduler->submit(std::move(submissions));
     if (!ids) throw submit_error(ids.error());
-    reply_.on_gone([&scheduler, ids = *ids] {
-      for (const uint64_t id : ids) scheduler.cancel(id);
+    reply_.on_gone([served = std::weak_ptr(served_), ids = *ids] {
+      if (const Models::Pointer still = served.lock())
+        for (const uint64_t id : ids) still->scheduler->cancel(id);
     });
   }
 
@@ -67,8 +68,8 @@ class Embeddings : public std::enable_shared_from_this<Embeddings> {
   }
 
   void finish() {
-    model_.log(fmt::format("embeddings of {} texts, {} tokens{}", vectors_.size(), n_tokens_,
-                           error_.message.empty() ? "" : ": " + error_.message));
+    served_->model.log(fmt::format("embeddings of {} texts, {} tokens{}", vectors_.size(), n_tokens_,
+                                   error_.message.empty() ? "" : ": " + error_.message));
     if (!error_.message.empty()) return reply_.send(generation_error(error_).response());
     Json data = Json::array();
     for (size_t i = 0; i < vectors_.size(); ++i) {
@@ -80,11 +81,11 @@ class Embeddings : public std::enable_shared_from_this<Embeddings> {
     }
     reply_.send({.body = dump({{"object", "list"},
                                {"data", std::move(data)},
-                               {"model", model_.name},
+                               {"model", served_->model.name},
                                {"usage", {{"prompt_tokens", n_tokens_}, {"total_tokens", n_tokens_}}}})});
   }
 
-  const ApiModel& model_;
+  const Models::Pointer served_;
   const EmbeddingsRequest request_;
   const http::Reply reply_;
   std::vector<std::vector<float>> vectors_;
@@ -124,9 +125,8 @@ EmbeddingsRequest read_embeddings_request(const ApiModel& model, const Json& bod
   return request;
 }
 
-void answer_embeddings(Scheduler& scheduler, const ApiModel& model, EmbeddingsRequest request,
-                       const http::Reply& reply) {
-  std::make_shared<Embeddings>(model, std::move(request), reply)->start(scheduler);
+void answer_embeddings(const Models::Pointer& served, EmbeddingsRequest request, const http::Reply& reply) {
+  std::make_shared<Embeddings>(served, std::move(request), reply)->start();
 }
 
 }  // namespace ridge::serve

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "http/server.h"
-#include "serve/chat.h"
-#include "serve/scheduler.h"
+#include "serve/models.h"
 
 namespace ridge::serve {
 
@@ -19,7 +18,6 @@ struct EmbeddingsRequest {
 /// Throws ApiError.
 EmbeddingsRequest read_embeddings_request(const ApiModel& model, const Json& body);
 /// Computes the embeddings and answers. Throws ApiError where the scheduler refuses the request.
-void answer_embeddings(Scheduler& scheduler, const ApiModel& model, EmbeddingsRequest request,
-                       const http::Reply& reply);
+void answer_embeddings(const Models::Pointer& served, EmbeddingsRequest request, const http::Reply& reply);
 
 }  // namespace ridge::serve

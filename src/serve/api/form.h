@@ -8,7 +8,7 @@
 
 #include "serve/chat.h"
 #include "serve/event_writer.h"
-#include "serve/scheduler.h"
+#include "serve/models.h"
 
 namespace ridge::serve {
 

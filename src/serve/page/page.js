@@ -321,7 +321,7 @@ function showButtons() {
   $("stop").hidden = !busy;
   $("regenerate").disabled = busy || !turns().length;
   $("mode").disabled = busy || props.template === "none";
-  $("new").disabled = busy;
+  $("new").disabled = $("choice").disabled = busy;
   showResults();
   for (const one of log.querySelectorAll(".when-idle")) one.disabled = busy;
   log.ariaBusy = busy;  // screen readers speak the answer when it is whole
@@ -533,6 +533,11 @@ $("new").addEventListener("click", () => {
   showConversation();
   input.focus();
 });
+$("choice").addEventListener("change", () => {
+  Object.assign(state, { model: $("choice").value, mode: "" });
+  save();
+  wake();
+});
 $("mode").addEventListener("change", () => {
   state.mode = $("mode").value;
   save();
@@ -656,10 +661,38 @@ let wake = () => {};  // ends the pause between two looks
 const pause = (ms) => Promise.race([delay(ms), new Promise((resolve) => { wake = resolve; })]);
 const get = async (path) => (await call(path, {})).json().catch(() => { throw new Lost(); });
 
+let models = [];  // names; several are chosen from
+const chosen = () => (models.includes(state.model) ? state.model : models[0]);
+
+function showModels() {
+  $("choice").hidden = $("choice-label").hidden = models.length < 2;
+  $("choice").replaceChildren(...models.map((name) => element("option", "", name)));
+  $("choice").value = chosen();
+}
+
+/// What the server says of the model: of one among several nothing until a message has loaded it.
 async function look() {
-  showProps(await get("props"));
+  if (!models.length) {
+    models = (await get("v1/models")).data.map(({ id }) => id);
+    showModels();
+  }
+  if (models.length < 2) {
+    showProps(await get("props"));
+  } else {
+    const shown = chosen();
+    try {
+      showProps(await get(`props?model=${encodeURIComponent(shown)}`));
+      if ($("link").textContent.includes("not loaded")) say("");
+    } catch (error) {
+      if (error instanceof Lost) throw error;
+      showProps({ ...props, model: shown, template: "model", kv_formats: null });
+      if (!stopper) say(`${shown} is not loaded: the first message loads it.`);
+      return;
+    }
+  }
   if ($("live").hidden) return;
-  const [slots, kv] = await Promise.allSettled([get("slots"), get("kv")]);
+  const query = models.length > 1 ? `?model=${encodeURIComponent(chosen())}` : "";
+  const [slots, kv] = await Promise.allSettled([get(`slots${query}`), get(`kv${query}`)]);
   if (slots.value) showSlots(slots.value);
   if (kv.value) showKv(kv.value);
   const failed = [slots, kv].find(({ reason }) => reason)?.reason;
