@@ -11,6 +11,7 @@
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"
 #include "op/delta/delta.h"
+#include "op/delta/short_conv.h"
 #include "op/experts/route.h"
 #include "op/score/score.h"
 #include "op/trace.h"
@@ -111,6 +112,7 @@ class CpuBackend final : public Backend {
   void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v);
   void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
   void mix_delta(int layer, const Rows& rows, HostKvMemory& memory);
+  void mix_conv(int layer, const Rows& rows, HostKvMemory& memory);
   void feed_forward(int layer, const Rows& rows);
   void experts(int layer, const Rows& rows);
   void activate(Activation activation, View2<float> gate, View2<const float> up);
@@ -421,6 +423,22 @@ void CpuBackend::mix_delta(int layer, const Rows& rows, HostKvMemory& memory) {
   linear(context_, w.o, z, rows.h);
 }
 
+/// rows.h = the gated short convolution of rows.h, the sequences' states moved on.
+void CpuBackend::mix_conv(int layer, const Rows& rows, HostKvMemory& memory) {
+  const ConvPlan& conv = plan_.layers[size_t(layer)].conv;
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  const View2<float> bcx = matrix(B::delta_qkv, rows.h.rows, 3 * int64_t(conv.channels)),
+                     out = matrix(B::delta_out, rows.h.rows, conv.channels);
+  linear(context_, w.conv_in, rows.h, bcx);
+  short_conv(context_, {.kernel = conv.kernel,
+                        .weights = w.conv.data(),
+                        .spans = spans_,
+                        .states = memory.states(layer),
+                        .bcx = bcx,
+                        .out = out});
+  linear(context_, w.o, out, rows.h);
+}
+
 /// gate = activation(gate) * up
 void CpuBackend::activate(Activation activation, View2<float> gate, View2<const float> up) {
   switch (activation) {
@@ -570,6 +588,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
         case MixerKind::attention: attend(i, rows, memory); break;
         case MixerKind::latent: attend_latent(i, rows, memory); break;
         case MixerKind::delta: mix_delta(i, rows, memory); break;
+        case MixerKind::conv: mix_conv(i, rows, memory); break;
       }
       sum_ranks(rows.h);
       after(layer, w.attn_post_norm);
@@ -666,7 +685,7 @@ std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& 
                                           Ranks* ranks, const ModelSlice* slice) {
   RIDGE_CHECK(!ranks == !slice, "ranks without a slice, or a slice without ranks");
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer != MixerKind::attention && layer.mixer != MixerKind::latent && layer.mixer != MixerKind::delta)
+    if (layer.mixer > MixerKind::conv)
       throw_error(ErrorKind::usage, "the CPU does not compute mixer {}", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward));

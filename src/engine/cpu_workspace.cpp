@@ -32,6 +32,10 @@ void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWei
     for (const CpuBuffer of : {B::delta_z, B::delta_out}) need(of, d.values());
     for (const CpuBuffer of : {B::delta_a, B::delta_b}) need(of, d.n_value_heads);
   }
+  if (layer.mixer == MixerKind::conv) {
+    need(B::delta_qkv, 3 * d_model);
+    need(B::delta_out, d_model);
+  }
   if (layer.norms == NormPlace::parallel) need(B::normed, d_model);
   if (layer.feed_forward == FeedForwardKind::experts) {
     need(B::scores, layer.experts.n_experts);
@@ -106,7 +110,7 @@ void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, 
     const LayerWeights& w = model.weights.layers[i];
     if (!w.o.format) continue;  // other ranks have it
     add_products(layer, w, n, scratch);
-    if (layer.mixer == MixerKind::delta) continue;
+    if (layer.keeps_state()) continue;
     const int n_keys = step.n_past + step.n_tokens;
     scratch.attention(AttentionProblem(layers[i], layer.attention.n_heads, n_keys, most_rows).get(), step.n_seqs);
   }

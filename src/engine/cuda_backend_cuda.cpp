@@ -286,6 +286,7 @@ void check_supported(const ModelPlan& plan) {
     const auto refuse = [](std::string_view what) {
       throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
     };
+    if (layer.mixer == MixerKind::conv) refuse("short convolutions");
     if (layer.norms == NormPlace::parallel) refuse("attention and feed-forward in parallel");
     if (plan.layer_norm) refuse("LayerNorm");
     if (layer.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");

@@ -43,7 +43,7 @@ KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const
                              .n_kv_heads = a.n_kv_heads,
                              .head_dim = a.head_dim,
                              .attention_window = a.window,
-                             .state_values = layer.delta.state_values(),
+                             .state_values = layer.delta.state_values() + layer.conv.state_values(),
                              .state_elsewhere = layer.mixer == MixerKind::delta && layer.delta.n_key_heads == 0,
                              .rope = std::move(rope),
                              .v_is_k = latent};

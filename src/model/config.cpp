@@ -35,9 +35,11 @@ double llama3_frequency(const RopeScaling& s, double frequency) {
 
 bool Config::has_experts(int layer) const { return n_experts > 0 && !std::ranges::binary_search(dense_layers, layer); }
 
+bool Config::has_conv(int layer) const { return std::ranges::binary_search(conv_layers, layer); }
+
 int Config::n_cached_layers() const {
   int n = 0;
-  for (int i = 0; i < n_layers; ++i) n += has_layer(i) && !has_delta(i);
+  for (int i = 0; i < n_layers; ++i) n += has_layer(i) && attends(i);
   return n;
 }
 
@@ -138,6 +140,10 @@ Status check_config(const Config& c, std::string_view where) {
     if (d.n_value_heads % d.n_key_heads != 0)
       return bad_file("{}: {} value heads of the delta rule are not a multiple of {} key heads", where, d.n_value_heads,
                       d.n_key_heads);
+  }
+  if (!c.conv_layers.empty()) {
+    RIDGE_TRY_STATUS(range("tokens of a short convolution", c.conv_kernel, 2, 64));
+    RIDGE_TRY_STATUS(range("layers with short convolutions", ssize(c.conv_layers), 1, c.n_layers - 1));
   }
   RIDGE_TRY_STATUS(range("sliding window", c.window, 0, 1 << 26));
   RIDGE_TRY_STATUS(range("sliding window's period", c.window_period, 0, 1024));

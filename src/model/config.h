@@ -90,7 +90,10 @@ struct Config {
   // none.
   DeltaShape delta;
   int delta_period = 0;
-  bool attention_gate = false;  // qwen3.5: the query projection has a gate of the output behind each head's query
+  // Gated short convolutions (lfm2): the mixer of some layers, which see the newest conv_kernel tokens; 0: of none.
+  int conv_kernel = 0;
+  std::vector<int> conv_layers;  // in rising order
+  bool attention_gate = false;   // qwen3.5: the query projection has a gate of the output behind each head's query
   std::vector<int64_t> rope_sections;  // of positions in images, which text does not have; written to GGUF files
   float attention_scale = 0;           // on the scores; 0: 1 / sqrt(head_dim)
   float embedding_scale = 1;           // on the embedded tokens
@@ -113,6 +116,8 @@ struct Config {
   bool has_layer(int layer) const { return here.count == 0 || (layer >= here.first && layer < here.end()); }
   int n_cached_layers() const;
   bool has_delta(int layer) const { return delta.n_key_heads > 0 && layer % delta_period < delta_period - 1; }
+  bool has_conv(int layer) const;
+  bool attends(int layer) const { return !has_delta(layer) && !has_conv(layer); }
   bool has_rope(int layer) const { return nope_period == 0 || layer % nope_period != nope_period - 1; }
   bool slides(int layer) const {
     return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);

@@ -247,7 +247,8 @@ struct DirectoryJobs {
       const bool is_head = i == config.n_layers;
       const Config c = is_head ? head_config(config) : config;
       if (is_head) push_model(c, i);
-      if (c.n_experts > 0 && !c.has_experts(i) && !arch.grouped_experts)
+      const bool leads = (arch.grouped_experts || arch.short_conv) && i < ssize(c.dense_layers);
+      if (c.n_experts > 0 && !c.has_experts(i) && !leads)
         return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i,
                         c.arch);
       const LayerWeights& layer = is_head ? head->weights.layers[0] : weights.layers[size_t(i)];

@@ -213,7 +213,7 @@ KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& wei
   const int64_t dim = c.head_dim, size = dim * dim;
   for (int i = 0; i < c.n_layers; ++i) {
     const LayerWeights& layer = weights.layers[size_t(i)];
-    metric.attends.push_back(c.has_layer(i) && !c.has_delta(i));
+    metric.attends.push_back(c.has_layer(i) && c.attends(i));
     if (!metric.attends.back()) continue;
     const auto first = ssize(metric.k);
     metric.k.resize(size_t(first + c.n_kv_heads * size));

@@ -110,7 +110,7 @@ std::string head_name(FileNames names, std::string_view name, int layer) {
 bool takes_plain_head(const Config& c) {
   return !c.qkv_bias && !c.o_bias && !c.mlp_bias && !c.qk_norm && c.nope_period == 0 && c.position_scale == 0 &&
          !c.layer_norm && !c.sink_logits && !c.sub_norm && c.norms == NormPlace::before &&
-         !c.has_experts(c.n_layers - 1) && !c.has_delta(c.n_layers - 1) && c.kv_rank == 0;
+         !c.has_experts(c.n_layers - 1) && c.attends(c.n_layers - 1) && c.kv_rank == 0;
 }
 
 Status add_head_file(io::HfDirectory& directory, const std::filesystem::path& path) {

@@ -27,6 +27,7 @@ std::string mixer_name(MixerKind kind) {
     case MixerKind::attention: return "attention";
     case MixerKind::latent: return "latent";
     case MixerKind::delta: return "delta";
+    case MixerKind::conv: return "short convolution";
   }
   return fmt::format("number {}", int(kind));
 }
@@ -122,6 +123,11 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                       .q_rank = c.q_rank,
                       .nope_dim = c.nope_dim,
                       .value_dim = c.value_dim};
+    }
+    if (c.has_conv(i)) {
+      layer.mixer = MixerKind::conv;
+      layer.attention.n_heads = layer.attention.n_kv_heads = 0;
+      layer.conv = {.kernel = c.conv_kernel, .channels = c.d_model};
     }
     if (c.has_delta(i)) {
       layer.mixer = MixerKind::delta;

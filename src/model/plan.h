@@ -17,6 +17,7 @@ enum class MixerKind : uint8_t {
   attention,  ///< over a KV cache
   latent,     ///< attention in the space of one latent row a token, which is K and V of all heads
   delta,      ///< the gated delta rule, over a state of fixed size
+  conv,       ///< a gated convolution of the newest tokens, which are a state of fixed size
 };
 /// What each token goes through alone.
 enum class FeedForwardKind : uint8_t {
@@ -65,6 +66,13 @@ struct LatentPlan {
 /// output(norm(delta(qkv x)) * silu(z x)), the norm over each value head: op/delta/delta.h.
 using DeltaPlan = DeltaShape;
 
+/// output(c * convolution(b * x)) of [b, c, x] = conv_in h, channel by channel: op/delta/short_conv.h.
+struct ConvPlan {
+  int kernel = 0;  ///< tokens that a channel sees, its own among them
+  int channels = 0;
+  int64_t state_values() const { return int64_t(kernel > 0 ? kernel - 1 : 0) * channels; }
+};
+
 /// down(activation(gate x) * (up x))
 struct DensePlan {
   int d_ff = 0;
@@ -93,11 +101,15 @@ struct LayerPlan {
   AttentionPlan attention;  ///< without heads in a delta layer, and in a layer that other ranks have
   LatentPlan latent;
   DeltaPlan delta;
+  ConvPlan conv;
   FeedForwardKind feed_forward = FeedForwardKind::dense;
   DensePlan dense;
   ExpertsPlan experts;
   NormPlace norms = NormPlace::before;
   float residual_scale = 1;  ///< s
+
+  /// Whether a sequence has a state of fixed size here in the place of a KV cache.
+  bool keeps_state() const { return mixer == MixerKind::delta || mixer == MixerKind::conv; }
 };
 
 struct ModelPlan {

@@ -12,9 +12,10 @@ using Cut = TensorCut;
 using Shape = TensorShape;
 
 bool has_delta(C c, int i) { return c.has_delta(i); }
-bool has_latent(C c, int i) { return !c.has_delta(i) && c.kv_rank > 0; }
+bool has_conv(C c, int i) { return c.has_conv(i); }
+bool has_latent(C c, int i) { return c.attends(i) && c.kv_rank > 0; }
 bool has_low_q(C c, int i) { return has_latent(c, i) && c.q_rank > 0; }
-bool has_heads(C c, int i) { return !c.has_delta(i) && c.kv_rank == 0; }
+bool has_heads(C c, int i) { return c.attends(i) && c.kv_rank == 0; }
 bool has_q(C c, int i) { return has_heads(c, i) || (has_latent(c, i) && c.q_rank == 0); }
 bool has_qkv_bias(C c, int i) { return has_heads(c, i) && c.qkv_bias; }
 bool has_qk_norm(C c, int i) { return has_heads(c, i) && c.qk_norm; }
@@ -74,6 +75,11 @@ constexpr TensorRow kLayerTensors[] = {
     {"delta norm", &D::norm, Kind::inner_norm, {"ssm_norm.weight", "linear_attn.norm.weight"}, has_delta,
      [](C c, int) -> Shape { return {c.delta.value_dim}; }},
 
+    {"conv_in", &L::conv_in, Kind::matrix, {"shortconv.in_proj.weight", "conv.in_proj.weight"}, has_conv,
+     [](C c, int) -> Shape { return {3 * int64_t(c.d_model), c.d_model}; }},
+    {"conv", &L::conv, Kind::convolution, {"shortconv.conv.weight", "conv.conv.weight"}, has_conv,
+     [](C c, int) -> Shape { return {c.conv_kernel, c.d_model}; }},
+
     {"attn_norm", &L::attn_norm, Kind::norm, {"attn_norm.weight", "input_layernorm.weight"}, has_norms_before,
      of_model},
     {"q", &L::q, Kind::matrix, {"attn_q.weight", "self_attn.q_proj.weight"}, has_q, of_query, Cut::heads,
@@ -111,7 +117,8 @@ constexpr TensorRow kLayerTensors[] = {
     {"attn_sub_norm", &L::attn_sub_norm, Kind::inner_norm, {"attn_sub_norm.weight", "self_attn.attn_sub_norm.weight"},
      [](C c, int) { return c.sub_norm; }, [](C c, int) -> Shape { return {c.q_dim()}; }},
     {"o", &L::o, Kind::output, {"attn_output.weight", "self_attn.o_proj.weight"}, always,
-     [](C c, int i) -> Shape { return {c.d_model, c.has_delta(i) ? c.delta.values() : c.value_width()}; }, Cut::mixed},
+     [](C c, int i) -> Shape { return {c.d_model, c.has_delta(i) ? c.delta.values() : c.has_conv(i) ? c.d_model : c.value_width()}; },
+     Cut::mixed},
     {"attn_post_norm", &L::attn_post_norm, Kind::block_norm,
      {"post_attention_norm.weight", "post_attention_layernorm.weight"}, has_norms_behind, of_model},
     {"o_bias", &L::o_bias, Kind::output_bias, {"attn_output.bias", "self_attn.o_proj.bias"},
@@ -177,6 +184,8 @@ bool is_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && !arch.
 bool is_grouped_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && arch.grouped_experts; }
 bool is_block_sparse(const Arch& arch, C, int) { return arch.block_sparse; }
 bool is_as_moe(const Arch& arch, C, int) { return arch.experts_as_moe; }
+bool is_lfm(const Arch& arch, C, int) { return arch.short_conv; }
+bool is_lfm_dense(const Arch& arch, C c, int i) { return arch.short_conv && !c.has_experts(i); }
 bool is_after_rope(const Arch& arch, C, int) { return arch.qk_norm_after_rope; }
 
 constexpr TensorName kQkv{"attn_qkv.weight", "self_attn.qkv_proj.weight"},
@@ -194,6 +203,21 @@ constexpr OtherSource kOtherSources[] = {
     {"k", is_fused, {kQkv}},
     {"v", is_fused, {kQkv}},
     {"o", [](const Arch&, C c, int i) { return c.has_delta(i); }, {{"ssm_out.weight", "linear_attn.out_proj.weight"}}},
+    {"o", [](const Arch&, C c, int i) { return c.has_conv(i); }, {{"shortconv.out_proj.weight", "conv.out_proj.weight"}}},
+    {"o", is_lfm, {{"attn_output.weight", "self_attn.out_proj.weight"}}},
+    {"attn_norm", is_lfm, {{"attn_norm.weight", "operator_norm.weight"}}},
+    {"ffn_norm", is_lfm, {{"ffn_norm.weight", "ffn_norm.weight"}}},
+    {"q_norm", is_lfm, {{"attn_q_norm.weight", "self_attn.q_layernorm.weight"}}},
+    {"k_norm", is_lfm, {{"attn_k_norm.weight", "self_attn.k_layernorm.weight"}}},
+    {"gate", is_lfm_dense, {{"ffn_gate.weight", "feed_forward.w1.weight"}}},
+    {"up", is_lfm_dense, {{"ffn_up.weight", "feed_forward.w3.weight"}}},
+    {"down", is_lfm_dense, {{"ffn_down.weight", "feed_forward.w2.weight"}}},
+    {"router", is_lfm, {{"ffn_gate_inp.weight", "feed_forward.gate.weight"}}},
+    {"choice_bias", is_lfm, {{"exp_probs_b.bias", "feed_forward.expert_bias"}}},
+    {"expert gate", is_lfm, {{"ffn_gate_exps.weight", "feed_forward.experts.{}.w1.weight"}}},
+    {"expert up", is_lfm, {{"ffn_up_exps.weight", "feed_forward.experts.{}.w3.weight"}}},
+    {"expert down", is_lfm, {{"ffn_down_exps.weight", "feed_forward.experts.{}.w2.weight"}}},
+    {"output_norm", is_lfm, {{"token_embd_norm.weight", "model.embedding_norm.weight"}}},
     // With norms behind blocks Hugging Face's names of norms mean other places.
     {"ffn_norm", [](const Arch&, C c, int) { return c.norms == NormPlace::both; },
      {{"ffn_norm.weight", "pre_feedforward_layernorm.weight"}}},

@@ -36,6 +36,8 @@ struct DeltaWeights {
 struct LayerWeights {
   std::vector<float> attn_norm;  // [d_model]
   DeltaWeights delta;            // of a layer without q, k and v
+  Linear conv_in;                // of a short convolution: [3 d_model, d_model], rows of b, of c and of x
+  std::vector<float> conv;       // [conv_kernel, d_model]
   Linear q;                      // [Config::q_rows(), d_model]
   Linear k, v;                   // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;

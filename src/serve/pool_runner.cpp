@@ -81,7 +81,7 @@ struct PoolSizes {
       : layers(layer_configs(session_options(options.kv, options.n_ctx, 0), engine.plan())),
         one_page(engine.open_host_memory(layers, 1, 1)),
         one(pool_pages(layers, options.n_ctx, 1, options.batch_tokens)) {
-    const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
+    const auto keeps_state = [](const LayerPlan& layer) { return layer.keeps_state(); };
     const bool takes_back = options.proposers && std::ranges::any_of(engine.plan().layers, keeps_state);
     n_slots = options.max_seqs * (takes_back ? 2 : 1) + options.n_checkpoints;
     n_pages = pages_that_fit(*one_page, layers, options, n_slots);

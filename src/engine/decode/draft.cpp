@@ -142,7 +142,7 @@ class DraftProposer final : public BatchProposer {
 ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& cache, double p_min,
                               int n_texts) {
   check_vocabularies(target.engine(), draft.engine());
-  const auto keeps_state = [](const LayerPlan& layer) { return layer.mixer == MixerKind::delta; };
+  const auto keeps_state = [](const LayerPlan& layer) { return layer.keeps_state(); };
   if (std::ranges::any_of(draft.engine().plan().layers, keeps_state))
     throw Error(ErrorKind::usage, four_parts("a draft model must take its draft tokens back", draft.info().path,
                                              "its layers keep a state", "use another draft, or --spec-type lookup"));

@@ -217,7 +217,7 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
       // A score is off by the query's relative error times its own mean square. The delta rule has no scores: what it
       // adds is off by the errors of q, of k (which stands twice in a change of the state), v, z, both gates and the
       // output product.
-      const bool attends = engine.plan().layers[size_t(layer)].mixer != MixerKind::delta;
+      const bool attends = !engine.plan().layers[size_t(layer)].keeps_state();
       const double s2 = attends ? score2.at(layer) : 0;
       const double of_mixer =
           attends ? kProduct * (2 + 2 * s2) + (kQuery + levels) * s2 + kWeight + levels : 8 * kProduct;

@@ -128,6 +128,12 @@ Status check_router(const Keys& keys, const Arch& arch, const Config& c, std::st
   return {};
 }
 
+Status read_dense_layers(const Keys& keys, Config& c) {
+  RIDGE_TRY(const int n_dense, keys.integer_or("leading_dense_block_count", 0));
+  for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
+  return {};
+}
+
 /// Experts in groups, dense layers in front, a shared expert.
 Status read_grouped_experts(const Keys& keys, const Arch& arch, Config& c, std::string_view where) {
   // Files of DeepSeek-V2 that are older than the key do not say.
@@ -142,8 +148,7 @@ Status read_grouped_experts(const Keys& keys, const Arch& arch, Config& c, std::
   c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
   RIDGE_TRY(c.n_expert_groups, keys.integer_or("expert_group_count", 1));
   RIDGE_TRY(c.n_groups_used, keys.integer_or("expert_group_used_count", 1));
-  RIDGE_TRY(const int n_dense, keys.integer_or("leading_dense_block_count", 0));
-  for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
+  RIDGE_TRY_STATUS(read_dense_layers(keys, c));
   RIDGE_TRY(const int every, keys.integer_or("interleave_moe_layer_step", 1));
   if (every != 1) return bad_file("{}: interleave_moe_layer_step is {} (supported: 1)", where, every);
   RIDGE_TRY(const int shared, keys.integer_or("expert_shared_feed_forward_length", c.d_ff_shared));
@@ -204,6 +209,25 @@ void set_latent(const Config& c, const auto& set) {
   set("attention.kv_lora_rank", uint64_t(c.kv_rank));
   if (c.q_rank > 0) set("attention.q_lora_rank", uint64_t(c.q_rank));
   if (c.rope_scaling.score_factor > 0) set("rope.scaling.yarn_log_multiplier", double(c.rope_scaling.score_factor));
+}
+
+/// The layers that attend have KV heads, the others short convolutions.
+Status read_short_conv(const Keys& keys, Config& c, std::string_view where) {
+  constexpr std::string_view kHeads = "attention.head_count_kv";
+  RIDGE_TRY(c.conv_kernel, keys.integer("shortconv.l_cache"));
+  if (!keys.has(kHeads)) return bad_file("{}: {} is missing", where, kHeads);
+  RIDGE_TRY(const std::vector<int64_t> heads, keys.integers(kHeads));
+  if (ssize(heads) != c.n_layers)
+    return bad_file("{}: {} has {} entries for {} layers", where, kHeads, heads.size(), c.n_layers);
+  c.n_kv_heads = 0;
+  for (int i = 0; i < c.n_layers; ++i) {
+    const int64_t n = heads[size_t(i)];
+    if (n == 0) c.conv_layers.push_back(i);
+    else if (n < 0 || n > 1024 || (c.n_kv_heads != 0 && n != c.n_kv_heads))
+      return bad_file("{}: {} is {} in layer {} (supported: one number of heads, and 0)", where, kHeads, n, i);
+    else c.n_kv_heads = int(n);
+  }
+  return {};
 }
 
 /// Which layers slide, where a file says it: one number is a period, a list has every layer.
@@ -275,7 +299,9 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
                              : keys.integer("expert_feed_forward_length"));
   RIDGE_TRY(c.n_heads, keys.uniform_integer("attention.head_count", c.n_layers));
   c.n_kv_heads = c.n_heads;
-  if (keys.has("attention.head_count_kv")) {
+  if (arch->short_conv) {
+    RIDGE_TRY_STATUS(read_short_conv(keys, c, where));
+  } else if (keys.has("attention.head_count_kv")) {
     RIDGE_TRY(c.n_kv_heads, keys.uniform_integer("attention.head_count_kv", c.n_layers));
   }
   if (c.n_heads < 1)
@@ -304,6 +330,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     RIDGE_TRY(c.expert_scale, keys.number_or("expert_weights_scale", 1.0f));
     if (c.expert_scale == 0) c.expert_scale = 1;
     if (!arch->grouped_experts) RIDGE_TRY_STATUS(check_router(keys, *arch, c, where));
+    if (arch->short_conv) RIDGE_TRY_STATUS(read_dense_layers(keys, c));
   }
   if (arch->delta) {
     RIDGE_TRY(c.delta.n_key_heads, keys.integer("ssm.group_count"));
@@ -381,7 +408,14 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("embedding_length", uint64_t(c.d_model));
   set("feed_forward_length", uint64_t(c.d_ff));
   set("attention.head_count", uint64_t(c.n_heads));
-  set("attention.head_count_kv", uint64_t(c.n_kv_heads));
+  if (c.conv_layers.empty()) {
+    set("attention.head_count_kv", uint64_t(c.n_kv_heads));
+  } else {
+    std::vector<int64_t> heads;
+    for (int i = 0; i < c.n_layers; ++i) heads.push_back(c.has_conv(i) ? 0 : c.n_kv_heads);
+    set("attention.head_count_kv", std::move(heads));
+    set("shortconv.l_cache", uint64_t(c.conv_kernel));
+  }
   set("attention.key_length", uint64_t(c.head_dim));
   set("attention.value_length", uint64_t(c.head_dim));
   set(c.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", double(c.rms_eps));
@@ -397,6 +431,7 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
     if (c.d_ff_shared > 0 && c.kv_rank == 0) set("expert_shared_feed_forward_length", uint64_t(c.d_ff_shared));
     if (arch_of(c).grouped_experts) set_grouped_experts(c, set);
     else if (c.sigmoid_router) set("expert_gating_func", uint64_t(kSigmoid));
+    if (arch_of(c).short_conv) set("leading_dense_block_count", uint64_t(c.dense_layers.size()));
   }
   if (c.position_scale > 0) {
     set("attention.temperature_scale", double(c.position_scale));

@@ -217,16 +217,20 @@ Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_vi
   RIDGE_TRY(const std::string scoring, f.text_or("scoring_func", arch.sigmoid_router ? "sigmoid" : "softmax"));
   if ((scoring == "sigmoid") != arch.sigmoid_router || (scoring != "sigmoid" && scoring != "softmax"))
     return bad_file("{}: scoring_func is '{}' (not supported)", where, scoring);
-  RIDGE_TRY(const bool choice_bias, f.flag_or("use_routing_bias", arch.choice_bias));
+  RIDGE_TRY(const bool choice_bias,
+            f.flag_or(arch.short_conv ? "use_expert_bias" : "use_routing_bias", arch.choice_bias));
   if (choice_bias != arch.choice_bias)
     return bad_file("{}: use_routing_bias is {} (not supported)", where, choice_bias);
   RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", arch.experts_renormalised));
+  RIDGE_TRY(c.expert_scale, f.number_or("routed_scaling_factor", 1.0f));
   RIDGE_TRY(const int every, f.integer_or("decoder_sparse_step", 1));
+  RIDGE_TRY(const int n_dense, f.integer_or("num_dense_layers", 0));
   const io::Json none = io::Json::array();
   const io::Json& dense = f.has("mlp_only_layers") ? f.at("mlp_only_layers") : none;
   if (!dense.is_array()) return bad_file("{}: mlp_only_layers is not a list", where);
   for (int i = 0; i < c.n_layers; ++i)
-    if (every < 1 || (i + 1) % every != 0 || std::ranges::count(dense, io::Json(i)) > 0) c.dense_layers.push_back(i);
+    if (i < n_dense || every < 1 || (i + 1) % every != 0 || std::ranges::count(dense, io::Json(i)) > 0)
+      c.dense_layers.push_back(i);
   return {};
 }
 
@@ -267,6 +271,57 @@ Status read_window_pattern(const Fields& f, const Arch& arch, Config& c, std::st
   if (letters.find_first_not_of('L') != letters.size() - 1 || letters.back() != 'G')
     return bad_file("{}: {} is '{}' (supported: L of sliding layers, and a G behind them)", where, kPattern, letters);
   c.window_period = int(letters.size());
+  return {};
+}
+
+/// LFM2's own names of fields, in the names of the others.
+void use_lfm_names(io::Json& json) {
+  for (const auto& [from, to] : {std::pair("norm_eps", "rms_norm_eps"), {"tie_embedding", "tie_word_embeddings"}})
+    if (json.contains(from)) {
+      json[to] = json[from];
+      json.erase(from);
+    }
+}
+
+/// The layers that have short convolutions, and the width of the feed-forward, which may follow from another one.
+Status read_short_conv(const Fields& f, Config& c, std::string_view where) {
+  RIDGE_TRY(c.conv_kernel, f.integer("conv_L_cache"));
+  RIDGE_TRY(const bool bias, f.flag_or("conv_bias", false));
+  RIDGE_TRY(const bool rope, f.flag_or("use_pos_enc", true));
+  RIDGE_TRY(const bool swiglu, f.flag_or("block_use_swiglu", true));
+  if (bias || !rope || !swiglu)
+    return bad_file("{}: conv_bias {}, use_pos_enc {}, block_use_swiglu {} (supported: false, true, true)", where, bias,
+                    rope, swiglu);
+  for (const char* key : {"conv_dim", "conv_dim_out", "block_dim"}) RIDGE_TRY_STATUS(f.same(key, c.d_model));
+  std::vector<bool> attends(size_t(c.n_layers), false);
+  if (f.has("layer_types")) {
+    const io::Json& types = f.at("layer_types");
+    for (int i = 0; i < c.n_layers; ++i) {
+      const bool listed = types.is_array() && ssize(types) == c.n_layers;
+      if (!listed || (types[size_t(i)] != "conv" && types[size_t(i)] != "full_attention"))
+        return bad_file("{}: layer_types is {} (supported: conv and full_attention of {} layers)", where, types.dump(),
+                        c.n_layers);
+      attends[size_t(i)] = types[size_t(i)] == "full_attention";
+    }
+  } else if (f.has("full_attn_idxs")) {
+    for (const io::Json& i : f.at("full_attn_idxs")) {
+      if (!i.is_number_integer() || i < 0 || i >= c.n_layers)
+        return bad_file("{}: full_attn_idxs holds {}, expected 0 to {}", where, i.dump(), c.n_layers - 1);
+      attends[i.get<size_t>()] = true;
+    }
+  } else {
+    return bad_file("{}: layer_types is missing", where);
+  }
+  for (int i = 0; i < c.n_layers; ++i)
+    if (!attends[size_t(i)]) c.conv_layers.push_back(i);
+  RIDGE_TRY(c.d_ff, f.integer_or("block_ff_dim", c.d_ff));
+  RIDGE_TRY(const bool adjust, f.flag_or("block_auto_adjust_ff_dim", false));
+  RIDGE_TRY(const float times, f.number_or("block_ffn_dim_multiplier", 1.0f));
+  RIDGE_TRY(const int multiple, f.integer_or("block_multiple_of", 256));
+  if (!adjust) return {};
+  if (multiple < 1) return bad_file("{}: block_multiple_of is {}", where, multiple);
+  c.d_ff = int(double(times) * (2 * int64_t(c.d_ff) / 3));
+  c.d_ff = (c.d_ff + multiple - 1) / multiple * multiple;
   return {};
 }
 
@@ -368,11 +423,14 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   for (const auto& [key, value] : defaults.items())
     if (!json.contains(key)) json[key] = value;
 
+  if (arch->short_conv) use_lfm_names(json);
   Config c;
   RIDGE_TRY(c.n_layers, f.integer("num_hidden_layers"));
   RIDGE_TRY(c.d_model, f.integer("hidden_size"));
-  RIDGE_TRY(c.d_ff,
-            f.integer(arch->experts && !f.has("intermediate_size") ? "moe_intermediate_size" : "intermediate_size"));
+  const bool own_width = arch->short_conv && f.has("block_ff_dim");
+  RIDGE_TRY(c.d_ff, f.integer(own_width                                      ? "block_ff_dim"
+                              : arch->experts && !f.has("intermediate_size") ? "moe_intermediate_size"
+                                                                             : "intermediate_size"));
   RIDGE_TRY(c.n_heads, f.integer("num_attention_heads"));
   if (c.n_heads < 1) return bad_file("{}: num_attention_heads is {}, expected 1 or more", where, c.n_heads);
   RIDGE_TRY(c.n_kv_heads, f.integer_or("num_key_value_heads", c.n_heads));
@@ -401,6 +459,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     RIDGE_TRY_STATUS(use_layer_types(f, c, where));
   }
   if (arch->delta) RIDGE_TRY_STATUS(read_delta(f, c, where));
+  if (arch->short_conv) RIDGE_TRY_STATUS(read_short_conv(f, c, where));
   if (arch->experts) RIDGE_TRY_STATUS(read_experts(f, *arch, c, where));
   if (f.has("query_pre_attn_scalar")) {
     RIDGE_TRY(const float scalar, f.number_or("query_pre_attn_scalar", 0.0f));
