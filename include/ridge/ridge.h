@@ -173,6 +173,28 @@ ridge_status ridge_session_copy(ridge_session* session, const ridge_session* fro
 ridge_status ridge_session_save(const ridge_session* session, const char* path);
 ridge_status ridge_session_load(ridge_session* session, const char* path);
 
+// ---- Batches: several sequences in one forward pass, which reads the weights once ----
+
+typedef struct ridge_batch ridge_batch;
+/// Tokens to append to a sequence.
+typedef struct ridge_batch_row {
+  int32_t sequence;       ///< 0 to n_sequences - 1
+  const int32_t* tokens;  ///< [n]
+  size_t n;               ///< 1 or more
+} ridge_batch_row;
+/// n_sequences empty sequences with caches of their own; n_ctx of `options` is of each, n_ubatch of a step.
+ridge_status ridge_batch_create(const ridge_model* model, const ridge_session_options* options, int32_t n_sequences,
+                                ridge_batch** batch);
+void ridge_batch_free(ridge_batch* batch);
+/// One forward pass: appends the tokens of all rows, each of another sequence, n_ubatch in all at most. *logits
+/// [n_rows, vocab_size] are those after the last token of each row, in the batch's memory, good until its next call. On
+/// a CPU they are the bits of a session alone.
+ridge_status ridge_batch_step(ridge_batch* batch, const ridge_batch_row* rows, size_t n_rows, const float** logits);
+/// Forgets all but the first n tokens of a sequence, as ridge_session_truncate; 0 empties it.
+ridge_status ridge_batch_truncate(ridge_batch* batch, int32_t sequence, int32_t n);
+/// Tokens that a sequence holds; 0 where there is none of this number.
+int32_t ridge_batch_n_past(const ridge_batch* batch, int32_t sequence);
+
 // ---- Sampling and generating ----
 
 typedef struct ridge_sampler_options {

@@ -180,7 +180,12 @@ class Session(_Handle):
         self._pointer = ctypes.c_void_p()
         made = c.options("session", c.SessionOptions)
         made.kv, made.n_ctx, made.n_ubatch = kv.encode(), n_ctx, n_ubatch
-        c.call("session_create", model._open, made, ctypes.byref(self._pointer))
+        with model._computing:
+            c.call("session_create", model._open, made, ctypes.byref(self._pointer))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        with self.model._computing:
+            c.call(name, self._open, *arguments)
 
     @property
     def n_past(self) -> int:
@@ -196,12 +201,12 @@ class Session(_Handle):
     def kv_info(self) -> dict[str, float]:
         """Bits a value of K and V, bytes a token, bytes of the cache."""
         info = c.KvInfo(size=ctypes.sizeof(c.KvInfo))
-        c.call("session_kv_info", self._open, info)
+        self._call("session_kv_info", info)
         return {field[0]: getattr(info, field[0]) for field in info._fields_[1:]}
 
     def _row(self, name: str, *arguments) -> "numpy.ndarray":
         numpy, row = _numpy(), c.Floats()
-        c.call(name, self._open, *arguments, ctypes.byref(row))
+        self._call(name, *arguments, ctypes.byref(row))
         view = numpy.ctypeslib.as_array(row, (self.model.info.vocab_size,))
         view.flags.writeable = False
         return view
@@ -223,7 +228,7 @@ class Session(_Handle):
             return 1
 
         tokens = self.model._tokens(prompt)
-        c.call(name, self._open, _ids(tokens), len(tokens), c.RowsCallback(take), None)
+        self._call(name, _ids(tokens), len(tokens), c.RowsCallback(take), None)
         return numpy.concatenate(parts)
 
     def all_logits(self, prompt: Prompt) -> "numpy.ndarray":
@@ -239,7 +244,7 @@ class Session(_Handle):
         """Reads a long prompt in pieces, between which Ctrl-C is heard. What is left has the last `keep` tokens."""
         done, total = 0, len(tokens)
         while total - done > _PIECE + keep:
-            c.call("prefill", self._open, _ids(tokens[done:done + _PIECE]), _PIECE, None)
+            self._call("prefill", _ids(tokens[done:done + _PIECE]), _PIECE, None)
             done += _PIECE
             if on_progress:
                 on_progress(done, total)
@@ -276,40 +281,42 @@ class Session(_Handle):
 
     def reset(self) -> None:
         """Forgets all tokens."""
-        c.call("session_reset", self._open)
+        self._call("session_reset")
 
     def truncate(self, n: int) -> None:
         """Forgets all but the first n tokens."""
-        c.call("session_truncate", self._open, n)
+        self._call("session_truncate", n)
 
     def shift(self, n_keep: int, n_discard: int) -> None:
         """Forgets n_discard tokens after the first n_keep and moves the later ones down. Lossy."""
-        c.call("session_shift", self._open, n_keep, n_discard)
+        self._call("session_shift", n_keep, n_discard)
 
     def copy_from(self, other: "Session") -> None:
         """Becomes a copy of another session with the same cache options."""
-        c.call("session_copy", self._open, other._open)
+        self._call("session_copy", other._open)
 
     def save(self, path: Path) -> None:
         """Writes the cache to a file."""
-        c.call("session_save", self._open, os.fsencode(path))
+        self._call("session_save", os.fsencode(path))
 
     def load(self, path: Path) -> None:
         """Takes over a saved cache; what follows is equal bit for bit."""
-        c.call("session_load", self._open, os.fsencode(path))
+        self._call("session_load", os.fsencode(path))
 
 
 class _Stream(_Handle):
     _kind = "stream"
 
     def __init__(self, session: Session, prompt: c.TokenBuffer, options: c.GenerateOptions) -> None:
-        self._pointer = ctypes.c_void_p()
-        c.call("stream_create", session._open, prompt, options, ctypes.byref(self._pointer))
+        self._pointer, self._computing = ctypes.c_void_p(), session.model._computing
+        with self._computing:
+            c.call("stream_create", session._open, prompt, options, ctypes.byref(self._pointer))
 
     def __iter__(self) -> Iterator[str]:
         text, n = ctypes.c_void_p(), ctypes.c_size_t(1)
         while True:
-            c.call("stream_next", self._open, ctypes.byref(text), ctypes.byref(n))
+            with self._computing:
+                c.call("stream_next", self._open, ctypes.byref(text), ctypes.byref(n))
             if n.value == 0:
                 return
             yield ctypes.string_at(text, n.value).decode()
@@ -344,7 +351,7 @@ class Model(_Handle):
 
     kv is the cache format of its sessions as `ridge run --kv-quant` takes it ("f16", "rotor-3",
     "q8_0/rotor-3:window=32"), device "cpu" or "cuda[:N]", threads 0 for one a processor, n_ctx 0 for the context that
-    the model was trained for. One thread at a time may compute with a model.
+    the model was trained for. Threads may share a model: each needs a session of its own, and calls wait for one another.
     """
 
     _kind = "model"
@@ -353,6 +360,7 @@ class Model(_Handle):
                  isa: Optional[str] = None) -> None:
         self.kv, self.n_ctx = kv, n_ctx
         self._session: Optional[Session] = None
+        self._computing = threading.RLock()  # one call at a time; callbacks may call again
         self._pointer = ctypes.c_void_p()
         made = c.options("load", c.LoadOptions)
         made.device, made.isa, made.n_threads = device.encode(), c.text_or_null(isa), threads
@@ -485,7 +493,8 @@ class Model(_Handle):
 
             made.on_progress = c.ProgressCallback(step)
             try:
-                c.call("measure_kld", self._open, text.encode(), ",".join(names).encode(), made, found, len(names))
+                with self._computing:
+                    c.call("measure_kld", self._open, text.encode(), ",".join(names).encode(), made, found, len(names))
             except c.StoppedError:
                 if raised:
                     raise raised[0] from None

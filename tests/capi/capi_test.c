@@ -308,6 +308,50 @@ static void test_rows(void) {
   ridge_model_free(model);
 }
 
+/* Sequences of a batch, prompts and single tokens mixed, are the bits of sessions alone. */
+static void test_batches(void) {
+  ridge_model* model = tiny();
+  ridge_session_options options;
+  ridge_session_options_init(&options, sizeof options);
+  options.kv = "i8r";
+  options.n_ctx = 100;
+  options.n_ubatch = 80;
+  ridge_batch* batch = NULL;
+  OK(ridge_batch_create(model, &options, 3, &batch));
+  int32_t tokens[100];
+  for (int i = 0; i < 100; ++i) tokens[i] = (i * 7919 + 13) % vocab_size(model);
+  const float *logits = NULL, *alone = NULL;
+  const size_t width = (size_t)vocab_size(model), bytes = sizeof(float) * width;
+  const ridge_batch_row first[] = {{0, tokens, 50}, {2, tokens + 20, 30}};
+  OK(ridge_batch_step(batch, first, 2, &logits));
+  const ridge_batch_row second[] = {{2, tokens + 50, 1}, {1, tokens, 70}, {0, tokens + 50, 1}};
+  OK(ridge_batch_step(batch, second, 3, &logits));
+  CHECK(ridge_batch_n_past(batch, 0) == 51 && ridge_batch_n_past(batch, 1) == 70 && ridge_batch_n_past(batch, 2) == 31);
+  CHECK(ridge_batch_n_past(batch, 3) == 0 && ridge_batch_n_past(NULL, 0) == 0);
+  const struct { int row, begin, n; } expected[] = {{0, 20, 31}, {1, 0, 70}, {2, 0, 51}};
+  for (int i = 0; i < 3; ++i) {
+    ridge_session* session = open_session(model, "i8r", 100);
+    OK(ridge_prefill(session, tokens + expected[i].begin, (size_t)expected[i].n, &alone));
+    CHECK(memcmp(alone, logits + (size_t)expected[i].row * width, bytes) == 0);
+    ridge_session_free(session);
+  }
+  OK(ridge_batch_truncate(batch, 0, 0));
+  CHECK(ridge_batch_n_past(batch, 0) == 0);
+  const ridge_batch_row twice[] = {{0, tokens, 1}, {0, tokens, 1}}, none = {0, tokens, 0}, long_one = {0, tokens, 90},
+                        full = {1, tokens, 31}, outside = {3, tokens, 1};
+  REFUSED(ridge_batch_step(batch, twice, 2, NULL), RIDGE_USAGE, "two rows");
+  REFUSED(ridge_batch_step(batch, &none, 1, NULL), RIDGE_USAGE, "no tokens");
+  REFUSED(ridge_batch_step(batch, &long_one, 1, NULL), RIDGE_USAGE, "n_ubatch");
+  REFUSED(ridge_batch_step(batch, &full, 1, NULL), RIDGE_USAGE, "context full");
+  REFUSED(ridge_batch_step(batch, &outside, 1, NULL), RIDGE_USAGE, "out of range");
+  REFUSED(ridge_batch_step(batch, NULL, 0, NULL), RIDGE_USAGE, "without rows");
+  REFUSED(ridge_batch_truncate(batch, 1, 71), RIDGE_USAGE, "70");
+  ridge_model_free(model); /* the batch keeps what it needs */
+  OK(ridge_batch_step(batch, first, 1, NULL));
+  ridge_batch_free(batch);
+  ridge_batch_free(NULL);
+}
+
 static void test_chat(void) {
   ridge_model* model = tiny();
   const char* const messages = "[{\"role\": \"user\", \"content\": \"Tell a story\"}]";
@@ -586,11 +630,11 @@ int main(int argc, char** argv) {
   static const struct {
     const char* name;
     void (*run)(void);
-  } tests[] = {{"versions", test_versions}, {"model", test_model},   {"tokens", test_tokens},
-               {"generate", test_generate}, {"stops", test_stops},   {"state", test_state},
-               {"rows", test_rows},         {"chat", test_chat},     {"kld", test_kld},
-               {"errors", test_errors},     {"codecs", test_codecs}, {"attention", test_attention},
-               {"matrices", test_matrices}};
+  } tests[] = {
+      {"versions", test_versions},   {"model", test_model},      {"tokens", test_tokens}, {"generate", test_generate},
+      {"stops", test_stops},         {"state", test_state},      {"rows", test_rows},     {"batches", test_batches},
+      {"chat", test_chat},           {"kld", test_kld},          {"errors", test_errors}, {"codecs", test_codecs},
+      {"attention", test_attention}, {"matrices", test_matrices}};
   if (argc == 2 && strcmp(argv[1], "sizes") == 0) return print_sizes();
   if (argc != 4) return 2;
   models = argv[1];

@@ -171,6 +171,19 @@ class Api(unittest.TestCase):
             self.assertEqual(model.generate("The", 3).stop, "token limit")
 
 
+    def test_threads_share_a_model(self):
+        with tiny() as model:
+            alone = model.session().generate(PROMPT, 60, temperature=0).text
+            found = []
+            threads = [threading.Thread(target=lambda: found.append(model.session().generate(PROMPT, 60, temperature=0).text))
+                       for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(found, [alone] * 4)
+
+
 class Numpy(unittest.TestCase):
     def test_logits_are_views(self):
         import numpy
