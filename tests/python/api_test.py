@@ -226,7 +226,7 @@ def run_doctests():
 
 if __name__ == "__main__":
     if sys.argv[3] != "api" and importlib.util.find_spec("numpy") is None:
-        print(f"python/{sys.argv[3]}: skipped, numpy is missing (Debian: apt-get install python3-numpy)")
+        print(f"capi/python_{sys.argv[3]}: skipped, numpy is missing (Debian: apt-get install python3-numpy)")
         sys.exit(77)
     if sys.argv[3] == "doctest":
         sys.exit(1 if run_doctests() else 0)
