@@ -307,8 +307,8 @@ bool Session::head_passes() {
         early = Response{204,
                          "",
                          "",
-                         {{{"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
-                           {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key"},
+                         {{{"Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS"},
+                           {"Access-Control-Allow-Headers", "Authorization, *"},
                            {"Access-Control-Max-Age", "600"}}}};
     }
   }
