@@ -11,6 +11,7 @@
 #include "op/cache/append.h"
 #include "op/cache/rounding.h"
 #include "op/delta/delta.h"
+#include "op/delta/mamba.h"
 #include "op/delta/short_conv.h"
 #include "op/experts/route.h"
 #include "op/score/score.h"
@@ -113,6 +114,7 @@ class CpuBackend final : public Backend {
   void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
   void mix_delta(int layer, const Rows& rows, HostKvMemory& memory);
   void mix_conv(int layer, const Rows& rows, HostKvMemory& memory);
+  void mix_mamba(int layer, const Rows& rows, HostKvMemory& memory);
   void feed_forward(int layer, const Rows& rows);
   void experts(int layer, const Rows& rows);
   void activate(Activation activation, View2<float> gate, View2<const float> up);
@@ -439,6 +441,33 @@ void CpuBackend::mix_conv(int layer, const Rows& rows, HostKvMemory& memory) {
   linear(context_, w.o, out, rows.h);
 }
 
+/// rows.h = Mamba2 over rows.h, the sequences' states moved on.
+void CpuBackend::mix_mamba(int layer, const Rows& rows, HostKvMemory& memory) {
+  const MambaPlan& m = plan_.layers[size_t(layer)].mamba;
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  const int64_t n = rows.h.rows, inner = m.inner(), part = inner / m.n_groups;
+  const View2<float> in = matrix(B::delta_qkv, n, m.columns()), z = matrix(B::delta_z, n, inner),
+                     out = matrix(B::delta_out, n, inner);
+  linear(context_, w.conv_in, rows.h, in);
+  for (int64_t t = 0; t < n; ++t) std::copy_n(&in(t, 0), inner, &z(t, 0));
+  mamba2(context_, {.shape = m,
+                    .conv = w.conv.data(),
+                    .conv_bias = w.conv_bias.data(),
+                    .decay = w.mamba_decay.data(),
+                    .dt_bias = w.mamba_dt_bias.data(),
+                    .d = w.mamba_d.data(),
+                    .spans = spans_,
+                    .states = memory.states(layer),
+                    .in = in,
+                    .out = out});
+  swiglu(context_, z, out);
+  for (int64_t g = 0; g < m.n_groups; ++g) {
+    const View2<float> of_group(z.data + g * part, n, part, inner);
+    rms_norm(context_, of_group, w.mamba_norm.data() + g * part, plan_.norm_eps, of_group);
+  }
+  linear(context_, w.o, z, rows.h);
+}
+
 /// gate = activation(gate) * up
 void CpuBackend::activate(Activation activation, View2<float> gate, View2<const float> up) {
   switch (activation) {
@@ -589,6 +618,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
         case MixerKind::latent: attend_latent(i, rows, memory); break;
         case MixerKind::delta: mix_delta(i, rows, memory); break;
         case MixerKind::conv: mix_conv(i, rows, memory); break;
+        case MixerKind::mamba: mix_mamba(i, rows, memory); break;
       }
       sum_ranks(rows.h);
       after(layer, w.attn_post_norm);
@@ -685,7 +715,7 @@ std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& 
                                           Ranks* ranks, const ModelSlice* slice) {
   RIDGE_CHECK(!ranks == !slice, "ranks without a slice, or a slice without ranks");
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer > MixerKind::conv)
+    if (layer.mixer > MixerKind::mamba)
       throw_error(ErrorKind::usage, "the CPU does not compute mixer {}", mixer_name(layer.mixer));
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward));

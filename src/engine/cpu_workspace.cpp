@@ -32,6 +32,10 @@ void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWei
     for (const CpuBuffer of : {B::delta_z, B::delta_out}) need(of, d.values());
     for (const CpuBuffer of : {B::delta_a, B::delta_b}) need(of, d.n_value_heads);
   }
+  if (layer.mixer == MixerKind::mamba) {
+    need(B::delta_qkv, layer.mamba.columns());
+    for (const CpuBuffer of : {B::delta_z, B::delta_out}) need(of, layer.mamba.inner());
+  }
   if (layer.mixer == MixerKind::conv) {
     need(B::delta_qkv, 3 * d_model);
     need(B::delta_out, d_model);

@@ -287,6 +287,7 @@ void check_supported(const ModelPlan& plan) {
       throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
     };
     if (layer.mixer == MixerKind::conv) refuse("short convolutions");
+    if (layer.mixer == MixerKind::mamba) refuse("Mamba2");
     if (layer.norms == NormPlace::parallel) refuse("attention and feed-forward in parallel");
     if (plan.layer_norm) refuse("LayerNorm");
     if (layer.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");

@@ -38,15 +38,16 @@ KeyRope key_rope(const ModelPlan& plan, const LayerPlan& layer, int n_ctx) {
 KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer, KeyRope rope) {
   const AttentionPlan& a = layer.attention;
   const bool latent = layer.mixer == MixerKind::latent;
-  const KvLayerConfig config{.k = side_config(k, "K", layer),
-                             .v = side_config(v, latent ? "K" : "V", layer),
-                             .n_kv_heads = a.n_kv_heads,
-                             .head_dim = a.head_dim,
-                             .attention_window = a.window,
-                             .state_values = layer.delta.state_values() + layer.conv.state_values(),
-                             .state_elsewhere = layer.mixer == MixerKind::delta && layer.delta.n_key_heads == 0,
-                             .rope = std::move(rope),
-                             .v_is_k = latent};
+  const KvLayerConfig config{
+      .k = side_config(k, "K", layer),
+      .v = side_config(v, latent ? "K" : "V", layer),
+      .n_kv_heads = a.n_kv_heads,
+      .head_dim = a.head_dim,
+      .attention_window = a.window,
+      .state_values = layer.delta.state_values() + layer.conv.state_values() + layer.mamba.state_values(),
+      .state_elsewhere = layer.mixer == MixerKind::delta && layer.delta.n_key_heads == 0,
+      .rope = std::move(rope),
+      .v_is_k = latent};
   if (const std::string differs = kv_side_difference(config.v, config.k); latent && !differs.empty())
     throw_error(ErrorKind::usage, "latent rows are K and V in one: V cannot have {} (give both sides the same cache)",
                 differs);

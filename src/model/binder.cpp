@@ -89,9 +89,12 @@ void Binder::read(const TensorRow& row, int layer, Values& to) {
     return;
   }
   std::vector<int64_t> in_file = {shape.n_out};
-  if (row.kind == TensorKind::gate_row || row.kind == TensorKind::score_bias)
-    if (const auto found = by_name_.find(tensor_name); found != by_name_.end() && found->second->shape.size() == 2)
-      in_file.insert(in_file.begin(), 1);
+  // Some files have a vector as a matrix of one row or of one column.
+  if (const auto found = by_name_.find(tensor_name); found != by_name_.end())
+    if (const auto& own = found->second->shape; own.size() == 2 && row.kind >= TensorKind::inner_norm &&
+                                                std::min(own[0], own[1]) == 1 &&
+                                                std::max(own[0], own[1]) == shape.n_out)
+      in_file = own;
   to = values(tensor_name, in_file, !may_lack);
   if (row.kind == TensorKind::bias || row.kind == TensorKind::output_bias) to.resize(size_t(shape.n_out));
   const bool is_norm = row.kind == TensorKind::norm || row.kind == TensorKind::block_norm;
@@ -210,8 +213,10 @@ Linear Binder::picked_rows(const Linear& whole, std::span<const int64_t> rows) {
 Values Binder::values(const std::string& tensor_name, const std::vector<int64_t>& shape, bool required) {
   const io::Tensor* tensor = find(tensor_name, shape, required);
   if (!tensor) return {};
-  Values decoded(size_t(shape.back()), 0.0f);
-  tensor->format->decode(tensor->data.data(), shape.back(), decoded.data());
+  int64_t n = 1;
+  for (const int64_t dim : shape) n *= dim;
+  Values decoded(size_t(n), 0.0f);
+  tensor->format->decode(tensor->data.data(), n, decoded.data());
   if (const auto bad = std::ranges::find_if_not(decoded, [](float v) { return std::isfinite(v); });
       bad != decoded.end())
     problem(fmt::format("{} holds {}", tensor->name, *bad));

@@ -35,7 +35,7 @@ double llama3_frequency(const RopeScaling& s, double frequency) {
 
 bool Config::has_experts(int layer) const { return n_experts > 0 && !std::ranges::binary_search(dense_layers, layer); }
 
-bool Config::has_conv(int layer) const { return std::ranges::binary_search(conv_layers, layer); }
+bool Config::has_state(int layer) const { return std::ranges::binary_search(state_layers, layer); }
 
 int Config::n_cached_layers() const {
   int n = 0;
@@ -141,9 +141,16 @@ Status check_config(const Config& c, std::string_view where) {
       return bad_file("{}: {} value heads of the delta rule are not a multiple of {} key heads", where, d.n_value_heads,
                       d.n_key_heads);
   }
-  if (!c.conv_layers.empty()) {
-    RIDGE_TRY_STATUS(range("tokens of a short convolution", c.conv_kernel, 2, 64));
-    RIDGE_TRY_STATUS(range("layers with short convolutions", ssize(c.conv_layers), 1, c.n_layers - 1));
+  if (!c.state_layers.empty()) {
+    const MambaShape& m = c.mamba;
+    RIDGE_TRY_STATUS(range("tokens of a convolution", c.conv_kernel + m.kernel, 2, 64));
+    RIDGE_TRY_STATUS(range("layers with a state", ssize(c.state_layers), 1, c.n_layers - 1));
+    RIDGE_TRY_STATUS(range("heads of Mamba2", m.n_heads, c.conv_kernel > 0 ? 0 : 1, 4096));
+    RIDGE_TRY_STATUS(range("head_dim of Mamba2", m.head_dim, c.conv_kernel > 0 ? 0 : 1, 1024));
+    RIDGE_TRY_STATUS(range("groups of Mamba2", m.n_groups, c.conv_kernel > 0 ? 0 : 1, m.n_heads));
+    RIDGE_TRY_STATUS(range("state of Mamba2", m.state_dim, c.conv_kernel > 0 ? 0 : 1, 1024));
+    if (m.n_groups > 0 && m.n_heads % m.n_groups != 0)
+      return bad_file("{}: {} heads of Mamba2 are not a multiple of {} groups", where, m.n_heads, m.n_groups);
   }
   RIDGE_TRY_STATUS(range("sliding window", c.window, 0, 1 << 26));
   RIDGE_TRY_STATUS(range("sliding window's period", c.window_period, 0, 1024));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/extent.h"
+#include "op/delta/mamba.h"
 #include "op/delta/shape.h"
 #include "op/norm_rope/norm_rope.h"
 
@@ -90,10 +91,12 @@ struct Config {
   // none.
   DeltaShape delta;
   int delta_period = 0;
-  // Gated short convolutions (lfm2): the mixer of some layers, which see the newest conv_kernel tokens; 0: of none.
+  // Layers that keep a state where others attend, in rising order: gated short convolutions of conv_kernel tokens
+  // (lfm2), or Mamba2 (granite 4).
+  std::vector<int> state_layers;
   int conv_kernel = 0;
-  std::vector<int> conv_layers;  // in rising order
-  bool attention_gate = false;   // qwen3.5: the query projection has a gate of the output behind each head's query
+  MambaShape mamba;
+  bool attention_gate = false;  // qwen3.5: the query projection has a gate of the output behind each head's query
   std::vector<int64_t> rope_sections;  // of positions in images, which text does not have; written to GGUF files
   float attention_scale = 0;           // on the scores; 0: 1 / sqrt(head_dim)
   float embedding_scale = 1;           // on the embedded tokens
@@ -116,8 +119,10 @@ struct Config {
   bool has_layer(int layer) const { return here.count == 0 || (layer >= here.first && layer < here.end()); }
   int n_cached_layers() const;
   bool has_delta(int layer) const { return delta.n_key_heads > 0 && layer % delta_period < delta_period - 1; }
-  bool has_conv(int layer) const;
-  bool attends(int layer) const { return !has_delta(layer) && !has_conv(layer); }
+  bool has_state(int layer) const;
+  bool has_conv(int layer) const { return conv_kernel > 0 && has_state(layer); }
+  bool has_mamba(int layer) const { return mamba.n_heads > 0 && has_state(layer); }
+  bool attends(int layer) const { return !has_delta(layer) && !has_state(layer); }
   bool has_rope(int layer) const { return nope_period == 0 || layer % nope_period != nope_period - 1; }
   bool slides(int layer) const {
     return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <deque>
 #include <map>
+#include <numeric>
 
 #include "base/closest.h"
 #include "io/chat_templates.h"
@@ -278,6 +279,12 @@ struct DirectoryJobs {
     const bool shared = part_of(row, c, i, &TensorName::gguf).count > 1;
     if (from.layout == TensorLayout::by_key_head && !shared) {
       job->rows = rows_by_key_head(c.delta, std::get<Linear DeltaWeights::*>(row.member));
+      job->spec.shape[0] = ssize(job->rows);
+    }
+    if (const TensorPart part = part_of(row, c, i, &TensorName::hf);
+        part.count > 1 && !shared && from.layout == TensorLayout::rows) {
+      job->rows.resize(size_t(row.shape(c, i).n_out));
+      std::iota(job->rows.begin(), job->rows.end(), part.first);
       job->spec.shape[0] = ssize(job->rows);
     }
     if (row.traits.rope && !shared && arch.gguf_pairs != arch.hf_pairs && c.kv_rank == 0) turn_pairs(row, c, *job);

@@ -61,8 +61,8 @@ void add_config(Digest& d, const Config& config) {
                nope_period, position_scale, position_length, kv_rank, q_rank, nope_dim, value_dim, n_experts,
                n_experts_used, d_ff_expert, d_ff_shared, expert_biases, experts_renormalised, sigmoid_router,
                choice_bias, shared_gate, n_expert_groups, n_groups_used, expert_scale, dense_layers, delta,
-               delta_period, conv_kernel, conv_layers, attention_gate, rope_sections, attention_scale, embedding_scale,
-               residual_scale, logit_divisor, tied_output, activation, sub_norm, ternary,  // BitNet
+               delta_period, state_layers, conv_kernel, mamba, attention_gate, rope_sections, attention_scale,
+               embedding_scale, residual_scale, logit_divisor, tied_output, activation, sub_norm, ternary,  // BitNet
                here] = config;
   d.add(arch, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ids, n_ctx_train, rms_eps,
         rope_theta, rope_dim, rope_pairs, qkv_bias, o_bias, mlp_bias, sink_logits, qk_norm, qk_norm_whole, norms,
@@ -74,9 +74,10 @@ void add_config(Digest& d, const Config& config) {
   add_shape(d, delta);
   // Of architectures that came later: state files of all others stay those of their models.
   if (qk_norm_after_rope || layer_norm || nope_period > 0 || position_scale != 0 || conv_kernel > 0 ||
-      choice_bias != sigmoid_router || (n_experts > 0 && d_ff_shared > 0 && shared_gate != (kv_rank == 0)))
+      !state_layers.empty() || choice_bias != sigmoid_router ||
+      (n_experts > 0 && d_ff_shared > 0 && shared_gate != (kv_rank == 0)))
     d.add(qk_norm_after_rope, layer_norm, nope_period, position_scale, position_length, choice_bias, shared_gate,
-          conv_kernel, conv_layers);
+          conv_kernel, state_layers, mamba.n_heads, mamba.head_dim, mamba.n_groups, mamba.state_dim, mamba.kernel);
 }
 
 /// Contents of matrices, those that several share once.

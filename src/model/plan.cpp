@@ -28,6 +28,7 @@ std::string mixer_name(MixerKind kind) {
     case MixerKind::latent: return "latent";
     case MixerKind::delta: return "delta";
     case MixerKind::conv: return "short convolution";
+    case MixerKind::mamba: return "Mamba2";
   }
   return fmt::format("number {}", int(kind));
 }
@@ -124,10 +125,14 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                       .nope_dim = c.nope_dim,
                       .value_dim = c.value_dim};
     }
+    if (c.has_state(i)) layer.attention.n_heads = layer.attention.n_kv_heads = 0;
     if (c.has_conv(i)) {
       layer.mixer = MixerKind::conv;
-      layer.attention.n_heads = layer.attention.n_kv_heads = 0;
       layer.conv = {.kernel = c.conv_kernel, .channels = c.d_model};
+    }
+    if (c.has_mamba(i)) {
+      layer.mixer = MixerKind::mamba;
+      layer.mamba = c.mamba;
     }
     if (c.has_delta(i)) {
       layer.mixer = MixerKind::delta;

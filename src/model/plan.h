@@ -18,6 +18,7 @@ enum class MixerKind : uint8_t {
   latent,     ///< attention in the space of one latent row a token, which is K and V of all heads
   delta,      ///< the gated delta rule, over a state of fixed size
   conv,       ///< a gated convolution of the newest tokens, which are a state of fixed size
+  mamba,      ///< Mamba2, over a state of fixed size
 };
 /// What each token goes through alone.
 enum class FeedForwardKind : uint8_t {
@@ -73,6 +74,9 @@ struct ConvPlan {
   int64_t state_values() const { return int64_t(kernel > 0 ? kernel - 1 : 0) * channels; }
 };
 
+/// output(norm(mamba2(in h) * silu(z))), a norm over the values of each group: op/delta/mamba.h.
+using MambaPlan = MambaShape;
+
 /// down(activation(gate x) * (up x))
 struct DensePlan {
   int d_ff = 0;
@@ -102,6 +106,7 @@ struct LayerPlan {
   LatentPlan latent;
   DeltaPlan delta;
   ConvPlan conv;
+  MambaPlan mamba;
   FeedForwardKind feed_forward = FeedForwardKind::dense;
   DensePlan dense;
   ExpertsPlan experts;
@@ -109,7 +114,9 @@ struct LayerPlan {
   float residual_scale = 1;  ///< s
 
   /// Whether a sequence has a state of fixed size here in the place of a KV cache.
-  bool keeps_state() const { return mixer == MixerKind::delta || mixer == MixerKind::conv; }
+  bool keeps_state() const {
+    return mixer == MixerKind::delta || mixer == MixerKind::conv || mixer == MixerKind::mamba;
+  }
 };
 
 struct ModelPlan {

@@ -58,7 +58,8 @@ Status check_kinds(const Config& c, const Weights& weights, int size) {
   if (c.delta.n_key_heads % size != 0)
     return refused(size, "the gated delta rule",
                    fmt::format("has {} key heads, which {} ranks do not share evenly", c.delta.n_key_heads, size));
-  if (!c.conv_layers.empty()) return refused(size, "short convolutions", "are not cut into slices");
+  if (!c.state_layers.empty())
+    return refused(size, c.conv_kernel > 0 ? "short convolutions" : "Mamba2", "cannot be cut into slices");
   if (weights.join.format) return refused(size, "an MTP head", "is not cut into slices");
   bool has_rows = true;
   for_each_matrix(weights, [&](const Linear& m, std::string_view) { has_rows = has_rows && (m.rows || !m.panels); });

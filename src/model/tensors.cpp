@@ -12,7 +12,8 @@ using Cut = TensorCut;
 using Shape = TensorShape;
 
 bool has_delta(C c, int i) { return c.has_delta(i); }
-bool has_conv(C c, int i) { return c.has_conv(i); }
+bool has_state(C c, int i) { return c.has_state(i); }
+bool has_mamba(C c, int i) { return c.has_mamba(i); }
 bool has_latent(C c, int i) { return c.attends(i) && c.kv_rank > 0; }
 bool has_low_q(C c, int i) { return has_latent(c, i) && c.q_rank > 0; }
 bool has_heads(C c, int i) { return c.attends(i) && c.kv_rank == 0; }
@@ -44,6 +45,14 @@ Shape of_query(C c, int) { return {c.kv_rank > 0 ? int64_t(c.n_heads) * c.query_
 Shape of_query_bias(C c, int) { return {c.q_rows()}; }
 Shape of_kv(C c, int) { return {c.kv_dim(), c.d_model}; }
 Shape of_kv_bias(C c, int) { return {c.kv_dim()}; }
+Shape of_mamba_heads(C c, int) { return {c.mamba.n_heads}; }
+/// Columns of the output projection.
+int64_t mixer_width(C c, int i) {
+  return c.has_delta(i)   ? c.delta.values()
+         : c.has_mamba(i) ? c.mamba.inner()
+         : c.has_conv(i)  ? c.d_model
+                          : c.value_width();
+}
 Shape of_value_head(C c, int) { return {c.delta.n_value_heads, c.d_model}; }
 Shape of_value_head_each(C c, int) { return {c.delta.n_value_heads}; }
 Shape into_dense(C c, int i) { return {dense_width(c, i), c.d_model}; }
@@ -75,10 +84,19 @@ constexpr TensorRow kLayerTensors[] = {
     {"delta norm", &D::norm, Kind::inner_norm, {"ssm_norm.weight", "linear_attn.norm.weight"}, has_delta,
      [](C c, int) -> Shape { return {c.delta.value_dim}; }},
 
-    {"conv_in", &L::conv_in, Kind::matrix, {"shortconv.in_proj.weight", "conv.in_proj.weight"}, has_conv,
-     [](C c, int) -> Shape { return {3 * int64_t(c.d_model), c.d_model}; }},
-    {"conv", &L::conv, Kind::convolution, {"shortconv.conv.weight", "conv.conv.weight"}, has_conv,
-     [](C c, int) -> Shape { return {c.conv_kernel, c.d_model}; }},
+    {"conv_in", &L::conv_in, Kind::matrix, {"shortconv.in_proj.weight", "conv.in_proj.weight"}, has_state,
+     [](C c, int i) -> Shape { return {c.has_mamba(i) ? c.mamba.columns() : 3 * int64_t(c.d_model), c.d_model}; }},
+    {"conv", &L::conv, Kind::convolution, {"shortconv.conv.weight", "conv.conv.weight"}, has_state,
+     [](C c, int i) -> Shape {
+       return c.has_mamba(i) ? Shape{c.mamba.kernel, c.mamba.channels()} : Shape{c.conv_kernel, c.d_model};
+     }},
+    {"conv_bias", &L::conv_bias, Kind::logit, {"ssm_conv1d.bias", "mamba.conv1d.bias"}, has_mamba,
+     [](C c, int) -> Shape { return {c.mamba.channels()}; }},
+    {"mamba decay", &L::mamba_decay, Kind::decay, {"ssm_a", "mamba.A_log"}, has_mamba, of_mamba_heads},
+    {"mamba d", &L::mamba_d, Kind::logit, {"ssm_d", "mamba.D"}, has_mamba, of_mamba_heads},
+    {"mamba dt_bias", &L::mamba_dt_bias, Kind::logit, {"ssm_dt.bias", "mamba.dt_bias"}, has_mamba, of_mamba_heads},
+    {"mamba norm", &L::mamba_norm, Kind::inner_norm, {"ssm_norm.weight", "mamba.norm.weight"}, has_mamba,
+     [](C c, int) -> Shape { return {c.mamba.inner()}; }},
 
     {"attn_norm", &L::attn_norm, Kind::norm, {"attn_norm.weight", "input_layernorm.weight"}, has_norms_before,
      of_model},
@@ -117,7 +135,7 @@ constexpr TensorRow kLayerTensors[] = {
     {"attn_sub_norm", &L::attn_sub_norm, Kind::inner_norm, {"attn_sub_norm.weight", "self_attn.attn_sub_norm.weight"},
      [](C c, int) { return c.sub_norm; }, [](C c, int) -> Shape { return {c.q_dim()}; }},
     {"o", &L::o, Kind::output, {"attn_output.weight", "self_attn.o_proj.weight"}, always,
-     [](C c, int i) -> Shape { return {c.d_model, c.has_delta(i) ? c.delta.values() : c.has_conv(i) ? c.d_model : c.value_width()}; },
+     [](C c, int i) -> Shape { return {c.d_model, mixer_width(c, i)}; },
      Cut::mixed},
     {"attn_post_norm", &L::attn_post_norm, Kind::block_norm,
      {"post_attention_norm.weight", "post_attention_layernorm.weight"}, has_norms_behind, of_model},
@@ -184,6 +202,10 @@ bool is_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && !arch.
 bool is_grouped_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && arch.grouped_experts; }
 bool is_block_sparse(const Arch& arch, C, int) { return arch.block_sparse; }
 bool is_as_moe(const Arch& arch, C, int) { return arch.experts_as_moe; }
+bool is_granite_dense(const Arch& arch, C c, int i) { return arch.mamba && !c.has_experts(i); }
+bool is_granite_shared(const Arch& arch, C c, int i) { return arch.mamba && c.has_experts(i); }
+bool is_granite(const Arch& arch, C, int) { return arch.mamba; }
+bool is_mamba(const Arch&, C c, int i) { return c.has_mamba(i); }
 bool is_lfm(const Arch& arch, C, int) { return arch.short_conv; }
 bool is_lfm_dense(const Arch& arch, C c, int i) { return arch.short_conv && !c.has_experts(i); }
 bool is_after_rope(const Arch& arch, C, int) { return arch.qk_norm_after_rope; }
@@ -203,6 +225,19 @@ constexpr OtherSource kOtherSources[] = {
     {"k", is_fused, {kQkv}},
     {"v", is_fused, {kQkv}},
     {"o", [](const Arch&, C c, int i) { return c.has_delta(i); }, {{"ssm_out.weight", "linear_attn.out_proj.weight"}}},
+    {"conv_in", is_mamba, {{"ssm_in.weight", "mamba.in_proj.weight"}}},
+    {"conv", is_mamba, {{"ssm_conv1d.weight", "mamba.conv1d.weight"}}},
+    {"o", is_mamba, {{"ssm_out.weight", "mamba.out_proj.weight"}}},
+    {"gate", is_granite_dense, {{"ffn_gate.weight", "shared_mlp.input_linear.weight"}}},
+    {"up", is_granite_dense, {{"ffn_up.weight", "shared_mlp.input_linear.weight"}}},
+    {"down", is_granite_dense, {{"ffn_down.weight", "shared_mlp.output_linear.weight"}}},
+    {"gate", is_granite_shared, {{"ffn_gate_shexp.weight", "shared_mlp.input_linear.weight"}}},
+    {"up", is_granite_shared, {{"ffn_up_shexp.weight", "shared_mlp.input_linear.weight"}}},
+    {"down", is_granite_shared, {{"ffn_down_shexp.weight", "shared_mlp.output_linear.weight"}}},
+    {"router", is_granite, {{"ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight"}}},
+    {"expert gate", is_granite, {{"ffn_gate_exps.weight", "block_sparse_moe.input_linear.weight"}}},
+    {"expert up", is_granite, {{"ffn_up_exps.weight", "block_sparse_moe.input_linear.weight"}}},
+    {"expert down", is_granite, {{"ffn_down_exps.weight", "block_sparse_moe.output_linear.weight"}}},
     {"o", [](const Arch&, C c, int i) { return c.has_conv(i); }, {{"shortconv.out_proj.weight", "conv.out_proj.weight"}}},
     {"o", is_lfm, {{"attn_output.weight", "self_attn.out_proj.weight"}}},
     {"attn_norm", is_lfm, {{"attn_norm.weight", "operator_norm.weight"}}},

@@ -36,10 +36,13 @@ struct DeltaWeights {
 struct LayerWeights {
   std::vector<float> attn_norm;  // [d_model]
   DeltaWeights delta;            // of a layer without q, k and v
-  Linear conv_in;                // of a short convolution: [3 d_model, d_model], rows of b, of c and of x
-  std::vector<float> conv;       // [conv_kernel, d_model]
-  Linear q;                      // [Config::q_rows(), d_model]
-  Linear k, v;                   // [n_kv_heads * head_dim, d_model]
+  // Of a short convolution: [3 d_model, d_model], rows of b, of c and of x; of Mamba2: [columns(), d_model].
+  Linear conv_in;
+  std::vector<float> conv;                                 // [conv_kernel, d_model], or [kernel, channels()]
+  std::vector<float> conv_bias, mamba_norm;                // [channels()], [inner()]
+  std::vector<float> mamba_decay, mamba_d, mamba_dt_bias;  // [n_heads]
+  Linear q;                                                // [Config::q_rows(), d_model]
+  Linear k, v;                                             // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;
   std::vector<float> q_norm, k_norm;  // [head_dim], or [n_heads * head_dim] and [n_kv_heads * head_dim]
   // Of latent attention, where k and v have no rows; without q_a, q is [n_heads * query_dim, d_model].

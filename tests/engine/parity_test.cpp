@@ -177,7 +177,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"smollm3", {}, "model-bf16.gguf"}, Case{"exaone4", {}, "model-bf16.gguf"},
                     Case{"hunyuan_v1_dense", {}, "model-bf16.gguf"}, Case{"ministral3", {}, "model-bf16.gguf"},
                     Case{"cohere2", {}, "model-bf16.gguf"}, Case{"lfm2", {}, "model-bf16.gguf"},
-                    Case{"lfm2_moe", {}, "model-bf16.gguf"},
+                    Case{"lfm2_moe", {}, "model-bf16.gguf"}, Case{"granite_hybrid", {}, "model-bf16.gguf"},
+                    Case{"granite_hybrid_moe", {}, "model-bf16.gguf"},
                     Case{
                         "mistral4", {}, "model-bf16.gguf", Golden{.logits = "logits_no_position_scale", .greedy = ""}}),
     [](const auto& of) { return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short"); });

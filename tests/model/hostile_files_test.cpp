@@ -153,6 +153,7 @@ TEST_F(HostileFilesSlow, AbsurdMetadataIsRefused) {
       for (const uint32_t value : {0u, 1u << 31, ~0u}) {
         // A window of 0 is none.
         if (value == 0 && std::string_view(key) == ".attention.sliding_window") continue;
+        if (std::memcmp(model.gguf.data() + value_at, &value, 4) == 0) continue;  // no experts, for example
         std::string gguf = model.gguf;
         std::memcpy(gguf.data() + value_at, &value, 4);
         EXPECT_NE(gguf_refusal(gguf), "") << model.name << " " << key << " = " << value;

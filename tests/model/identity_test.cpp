@@ -69,6 +69,7 @@ TEST(Identity, ChangesWithEveryField) {
       [](Config& c) { c.layer_norm = true; },
       [](Config& c) { c.nope_period = 4; },
       [](Config& c) { c.conv_kernel = 3; },
+      [](Config& c) { c.state_layers = {0}; },
       [](Config& c) { c.position_scale = 0.1f; },
       [](Config& c) { c.n_expert_groups = 2; },
       [](Config& c) { c.n_groups_used = 2; },

@@ -53,6 +53,7 @@ struct Arch {
   int nope_period = 0;                ///< Config::nope_period where the file does not say
   bool full_without_rope = false;     ///< where layers slide, the others attend without RoPE
   bool position_scale = false;        ///< files may have Config::position_scale
+  bool mamba = false;                 ///< Granite 4's names, and Mamba2 in most layers
   bool short_conv = false;            ///< LFM2's names, and gated short convolutions in most layers
   bool delta = false;                 ///< the gated delta rule in most layers, and gated attention in the others
   bool delta_keys_cycle = false;      ///< in GGUF files: DeltaShape::keys_cycle

@@ -211,10 +211,24 @@ void set_latent(const Config& c, const auto& set) {
   if (c.rope_scaling.score_factor > 0) set("rope.scaling.yarn_log_multiplier", double(c.rope_scaling.score_factor));
 }
 
-/// The layers that attend have KV heads, the others short convolutions.
-Status read_short_conv(const Keys& keys, Config& c, std::string_view where) {
+/// The layers that attend have KV heads, the others short convolutions or Mamba2.
+Status read_states(const Keys& keys, const Arch& arch, Config& c, std::string_view where) {
   constexpr std::string_view kHeads = "attention.head_count_kv";
-  RIDGE_TRY(c.conv_kernel, keys.integer("shortconv.l_cache"));
+  if (arch.short_conv) {
+    RIDGE_TRY(c.conv_kernel, keys.integer("shortconv.l_cache"));
+  } else {
+    RIDGE_TRY(c.mamba.n_heads, keys.integer("ssm.time_step_rank"));
+    RIDGE_TRY(c.mamba.n_groups, keys.integer("ssm.group_count"));
+    RIDGE_TRY(c.mamba.state_dim, keys.integer("ssm.state_size"));
+    RIDGE_TRY(c.mamba.kernel, keys.integer("ssm.conv_kernel"));
+    RIDGE_TRY(const int inner, keys.integer("ssm.inner_size"));
+    if (c.mamba.n_heads < 1 || inner % c.mamba.n_heads != 0)
+      return bad_file("{}: ssm.inner_size {} is not a multiple of ssm.time_step_rank {}", where, inner,
+                      c.mamba.n_heads);
+    c.mamba.head_dim = inner / c.mamba.n_heads;
+    RIDGE_TRY(const bool rope, keys.flag_or("rope.scaling.finetuned", true));
+    if (!rope) c.nope_period = 1;
+  }
   if (!keys.has(kHeads)) return bad_file("{}: {} is missing", where, kHeads);
   RIDGE_TRY(const std::vector<int64_t> heads, keys.integers(kHeads));
   if (ssize(heads) != c.n_layers)
@@ -222,7 +236,7 @@ Status read_short_conv(const Keys& keys, Config& c, std::string_view where) {
   c.n_kv_heads = 0;
   for (int i = 0; i < c.n_layers; ++i) {
     const int64_t n = heads[size_t(i)];
-    if (n == 0) c.conv_layers.push_back(i);
+    if (n == 0) c.state_layers.push_back(i);
     else if (n < 0 || n > 1024 || (c.n_kv_heads != 0 && n != c.n_kv_heads))
       return bad_file("{}: {} is {} in layer {} (supported: one number of heads, and 0)", where, kHeads, n, i);
     else c.n_kv_heads = int(n);
@@ -299,8 +313,8 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
                              : keys.integer("expert_feed_forward_length"));
   RIDGE_TRY(c.n_heads, keys.uniform_integer("attention.head_count", c.n_layers));
   c.n_kv_heads = c.n_heads;
-  if (arch->short_conv) {
-    RIDGE_TRY_STATUS(read_short_conv(keys, c, where));
+  if (arch->short_conv || arch->mamba) {
+    RIDGE_TRY_STATUS(read_states(keys, *arch, c, where));
   } else if (keys.has("attention.head_count_kv")) {
     RIDGE_TRY(c.n_kv_heads, keys.uniform_integer("attention.head_count_kv", c.n_layers));
   }
@@ -320,11 +334,12 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   if (c.n_experts > 0 && !arch->experts)
     return bad_file("{}: {}.expert_count is {} (experts of this architecture are not supported)", where, arch_name,
                     c.n_experts);
+  if (arch->mamba && c.n_experts == 0) RIDGE_TRY_STATUS(keys.same("expert_shared_feed_forward_length", c.d_ff));
   if (arch->experts && c.n_experts == 0) return bad_file("{}: {}.expert_count is 0", where, arch_name);
   if (c.n_experts > 0) {
     RIDGE_TRY(c.n_experts_used, keys.integer("expert_used_count"));
-    RIDGE_TRY(c.d_ff_expert, arch->block_sparse ? keys.integer_or("expert_feed_forward_length", c.d_ff)
-                                                : keys.integer("expert_feed_forward_length"));
+    RIDGE_TRY(c.d_ff_expert, arch->block_sparse || arch->mamba ? keys.integer_or("expert_feed_forward_length", c.d_ff)
+                                                               : keys.integer("expert_feed_forward_length"));
     RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", 0));
     RIDGE_TRY(c.experts_renormalised, keys.flag_or("expert_weights_norm", arch->experts_renormalised && !arch->latent));
     RIDGE_TRY(c.expert_scale, keys.number_or("expert_weights_scale", 1.0f));
@@ -408,13 +423,21 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("embedding_length", uint64_t(c.d_model));
   set("feed_forward_length", uint64_t(c.d_ff));
   set("attention.head_count", uint64_t(c.n_heads));
-  if (c.conv_layers.empty()) {
+  if (c.state_layers.empty()) {
     set("attention.head_count_kv", uint64_t(c.n_kv_heads));
   } else {
     std::vector<int64_t> heads;
-    for (int i = 0; i < c.n_layers; ++i) heads.push_back(c.has_conv(i) ? 0 : c.n_kv_heads);
+    for (int i = 0; i < c.n_layers; ++i) heads.push_back(c.has_state(i) ? 0 : c.n_kv_heads);
     set("attention.head_count_kv", std::move(heads));
-    set("shortconv.l_cache", uint64_t(c.conv_kernel));
+    if (c.conv_kernel > 0) set("shortconv.l_cache", uint64_t(c.conv_kernel));
+  }
+  if (c.mamba.n_heads > 0) {
+    set("ssm.conv_kernel", uint64_t(c.mamba.kernel));
+    set("ssm.state_size", uint64_t(c.mamba.state_dim));
+    set("ssm.group_count", uint64_t(c.mamba.n_groups));
+    set("ssm.time_step_rank", uint64_t(c.mamba.n_heads));
+    set("ssm.inner_size", uint64_t(c.mamba.inner()));
+    if (c.nope_period == 1) set("rope.scaling.finetuned", false);
   }
   set("attention.key_length", uint64_t(c.head_dim));
   set("attention.value_length", uint64_t(c.head_dim));

@@ -203,14 +203,14 @@ Status read_score_factor(const Fields& f, RopeScaling& s, std::string_view where
 
 Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
   if (arch.grouped_experts) return read_grouped_experts(f, arch, c, where);
-  const char* const count = arch.gpt_oss || arch.block_sparse ? "num_local_experts" : "num_experts";
+  const char* const count = arch.gpt_oss || arch.block_sparse || arch.mamba ? "num_local_experts" : "num_experts";
   RIDGE_TRY(c.n_experts, f.integer(count));
   if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
   RIDGE_TRY_STATUS(f.same("experts_per_token", c.n_experts_used));
   RIDGE_TRY_STATUS(f.same("num_local_experts", c.n_experts));
   RIDGE_TRY(c.d_ff_expert,
-            f.integer(arch.gpt_oss || arch.block_sparse ? "intermediate_size" : "moe_intermediate_size"));
+            f.integer(arch.gpt_oss || arch.block_sparse || arch.mamba ? "intermediate_size" : "moe_intermediate_size"));
   RIDGE_TRY(const float limit, f.number_or("swiglu_limit", 7.0f));
   if (limit != 7) return bad_file("{}: swiglu_limit is {} (supported: 7)", where, limit);
   RIDGE_TRY(c.d_ff_shared, f.integer_or("shared_expert_intermediate_size", 0));
@@ -313,7 +313,7 @@ Status read_short_conv(const Fields& f, Config& c, std::string_view where) {
     return bad_file("{}: layer_types is missing", where);
   }
   for (int i = 0; i < c.n_layers; ++i)
-    if (!attends[size_t(i)]) c.conv_layers.push_back(i);
+    if (!attends[size_t(i)]) c.state_layers.push_back(i);
   RIDGE_TRY(c.d_ff, f.integer_or("block_ff_dim", c.d_ff));
   RIDGE_TRY(const bool adjust, f.flag_or("block_auto_adjust_ff_dim", false));
   RIDGE_TRY(const float times, f.number_or("block_ffn_dim_multiplier", 1.0f));
@@ -322,6 +322,42 @@ Status read_short_conv(const Fields& f, Config& c, std::string_view where) {
   if (multiple < 1) return bad_file("{}: block_multiple_of is {}", where, multiple);
   c.d_ff = int(double(times) * (2 * int64_t(c.d_ff) / 3));
   c.d_ff = (c.d_ff + multiple - 1) / multiple * multiple;
+  return {};
+}
+
+/// Granite 4's layers of Mamba2, and the width of the feed-forward that every token takes.
+Status read_mamba(const Fields& f, Config& c, std::string_view where) {
+  RIDGE_TRY(c.mamba.n_heads, f.integer("mamba_n_heads"));
+  RIDGE_TRY(c.mamba.n_groups, f.integer_or("mamba_n_groups", 1));
+  RIDGE_TRY(c.mamba.state_dim, f.integer("mamba_d_state"));
+  RIDGE_TRY(c.mamba.kernel, f.integer_or("mamba_d_conv", 4));
+  RIDGE_TRY(const int expand, f.integer_or("mamba_expand", 2));
+  if (c.mamba.n_heads < 1 || expand < 1 || int64_t(expand) * c.d_model % c.mamba.n_heads != 0)
+    return bad_file("{}: mamba_expand {} times hidden_size {} does not fit mamba_n_heads {}", where, expand, c.d_model,
+                    c.mamba.n_heads);
+  c.mamba.head_dim = int(int64_t(expand) * c.d_model / c.mamba.n_heads);
+  if (f.has("mamba_d_head") && !f.at("mamba_d_head").is_string())
+    RIDGE_TRY_STATUS(f.same("mamba_d_head", c.mamba.head_dim));
+  RIDGE_TRY(const bool conv_bias, f.flag_or("mamba_conv_bias", true));
+  RIDGE_TRY(const bool proj_bias, f.flag_or("mamba_proj_bias", false));
+  if (!conv_bias || proj_bias)
+    return bad_file("{}: mamba_conv_bias {}, mamba_proj_bias {} (supported: true, false)", where, conv_bias, proj_bias);
+  const io::Json none = io::Json::array();
+  const io::Json& types = f.has("layer_types") ? f.at("layer_types") : none;
+  for (int i = 0; i < c.n_layers; ++i) {
+    if (!types.is_array() || ssize(types) != c.n_layers ||
+        (types[size_t(i)] != "mamba" && types[size_t(i)] != "attention"))
+      return bad_file("{}: layer_types is {} (supported: mamba and attention of {} layers)", where, types.dump(),
+                      c.n_layers);
+    if (types[size_t(i)] == "mamba") c.state_layers.push_back(i);
+  }
+  if (c.state_layers.empty()) c.mamba = {};
+  RIDGE_TRY(const std::string positions, f.text_or("position_embedding_type", "nope"));
+  if (positions != "nope" && positions != "rope")
+    return bad_file("{}: position_embedding_type is '{}' (supported: nope, rope)", where, positions);
+  if (positions == "nope") c.nope_period = 1;
+  RIDGE_TRY(const int shared, f.integer("shared_intermediate_size"));
+  (c.n_experts > 0 ? c.d_ff_shared : c.d_ff) = shared;
   return {};
 }
 
@@ -419,6 +455,10 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     known += (known.empty() ? "" : ", ") + std::string(a.hf_type);
   }
   if (!arch) return bad_file("{}: model_type '{}' is not supported (there are: {})", where, type, known);
+  if (arch->mamba) {  // with experts or without
+    RIDGE_TRY(const int n_experts, f.integer_or("num_local_experts", 0));
+    arch = find_arch(arch->name, n_experts > 0);
+  }
   const io::Json defaults = io::Json::parse(arch->hf_defaults);
   for (const auto& [key, value] : defaults.items())
     if (!json.contains(key)) json[key] = value;
@@ -461,6 +501,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (arch->delta) RIDGE_TRY_STATUS(read_delta(f, c, where));
   if (arch->short_conv) RIDGE_TRY_STATUS(read_short_conv(f, c, where));
   if (arch->experts) RIDGE_TRY_STATUS(read_experts(f, *arch, c, where));
+  if (arch->mamba) RIDGE_TRY_STATUS(read_mamba(f, c, where));
   if (f.has("query_pre_attn_scalar")) {
     RIDGE_TRY(const float scalar, f.number_or("query_pre_attn_scalar", 0.0f));
     c.attention_scale = 1 / std::sqrt(scalar);

@@ -146,6 +146,8 @@ constexpr KeyGroup kConfigFields[] = {
     {"linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim",
      kUsed, "layers with states", "0"},
     {"full_attention_interval", kUsed, "layers without attention", "0 1"},
+    {"mamba_chunk_size normalization_function", kHarmless, "of kernels, and always an RMSNorm"},
+    {"mamba_n_heads", kUsed, "layers with states", "0"},
     {"conv_L_cache", kUsed, "short convolutions", "0"},
     {"block_norm_eps", kHarmless, "the norm's epsilon says it"},
     {"attn_output_gate", kUsed, "gates of heads", "false"},

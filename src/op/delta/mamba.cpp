@@ -1,0 +1,77 @@
+#include "op/delta/mamba.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "op/trace.h"
+
+namespace ridge {
+namespace {
+
+double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+/// Channels [first, last) of a sequence's new rows through the convolution; `tail` [kernel - 1, channels] moves on.
+void convolve(const Mamba& m, const KvSpan& span, int64_t first, int64_t last, float* tail) {
+  const int64_t channels = m.shape.channels(), n_tail = m.shape.kernel - 1;
+  for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
+    float* const row = &m.in(t, m.shape.inner());
+    for (int64_t c = first; c < last; ++c) {
+      const float value = row[c];
+      float sum = m.conv_bias[c] + m.conv[n_tail * channels + c] * value;
+      for (int64_t k = 0; k < n_tail; ++k) sum += m.conv[k * channels + c] * tail[k * channels + c];
+      for (int64_t k = 0; k + 1 < n_tail; ++k) tail[k * channels + c] = tail[(k + 1) * channels + c];
+      tail[(n_tail - 1) * channels + c] = value;
+      row[c] = sum / (1 + std::exp(-sum));
+    }
+  }
+}
+
+/// One token through the matrix of one head, state [state_dim, head_dim].
+void step(int64_t state_dim, int64_t head_dim, float keep, float dt, float d, const float* x, const float* b,
+          const float* c, float* state, float* out) {
+  for (int64_t i = 0; i < head_dim; ++i) out[i] = d * x[i];
+  for (int64_t s = 0; s < state_dim; ++s, state += head_dim) {
+    const float in = dt * b[s], read = c[s];
+    for (int64_t i = 0; i < head_dim; ++i) {
+      const float value = keep * state[i] + in * x[i];
+      state[i] = value;
+      out[i] += read * value;
+    }
+  }
+}
+
+}  // namespace
+
+void mamba2(CpuContext& context, const Mamba& m) {
+  const MambaShape& s = m.shape;
+  const int64_t n = m.in.rows, inner = s.inner(), channels = s.channels(), n_spans = ssize(m.spans);
+  RIDGE_CHECK(s.kernel > 1 && m.in.cols == s.columns() && m.out.cols == inner, "{} columns of {}", m.in.cols,
+              s.columns());
+  const int64_t state_bytes = 4 * n_spans * s.state_values();
+  const TracedOp traced(
+      context, "mamba2", {},
+      {4 * n * s.columns() + state_bytes, 4 * n * inner + state_bytes, n * inner * int64_t(s.state_dim) * 5});
+  const auto state_of = [&](const KvSpan& span) { return m.states + span.slot * s.state_values(); };
+
+  constexpr int64_t kChannels = 512;  // that a thread takes through the convolution at once
+  const int64_t blocks = (channels + kChannels - 1) / kChannels;
+  context.pool.for_each(n_spans * blocks, [&](int64_t i, int) {
+    const KvSpan& span = m.spans[size_t(i / blocks)];
+    const int64_t first = i % blocks * kChannels;
+    convolve(m, span, first, std::min(channels, first + kChannels), state_of(span) + inner * s.state_dim);
+  });
+  context.pool.for_each(n_spans * s.n_heads, [&](int64_t i, int) {
+    const KvSpan& span = m.spans[size_t(i / s.n_heads)];
+    const int64_t head = i % s.n_heads, group = head / (s.n_heads / s.n_groups);
+    float* const state = state_of(span) + head * s.state_dim * s.head_dim;
+    for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
+      const float* const x = &m.in(t, inner);  // x of all heads, B of all groups, C of all groups, dt
+      const float *const b = x + inner + group * s.state_dim, *const c = b + int64_t(s.n_groups) * s.state_dim;
+      const double dt = softplus(double(x[channels + head]) + m.dt_bias[head]);
+      step(s.state_dim, s.head_dim, float(std::exp(m.decay[head] * dt)), float(dt), m.d[head], x + head * s.head_dim, b,
+           c, state, &m.out(t, head * s.head_dim));
+    }
+  });
+}
+
+}  // namespace ridge

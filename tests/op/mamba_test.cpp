@@ -1,0 +1,112 @@
+// Mamba2 against its recurrence in double, whole and in parts.
+#include "op/delta/mamba.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cases/guarded.h"
+
+namespace ridge {
+namespace {
+
+struct Problem {
+  MambaShape shape;
+  int n = 0;
+  std::vector<float> conv, conv_bias, decay, dt_bias, d, in;
+
+  Problem(MambaShape of, int n_tokens) : shape(of), n(n_tokens) {
+    conv = random_floats(1, shape.kernel * shape.channels());
+    conv_bias = random_floats(2, shape.channels());
+    decay = random_floats(3, shape.n_heads);
+    for (float& value : decay) value = -std::exp(value);
+    dt_bias = random_floats(4, shape.n_heads);
+    d = random_floats(5, shape.n_heads);
+    in = random_floats(6, n * shape.columns());
+  }
+
+  /// A sequence in slot 1 of 2, cut in front of the tokens of `cuts`: [n, inner].
+  std::vector<float> run(std::vector<int> cuts, int n_threads) const {
+    CpuContext context(n_threads);
+    std::vector<float> states(size_t(2 * shape.state_values()), 0.0f), rows = in,
+                                                                       out(size_t(n) * size_t(shape.inner()), 7.0f);
+    cuts.push_back(n);
+    int first = 0;
+    for (const int end : cuts) {
+      const KvSpan span{.first_row = 0, .n_rows = end - first, .n_past = first, .slot = 1};
+      mamba2(context, {.shape = shape,
+                       .conv = conv.data(),
+                       .conv_bias = conv_bias.data(),
+                       .decay = decay.data(),
+                       .dt_bias = dt_bias.data(),
+                       .d = d.data(),
+                       .spans = {&span, 1},
+                       .states = states.data(),
+                       .in = View2<float>(rows.data() + first * shape.columns(), end - first, shape.columns()),
+                       .out = View2<float>(out.data() + first * shape.inner(), end - first, shape.inner())});
+      first = end;
+    }
+    for (size_t i = 0; i < states.size() / 2; ++i) EXPECT_EQ(states[i], 0) << "another sequence's state";
+    return out;
+  }
+
+  std::vector<double> expected() const {
+    const int64_t inner = shape.inner(), channels = shape.channels(), per_group = shape.n_heads / shape.n_groups;
+    std::vector<double> mixed(size_t(n * channels)), out(size_t(n * inner)),
+        state(size_t(inner * shape.state_dim), 0.0);
+    for (int64_t t = 0; t < n; ++t)
+      for (int64_t c = 0; c < channels; ++c) {
+        double sum = conv_bias[size_t(c)];
+        for (int64_t k = 0; k < shape.kernel; ++k)
+          if (const int64_t from = t - (shape.kernel - 1) + k; from >= 0)
+            sum += double(conv[size_t(k * channels + c)]) * in[size_t(from * shape.columns() + inner + c)];
+        mixed[size_t(t * channels + c)] = sum / (1 + std::exp(-sum));
+      }
+    for (int64_t t = 0; t < n; ++t)
+      for (int64_t h = 0; h < shape.n_heads; ++h) {
+        const double dt =
+            std::log1p(std::exp(double(in[size_t(t * shape.columns() + inner + channels + h)]) + dt_bias[size_t(h)]));
+        for (int64_t i = 0; i < shape.head_dim; ++i) {
+          const double x = mixed[size_t(t * channels + h * shape.head_dim + i)];
+          double y = d[size_t(h)] * x;
+          for (int64_t s = 0; s < shape.state_dim; ++s) {
+            const int64_t b = t * channels + inner + h / per_group * shape.state_dim + s;
+            double& entry = state[size_t((h * shape.head_dim + i) * shape.state_dim + s)];
+            entry = std::exp(decay[size_t(h)] * dt) * entry + dt * x * mixed[size_t(b)];
+            y += entry * mixed[size_t(b + shape.n_groups * shape.state_dim)];
+          }
+          out[size_t(t * inner + h * shape.head_dim + i)] = y;
+        }
+      }
+    return out;
+  }
+};
+
+constexpr MambaShape kShapes[] = {{.n_heads = 1, .head_dim = 1, .n_groups = 1, .state_dim = 1, .kernel = 2},
+                                  {.n_heads = 8, .head_dim = 16, .n_groups = 2, .state_dim = 16, .kernel = 4},
+                                  {.n_heads = 6, .head_dim = 33, .n_groups = 3, .state_dim = 40, .kernel = 3}};
+
+TEST(Mamba, IsItsRecurrence) {
+  for (const MambaShape& shape : kShapes) {
+    const Problem problem(shape, 11);
+    const std::vector<float> out = problem.run({}, 2);
+    const std::vector<double> expected = problem.expected();
+    double largest = 0;
+    for (const double value : expected) largest = std::max(largest, std::abs(value));
+    // A state's entry and an output are sums of at most 11 and state_dim + 1 products, of a few roundings each.
+    const double bound = (shape.state_dim + 40) * 0x1p-24 * largest;
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], bound) << shape.n_heads << " " << i;
+  }
+}
+
+TEST(Mamba, HasTheSameBitsHoweverTheTokensAreCut) {
+  for (const MambaShape& shape : kShapes) {
+    const Problem problem(shape, 11);
+    const std::vector<float> whole = problem.run({}, 1);
+    EXPECT_EQ(problem.run({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 1), whole);
+    EXPECT_EQ(problem.run({2, 9}, 3), whole);
+  }
+}
+
+}  // namespace
+}  // namespace ridge
