@@ -26,14 +26,20 @@ void convolve(const Mamba& m, const KvSpan& span, int64_t first, int64_t last, f
   }
 }
 
-/// One token through the matrix of one head, state [state_dim, head_dim].
-void step(int64_t state_dim, int64_t head_dim, float keep, float dt, float d, const float* x, const float* b,
-          const float* c, float* state, float* out) {
-  for (int64_t i = 0; i < head_dim; ++i) out[i] = d * x[i];
-  for (int64_t s = 0; s < state_dim; ++s, state += head_dim) {
-    const float in = dt * b[s], read = c[s];
+/// What a token multiplies the matrix of a head, what enters it and what passes by it.
+struct Factors {
+  float keep, dt, d;
+};
+
+/// One token through the matrix of one head, state [state_dim, head_dim]. `b` are B of the head's group.
+void step(const MambaShape& shape, const Factors& by, const float* x, const float* b, float* state, float* out) {
+  const int64_t head_dim = shape.head_dim;
+  const float* const c = b + int64_t(shape.n_groups) * shape.state_dim;
+  for (int64_t i = 0; i < head_dim; ++i) out[i] = by.d * x[i];
+  for (int64_t s = 0; s < shape.state_dim; ++s, state += head_dim) {
+    const float in = by.dt * b[s], read = c[s];
     for (int64_t i = 0; i < head_dim; ++i) {
-      const float value = keep * state[i] + in * x[i];
+      const float value = by.keep * state[i] + in * x[i];
       state[i] = value;
       out[i] += read * value;
     }
@@ -66,10 +72,10 @@ void mamba2(CpuContext& context, const Mamba& m) {
     float* const state = state_of(span) + head * s.state_dim * s.head_dim;
     for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
       const float* const x = &m.in(t, inner);  // x of all heads, B of all groups, C of all groups, dt
-      const float *const b = x + inner + group * s.state_dim, *const c = b + int64_t(s.n_groups) * s.state_dim;
+      const float* const b = x + inner + group * s.state_dim;
       const double dt = softplus(double(x[channels + head]) + m.dt_bias[head]);
-      step(s.state_dim, s.head_dim, float(std::exp(m.decay[head] * dt)), float(dt), m.d[head], x + head * s.head_dim, b,
-           c, state, &m.out(t, head * s.head_dim));
+      step(s, {float(std::exp(m.decay[head] * dt)), float(dt), m.d[head]}, x + head * s.head_dim, b, state,
+           &m.out(t, head * s.head_dim));
     }
   });
 }
