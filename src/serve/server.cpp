@@ -173,7 +173,7 @@ struct Server::Asked {
 void Server::handle(http::Request request, const http::Reply& reply) {
   if (const PageFile* file = page_file(request.path)) return reply.send(page_response(*file));
   const Route& route = route_of(request);
-  const auto asked = std::make_shared<Asked>(std::move(request), route, reply);
+  const std::shared_ptr<Asked> asked(new Asked{std::move(request), route, reply});
   const auto look = [this, asked] {
     answering(asked->route, asked->reply, [&] {
       if (stopping_) throw WorkEnded(true);
