@@ -18,7 +18,7 @@ import ridge  # noqa: E402
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("model", help="GGUF file or Hugging Face directory")
 parser.add_argument("text", type=pathlib.Path, help="a text like those that the model will read")
-parser.add_argument("--formats", default="q8_0,rotor-4,q4_0,rotor-3,rotor-3t",
+parser.add_argument("--formats", default="q8_0,rotor-4,q4_0,rotor-3",
                     help="comma list of caches as `ridge eval kld --kv` takes it")
 parser.add_argument("--ctx", type=int, default=512, help="tokens of a window")
 parser.add_argument("--chunks", type=int, default=8, help="windows; 0: the whole text")

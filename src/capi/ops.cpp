@@ -40,7 +40,7 @@ struct Codec {
     coding.scale = asked->scale ? find_scale(format, asked->scale).or_throw() : format.policy.scale;
     coding.fixed = asked->head_scale;
     const CpuContext context(1);
-    coding.kernels = select_code_kernels(context, head_dim);
+    coding.round = select_round_row(context, head_dim);
   }
 
   const KvFormat& format;
@@ -119,7 +119,7 @@ void attend(const ridge_attention& a) {
   if (a.kernel) force_kernel(kernel_tables(), fmt::format("attention={}", a.kernel), context.forced);
   const KvLayerConfig layer = layer_of(a);
   const int n_pages = pages_for({&layer, 1}, a.n_tokens);
-  HostKvMemory memory({&layer, 1}, {}, select_code_kernels(context, a.head_dim), std::max(1, n_pages), 1);
+  HostKvMemory memory({&layer, 1}, {}, select_round_row(context, a.head_dim), std::max(1, n_pages), 1);
   std::vector<int32_t> pages(size_t(std::max(1, n_pages)));
   for (size_t i = 0; i < pages.size(); ++i) pages[i] = int32_t(i);
 

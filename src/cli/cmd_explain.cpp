@@ -127,7 +127,6 @@ Explanation explanation_of(const ExplainFlags& flags) {
     bad_flag("OP", fmt::format("a device has no kernels of '{}'", flags.op), "gemv, gemm, attention");
   if (flags.op == "norm_rope") return {"rows of floats", std::nullopt, judge(limit, norm_rope_variants())};
   if (flags.op == "kv_round") return {"rows of 128 values", std::nullopt, judge(limit, kv_round_variants(), 128)};
-  if (flags.op == "kv_trellis") return {"rows of 128 values", std::nullopt, judge(limit, kv_trellis_variants(), 128)};
   if (flags.op == "delta") return {"heads of a token", std::nullopt, judge(limit, delta_variants())};
   if (flags.op == "stream") return {"plain memory", std::nullopt, judge(limit, stream_variants())};
   bad_flag("OP", fmt::format("unknown operation '{}'", flags.op), choices_text(flags.op, op_names(kernel_tables())));

@@ -76,8 +76,8 @@ class CpuBackend final : public Backend {
                   "the KV cache needs {:.2f} GiB, {:.2f} GiB of memory are free (a smaller n_ctx, fewer sequences or a "
                   "cache format of fewer bits)",
                   double(needed) / (1 << 30), double(free) / (1 << 30));
-    return std::make_unique<HostKvMemory>(layers, metrics, select_code_kernels(context_, layers[0].head_dim), n_pages,
-                                          n_slots);
+    const RoundRow round = metrics.empty() ? nullptr : select_round_row(context_, layers[0].head_dim);
+    return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, n_slots);
   }
   std::unique_ptr<Outputs> make_outputs() override { return std::make_unique<CpuOutputs>(context_); }
   void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override;
@@ -685,8 +685,7 @@ std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
   };
   std::vector<std::string> names{name("gemv", gemv_variants(), matrix), name("gemm", gemm_variants(), matrix),
                                  name("norm_rope", norm_rope_variants()),
-                                 name("kv_round", kv_round_variants(), layer.head_dim),
-                                 name("kv_trellis", kv_trellis_variants(), layer.head_dim)};
+                                 name("kv_round", kv_round_variants(), layer.head_dim)};
   if (layer.n_kv_heads > 0) {  // else other ranks have the layer
     const AttentionProblem problem(layer, plan_.layers[size_t(plan_.first_attention())].attention.n_heads, 1);
     names.insert(names.begin() + 2, name("attention", attention_variants(), problem.get()));

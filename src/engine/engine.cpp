@@ -228,8 +228,8 @@ std::vector<KvMetricView> metric_views(const KvMetric* metric, int n_layers) {
 std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
                                                        int n_slots) {
   const KvMetric* const metric = kv_metric(layers);
-  return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())),
-                                        select_code_kernels(context_, layers[0].head_dim), n_pages, n_slots);
+  const RoundRow round = metric ? select_round_row(context_, layers[0].head_dim) : nullptr;
+  return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())), round, n_pages, n_slots);
 }
 
 std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,

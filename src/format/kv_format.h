@@ -9,7 +9,7 @@
 #include <span>
 #include <string_view>
 
-#include "format/trellis.h"
+#include "format/weighted_rounding.h"
 
 namespace ridge {
 
@@ -41,18 +41,12 @@ struct KvPolicy {
   std::string_view recent = "f16";  ///< format of the tokens in the window
 };
 
-/// Searches for the codes of a row; nullptr is the reference.
-struct CodeKernels {
-  RoundRow round = nullptr;       ///< weighted rounding to levels
-  CodeTrellis trellis = nullptr;  ///< formats of a trellis
-};
-
 /// What coding a row needs besides its values; the same for all rows of one kv head. Options of encoders belong here.
 struct KvCoding {
   KvScale scale = KvScale::none;
   float fixed = 0;                ///< formats with head_scale: the scale of this kv head
   const float* metric = nullptr;  ///< weighted rounding: [head_dim, head_dim] in cache space; nullptr is nearest
-  CodeKernels kernels;            ///< that search for codes
+  RoundRow round = nullptr;       ///< kernel of weighted rounding; nullptr is the reference
 };
 
 /// One row of the table of KV formats. Compare by address.
@@ -62,7 +56,6 @@ struct KvFormat {
   int group;                        ///< head_dim must be a multiple of this
   std::span<const KvScale> scales;  ///< the rules encode() knows; policy.scale is one of them
   bool can_weigh;                   ///< encode() rounds by KvCoding::metric when it is there
-  bool factored;                    ///< KvCoding::metric is the metric's factor (format/trellis.h)
   bool head_scale;                  ///< one f32 per (layer, kv head) instead of scales in the rows: KvCoding::fixed
   int64_t (*row_bytes)(int head_dim);
   /// Codes one row. Returns how many values were saturated or replaced (NaN, infinity, scale overflow); 0 is normal.
@@ -76,14 +69,13 @@ struct KvFormat {
 inline constexpr KvScale kNoScale[] = {KvScale::none};
 
 /// Makes the row of a format type F { kName; kPolicy; kGroup; row_bytes(); encode(); decode() }, with kScales where
-/// there is a choice, kCanWeigh where codes can be rounded by a metric, kFactored where by its factor,
-/// and kHeadScale where the scale is not in the row.
+/// there is a choice, kCanWeigh where codes can be rounded by a metric, and kHeadScale where the scale is not in the
+/// row.
 template <class F>
 constexpr KvFormat make_kv_format() {
-  KvFormat format{F::kName, F::kPolicy, F::kGroup, kNoScale, false, false, false, F::row_bytes, F::encode, F::decode};
+  KvFormat format{F::kName, F::kPolicy, F::kGroup, kNoScale, false, false, F::row_bytes, F::encode, F::decode};
   if constexpr (requires { F::kScales; }) format.scales = F::kScales;
   if constexpr (requires { F::kCanWeigh; }) format.can_weigh = F::kCanWeigh;
-  if constexpr (requires { F::kFactored; }) format.factored = F::kFactored;
   if constexpr (requires { F::kHeadScale; }) format.head_scale = F::kHeadScale;
   if (format.policy.scale == KvScale::none) format.policy.scale = format.scales[0];
   return format;

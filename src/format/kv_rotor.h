@@ -129,8 +129,7 @@ struct RotorCodes {
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
     round_weighted(u, coding.metric, head_dim, levels.at, levels.kCount, rounded);
 #else
-    (coding.kernels.round ? coding.kernels.round : round_weighted)(u, coding.metric, head_dim, levels.at, levels.kCount,
-                                                                   rounded);
+    (coding.round ? coding.round : round_weighted)(u, coding.metric, head_dim, levels.at, levels.kCount, rounded);
 #endif
     for (int first = 0; first < head_dim; first += 8) {
       uint32_t word = 0;
@@ -161,16 +160,6 @@ struct RotorCodes {
   }
 };
 
-/// The length of a row; counts what saturate_f16 replaces.
-RIDGE_HD inline float length_of(const float* in, int head_dim, int& saturated) {
-  double norm2 = 0;
-  for (int i = 0; i < head_dim; ++i) {
-    const double x = saturate_f16(in[i], saturated);
-    norm2 += x * x;
-  }
-  return float(std::sqrt(norm2));
-}
-
 /// A row of codes and one fp16 scale behind them, chosen by one of kScales (top of this file).
 template <int kBits>
 struct RotorRow {
@@ -184,7 +173,12 @@ struct RotorRow {
 
   RIDGE_HD static int encode(const float* in, int head_dim, const KvCoding& coding, std::byte* row) {
     int saturated = 0;
-    const float norm = length_of(in, head_dim, saturated);
+    double norm2 = 0;
+    for (int i = 0; i < head_dim; ++i) {
+      const double x = saturate_f16(in[i], saturated);
+      norm2 += x * x;
+    }
+    const float norm = float(std::sqrt(norm2));
     const float to_unit = norm > 0 ? std::sqrt(float(head_dim)) / norm : 0.0f;
     const typename Codes::Fit fit = coding.metric ? Codes::encode_weighted(in, head_dim, to_unit, coding, row)
                                                   : Codes::encode(in, head_dim, to_unit, row);

@@ -11,7 +11,6 @@
 #include "format/kv_q8_0.h"
 #include "format/kv_rotor3.h"
 #include "format/kv_rotor3s.h"
-#include "format/kv_rotor3t.h"
 #include "format/kv_rotor3u.h"
 #include "format/kv_rotor4.h"
 
@@ -31,7 +30,6 @@ using KvFormatTypes = KvTypes<
     KvQ4_0,
     KvRotor4,
     KvRotor3,
-    KvRotor3t,
     KvRotor3s,
     KvRotor3u>;
 // clang-format on

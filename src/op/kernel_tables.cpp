@@ -47,8 +47,8 @@ KernelTable collective_table(std::string_view op, std::span<const CollectiveVari
 std::vector<KernelTable> kernel_tables() {
   return {table_of("gemv", true, gemv_variants()),           table_of("gemm", true, gemm_variants()),
           table_of("attention", true, attention_variants()), table_of("norm_rope", true, norm_rope_variants()),
-          table_of("kv_round", true, kv_round_variants()),   table_of("kv_trellis", true, kv_trellis_variants()),
-          table_of("delta", true, delta_variants()),         table_of("stream", false, stream_variants())};
+          table_of("kv_round", true, kv_round_variants()),   table_of("delta", true, delta_variants()),
+          table_of("stream", false, stream_variants())};
 }
 
 std::vector<KernelTable> device_kernel_tables() {

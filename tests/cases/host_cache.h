@@ -25,7 +25,7 @@ struct Host {
   Host(std::span<const KvLayerConfig> layers, std::vector<int32_t> page_list)
       : Host(layers, std::move(page_list), 0, layers[0].n_kv_heads) {}
   Host(std::span<const KvLayerConfig> layers, std::vector<int32_t> page_list, int first, int n_model_heads)
-      : memory(layers, {}, {}, 4, 3),
+      : memory(layers, {}, nullptr, 4, 3),
         pages(std::move(page_list)),
         ring_first(2 * layers.size(), 0),
         first_head(first),

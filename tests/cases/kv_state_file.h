@@ -17,9 +17,9 @@ inline constexpr size_t kStateHeader = 56, kStateSide = 80;
 /// A pool in host memory, where rounding is by the reference.
 inline std::unique_ptr<SequencePool> host_pool(const std::vector<KvLayerConfig>& layers,
                                                const std::vector<KvMetricView>& metrics, int n_pages, int n_slots) {
-  auto memory = std::make_unique<HostKvMemory>(layers, metrics, CodeKernels(), n_pages, n_slots);
+  auto memory = std::make_unique<HostKvMemory>(layers, metrics, nullptr, n_pages, n_slots);
   return std::make_unique<SequencePool>(
-      std::move(memory), [=](int n) { return std::make_unique<HostKvMemory>(layers, metrics, CodeKernels(), n, 1); });
+      std::move(memory), [=](int n) { return std::make_unique<HostKvMemory>(layers, metrics, nullptr, n, 1); });
 }
 
 /// The cache of fuzz_kv_state: every kind of section.

@@ -665,7 +665,7 @@ TEST(Explain, MarksOneKernelAndSaysWhyNotTheOthers) {
 }
 
 TEST(Explain, CoversEveryOperation) {
-  for (const char* op : {"gemv", "gemm", "attention", "norm_rope", "kv_round", "kv_trellis", "delta", "stream"}) {
+  for (const char* op : {"gemv", "gemm", "attention", "norm_rope", "kv_round", "delta", "stream"}) {
     const Outcome outcome = run_ridge({"explain", op});
     EXPECT_EQ(outcome.code, 0) << op;
     EXPECT_THAT(outcome.out, HasSubstr("chosen")) << op;

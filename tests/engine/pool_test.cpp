@@ -50,7 +50,7 @@ std::vector<KvLayerConfig> only_sliding_layers() {
 std::vector<KvLayerConfig> plain_layers() { return {{side("f16", 0, 0), side("q8_0", 0, 0), kHeads, kDim}}; }
 
 std::unique_ptr<HostKvMemory> memory_of(const std::vector<KvLayerConfig>& layers, PageNumbers n_pages, int n_slots) {
-  return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), CodeKernels(), n_pages, n_slots);
+  return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n_pages, n_slots);
 }
 
 bool is_of(const KvLayerConfig& layer, PageClass of) {

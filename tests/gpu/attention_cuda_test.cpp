@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "base/f16.h"
-#include "format/kv_rotor3t.h"
+#include "format/kv_rotor.h"
 #include "gpu/device_data.h"
 #include "op/attn/attn_cuda.h"
 #include "op/cache/append_cuda.h"
@@ -39,7 +39,6 @@ double value_of(TileKind kind, uint32_t code, double scale, Kernel kernel) {
     case TileKind::q4: return (int(code) - 8) * scale;
     case TileKind::rotor4: return level(tile_level4(int(code)), LloydMax<4>::kLevels[code]);
     case TileKind::rotor3: return level(tile_level3(int(code)), LloydMax<3>::kLevels[code]);
-    case TileKind::rotor3t: break;  // a level is that of three codes
   }
   return 0;
 }
@@ -78,22 +77,15 @@ struct Region {
         // Rows of very different sizes: what is wrong with one place shows. q4's scales may be negative.
         const double unit = shape.bits == 8 ? 1 / 60. : kind == TileKind::q4 ? (rng.next() >> 63 ? -0.25 : 0.25) : 1;
         const double size = std::exp(rng.normal()) * unit;
-        std::vector<int> chain(size_t(dim) + 2);  // of rotor-3t: codes behind two of 0
         for (int d = 0; d < dim; ++d) {
           const int block = shape.scale_blocks > 1 ? d / 32 : 0;
           const uint16_t half = f32_to_f16(float(size * (1 + 0.1 * block)));
           if (shape.scale_blocks > 0) std::memcpy(tile + shape.scale_at(block, p), &half, 2);
           const uint32_t code = random_code(kind, shape.bits, rng);
-          chain[size_t(d % 32 * (dim / 32) + d / 32 + 2)] = int(code);
           set_tile_code(kind, shape, tile_place(side, p, d), code, load, store);
           const auto at = size_t((i * kTilePositions + p) * dim + d);
           if (shape.scale_blocks > 0) scales[at] = f16_to_f32(half);
           values[at] = value_of(kind, code, f16_to_f32(half), kernel);
-        }
-        for (int d = 0; d < dim && kind == TileKind::rotor3t; ++d) {
-          const auto at = size_t((i * kTilePositions + p) * dim + d);
-          const int* const codes = &chain[size_t(d % 32 * (dim / 32) + d / 32)];
-          values[at] = trellis_level(codes[2], codes[1], codes[0]) * double(scales[at] * KvRotor3t::kUnit);
         }
       }
     }
@@ -477,7 +469,7 @@ class AttentionCuda : public OnDevice {
   bool split_ = false;  // some block's tiles are in parts
 };
 
-constexpr const char* kTileFormats[] = {"f16", "bf16", "q8_0", "i8r", "q4_0", "rotor-4", "rotor-3", "rotor-3t"};
+constexpr const char* kTileFormats[] = {"f16", "bf16", "q8_0", "i8r", "q4_0", "rotor-4", "rotor-3"};
 /// Rules of the exact rows beside the coded ones.
 const KvPolicy kPlain{}, kWindow{Rotation::none, false, 32, 0}, kWide{Rotation::none, false, 96, 0},
     kCentred{Rotation::none, true, 64, 4, KvScale::none, KvRounding::nearest, "i8r"},
@@ -690,18 +682,16 @@ TEST_F(AttentionCuda, PromptsOfAnyHeadsAndTokens) {
 
 TEST_F(AttentionCuda, RowsOfEveryFormat) {
   for (const KvFormat& format : kv_formats())
-    for (const int dim : {32, 96}) {
+    for (const int dim : {32, 96})
       check({.k = side(format.name.data()),
              .v = side(format.name.data()),
              .dim = dim,
              .group = 3,
              .sequences = {{37, 5}}},
             Kernel::rows);
-    }
   for (const int dim : {8, 64, 128, 192, 256})
     check({.k = side("f16"), .v = side("bf16"), .dim = dim, .sequences = {{20, 30}}}, Kernel::rows);
   check({.k = side("rotor-3"), .v = side("rotor-4"), .dim = 192, .sequences = {{37, 5}}}, Kernel::rows);
-  check({.k = side("rotor-3t"), .v = side("rotor-3t"), .dim = 96, .sequences = {{37, 5}}}, Kernel::rows);
 }
 
 TEST_F(AttentionCuda, RowsOfWindowsAndSinks) {

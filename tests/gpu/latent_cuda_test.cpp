@@ -28,7 +28,7 @@ class LatentCuda : public OnDevice {
     const std::vector<KvLayerConfig> layers{layer};
     ModelPlan plan = plan_of(layers, c.n_heads);
     const auto host_memory = [&](int n_pages, int n_slots) {
-      return std::make_unique<HostKvMemory>(layers, std::vector<KvMetricView>(), CodeKernels(), n_pages, n_slots);
+      return std::make_unique<HostKvMemory>(layers, std::vector<KvMetricView>(), nullptr, n_pages, n_slots);
     };
     SequencePool host(host_memory(kPages, kSlots), {}),
         device(std::make_unique<DeviceKvMemory>(stream(), layers, std::vector<KvMetricView>(), kPages, kSlots), {});

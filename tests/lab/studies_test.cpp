@@ -127,7 +127,7 @@ class AttentionStudy : public testing::Test {
     plan.layers[0].attention = {
         .n_heads = kShape.n_heads, .n_kv_heads = kShape.n_kv_heads, .head_dim = kShape.head_dim};
     const auto layers = layer_configs(session_options(parse_kv_choice(kv).or_throw(), 128, 1), plan);
-    HostKvMemory memory(layers, {}, {}, std::max(1, pages_for(layers, 128)), 1);
+    HostKvMemory memory(layers, {}, nullptr, std::max(1, pages_for(layers, 128)), 1);
     return attention_error(context_, kShape, 0, rows, memory);
   }
   CpuContext context_{2, Isa::scalar};

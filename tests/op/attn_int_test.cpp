@@ -50,7 +50,7 @@ IntRow row_of(const KvTiles& t, const KvSpan& span, int kv_head, int position, i
   IntRow found;
   if (row) found.rounding = int_rounding(format, t.head_dim).value_or(IntRounding{});
   const KvCoding coding = t.coding(span.slot, kv_head);
-  if (found.rounding.query_steps > 0 && (format.name == "rotor-3" || format.name == "rotor-3s")) {
+  if (found.rounding.query_steps > 0 && format.name.starts_with("rotor-3")) {
     const double scale = format.head_scale ? coding.fixed : RotorRow<3>::row_scale(row, t.head_dim, coding);
     found.values = int_row<3>(row, t.head_dim, scale);
   } else if (found.rounding.query_steps > 0 && format.name == "rotor-4") {

@@ -62,7 +62,7 @@ struct Twins : Caches {
                 .rope = rope_of(kDim, uint64_t(side.policy.window / 32 + side.policy.sinks))},
                rows, order) {
     if (side.policy.rounding != KvRounding::weighted) return;
-    metric = coding_metric(*side.format, k.rotation, kDim, metric_of_model());
+    metric = metric_in_cache_space(k.rotation, kDim, metric_of_model());
     k.tiles.metric = v.tiles.metric = metric.data();
   }
 };
@@ -343,8 +343,8 @@ TEST(KvAppend, SpansAreCutAtTheMostRowsAndAroundCalibration) {
 TEST(KvLayout, BytesAreThePublishedOnes) {
   // Bytes per token and side at the shapes whose memory is quoted: BitNet-2B-4T, Qwen2.5-1.5B, Llama-3.1-70B.
   const std::pair<std::string_view, double> bits[] = {
-      {"f32", 32},   {"f16", 16},        {"bf16", 16},       {"q8_0", 8.5},       {"p8", 8.5},     {"i8r", 8.125},
-      {"q4_0", 4.5}, {"rotor-4", 4.125}, {"rotor-3", 3.125}, {"rotor-3t", 3.125}, {"rotor-3s", 3}, {"rotor-3u", 3}};
+      {"f32", 32},   {"f16", 16},        {"bf16", 16},       {"q8_0", 8.5},   {"p8", 8.5},    {"i8r", 8.125},
+      {"q4_0", 4.5}, {"rotor-4", 4.125}, {"rotor-3", 3.125}, {"rotor-3s", 3}, {"rotor-3u", 3}};
   EXPECT_EQ(std::size(bits), kv_formats().size());
   for (const auto& [name, per_value] : bits)
     for (const int n_kv_heads : {5, 2, 8}) {

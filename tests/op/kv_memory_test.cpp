@@ -126,7 +126,7 @@ TEST(SequenceImage, StatesThatCannotBeAreRefused) {
 
 TEST(HostKvMemory, AllocatesWhatTheFormulaSaysAndItsPadding) {
   const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
-  const HostKvMemory memory(layers, {}, {}, 4, 3);
+  const HostKvMemory memory(layers, {}, nullptr, 4, 3);
   int64_t overhead = 0, page = 0, slot = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
     for (const KvSide side : kKvSides) {

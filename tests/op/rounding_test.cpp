@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "format/trellis_factor.h"
 
 namespace ridge {
 namespace {
@@ -97,33 +96,6 @@ TEST(WeightedRounding, EveryKernelEqualsTheReference) {
           ASSERT_EQ(got->codes[i], expected->codes[i]) << variant.name << " dim " << dim << " at " << i;
           ASSERT_EQ(got->pull[i], expected->pull[i]) << variant.name << " dim " << dim << " at " << i;
           ASSERT_EQ(got->residual[i], expected->residual[i]) << variant.name << " dim " << dim << " at " << i;
-        }
-      }
-    }
-  }
-}
-
-TEST(Trellis, EveryKernelEqualsTheReference) {
-  CpuContext context(1);
-  for (const TrellisVariant& variant : kv_trellis_variants()) {
-    if (variant.isa > context.isa) continue;
-    for (const int dim : {32, 64, 96, 128, 256, 1024}) {
-      ASSERT_TRUE(variant.supports(dim).ok);
-      Rng rng(uint64_t(dim) + 7);
-      std::vector<float> factor = random_metric(rng, dim, dim > 256 ? 16 : dim / 2, 0.1f);
-      if (dim <= 256) factor_metric(dim, factor.data());  // else no metric's factor, but as good for this
-      std::vector<float> u = normal_values(rng, size_t(dim));
-      for (float& x : u) x *= kTrellisDeviation;
-      u[0] = 2000;  // far outside the levels
-      u[1] = 0;
-      auto expected = std::make_unique<TrellisRow>(), got = std::make_unique<TrellisRow>();
-      for (const float* const form : {static_cast<const float*>(nullptr), static_cast<const float*>(factor.data())}) {
-        code_trellis(u.data(), form, dim, *expected);
-        variant.run(u.data(), form, dim, *got);
-        for (size_t i = 0; i < size_t(dim); ++i) {
-          ASSERT_EQ(got->codes[i], expected->codes[i]) << variant.name << " dim " << dim << " at " << i;
-          ASSERT_EQ(got->of_values[i], expected->of_values[i]) << variant.name << " dim " << dim << " at " << i;
-          ASSERT_EQ(got->of_levels[i], expected->of_levels[i]) << variant.name << " dim " << dim << " at " << i;
         }
       }
     }

@@ -12,7 +12,7 @@ namespace ridge {
 namespace {
 
 constexpr TileKind kKinds[] = {TileKind::f16, TileKind::bf16,   TileKind::int8_blocks, TileKind::int8_row,
-                               TileKind::q4,  TileKind::rotor4, TileKind::rotor3,      TileKind::rotor3t};
+                               TileKind::q4,  TileKind::rotor4, TileKind::rotor3};
 
 TEST(KvTile, EveryElementHasItsOwnPlace) {
   for (const TileKind kind : kKinds)

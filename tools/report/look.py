@@ -19,7 +19,7 @@ FORMATS = {
     "q8_0": "#2b6cb0", "p8": "#5fa3dd", "i8r": "#1f4b7f",
     "q4_0": "#d97a1c", "q4_1": "#c98f4e", "q4_k": "#b8892b", "q5_0": "#a68a00", "q5_1": "#bda53a", "q5_k": "#8f7a12",
     "q6_k": "#7c6a3c", "p8/q4_0": "#c2a11d", "q8_0/q4_0": "#a3851a",
-    "rotor-4": "#49b695", "rotor-3": "#0f7b5f", "rotor-4/rotor-3": "#7fae2e", "rotor-3t": "#12a08a", "rotor-3s": "#b0559b", "rotor-3u": "#c0362c",
+    "rotor-4": "#49b695", "rotor-3": "#0f7b5f", "rotor-4/rotor-3": "#7fae2e", "rotor-3s": "#b0559b", "rotor-3u": "#c0362c",
     "int4_g128": "#7549b8", "i2_s": "#c23f79", "tq1_0": "#9c4f7a", "tq2_0": "#d06a9a",
 }
 OTHERS = ("#4f8a8b", "#a05d3b", "#5a6fa8", "#8e5aa6", "#6b8e4e", "#a8577a")

@@ -3,8 +3,8 @@
 import re
 import statistics
 
-from tables import speed
-from tables.rows import card, stored, table
+from tables import quality, speed
+from tables.rows import card, estimate, percent, stored, table
 
 ATTENTION = {
     "91661c29": "two tiles a step through a ring of two stages (kept until the last row)",
@@ -166,6 +166,20 @@ def amx():
     return table(["card", "n_out x n_in", "planes", "tokens", *(f"{f}: AVX-512 / AMX us" for f in formats)], lines)
 
 
+def trellis():
+    """A trellis code in the place of rotor-3's levels. The ratio of a pair with f16 is against rotor-3 on its other side, any other one against rotor-3 on both."""
+    found = {(quality.stem(r), r["n_ctx"], re.sub(":(window|sinks)=[0-9]+", "", r["kv"])): r for r in stored("checks/kv-trellis")}
+    lines = []
+    for (name, n_ctx, kv), r in found.items():
+        if kv == "f16":
+            continue
+        peer = found[name, n_ctx, kv.replace("rotor-3t", "rotor-3") if "f16" in kv else "rotor-3"]
+        kld, change = r["kld"]["mean"], r["difference"]
+        lines.append([name, f"{r['chunks']} x {n_ctx}", kv, f"{r['effective_bits_4k']:.2f}", estimate(kld, 5), f"{change['value']:+.3f} ± {change['error']:.3f}",
+                      percent(r["same_top"]), f"{peer['kld']['mean']['value'] / kld['value']:.2f}"])
+    return table(["weights", "windows", "K/V cache", "bits at 4k", "mean KLD", "PPL - f16", "same top %", "rotor-3 / this"], lines)
+
+
 TABLES = {
     "amx-tried-cpu": amx,
     "attention-tried-cuda": attention,
@@ -180,4 +194,5 @@ TABLES = {
     "baselines-cuda": products,
     "baseline-attention-cuda": baseline_attention,
     "attention-kernels-cpu": attention_kernels,
+    "kv-trellis": trellis,
 }

@@ -46,8 +46,7 @@ struct SharedMtp {
         n_texts(texts),
         pool(model->backend->open_memory(layers, {}, texts * std::max(1, pages_for(layers, ctx)), texts),
              [layers](int n_pages) {
-               return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), CodeKernels(), n_pages,
-                                                     1);
+               return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n_pages, 1);
              }),
         outputs(model->backend->make_outputs()) {
     pool.set_n_ctx(ctx);

@@ -120,7 +120,7 @@ void check_draft(Engine& target, const MemoryPlan& plan, const LoadOptions& plac
     const auto backend = make_cpu_backend(target.context(), draft.head_plan, head.weights);
     found = run_draft(*backend, plan, draft.head_plan, layers, [&] {
       auto pool = std::make_unique<SequencePool>(backend->open_memory(layers, {}, n_pages, 1), [&layers](int n) {
-        return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), CodeKernels(), n, 1);
+        return std::make_unique<HostKvMemory>(layers, std::span<const KvMetricView>(), nullptr, n, 1);
       });
       pool->set_n_ctx(plan.n_ctx);
       return pool;

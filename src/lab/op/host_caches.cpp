@@ -17,10 +17,10 @@ int pages_of(const KvLayerConfig& layer, int n_ctx) {
 
 }  // namespace
 
-HostCaches::HostCaches(const KvLayerConfig& layer, std::span<const KvMetricView> metrics, CodeKernels kernels,
+HostCaches::HostCaches(const KvLayerConfig& layer, std::span<const KvMetricView> metrics, RoundRow round,
                        int n_sequences, int n_ctx)
     : pages_each_(pages_of(layer, n_ctx)),
-      memory_({&layer, 1}, metrics, kernels, n_sequences * pages_each_, n_sequences),
+      memory_({&layer, 1}, metrics, round, n_sequences * pages_each_, n_sequences),
       pages_(size_t(n_sequences * pages_each_)) {
   std::iota(pages_.begin(), pages_.end(), 0);
 }

@@ -9,8 +9,8 @@ namespace ridge::lab {
 
 class HostCaches {
  public:
-  /// `metrics` and `kernels` as HostKvMemory takes them; n_ctx is the most positions of a sequence.
-  HostCaches(const KvLayerConfig& layer, std::span<const KvMetricView> metrics, CodeKernels kernels, int n_sequences,
+  /// `metrics` and `round` as HostKvMemory takes them; n_ctx is the most positions of a sequence.
+  HostCaches(const KvLayerConfig& layer, std::span<const KvMetricView> metrics, RoundRow round, int n_sequences,
              int n_ctx);
 
   /// Fills the first sequence with n rows of the pools, head h's row at a position being RowPool::index(h, position),

@@ -32,7 +32,7 @@ class SideRows {
  public:
   SideRows(const OpProblem& p, const KvSideConfig& config, std::span<const float> metric, uint64_t seed)
       : p_(p), config_(config), pool_(p.head_dim, seed), rotation_(config.policy.rotation, 0, p.head_dim) {
-    if (!metric.empty()) metric_ = coding_metric(*config_.format, rotation_, p.head_dim, metric);
+    if (!metric.empty()) metric_ = metric_in_cache_space(rotation_, p.head_dim, metric);
     expected_.resize(size_t(room(p)) * size_t(p.n_kv_heads));
   }
 
@@ -77,7 +77,7 @@ class SideRows {
     KvCoding coding{.scale = format.policy.scale};
     if (is_coded) {
       coding = tiles.coding(slot, head);
-      coding.kernels = {};  // the reference
+      coding.round = nullptr;  // the reference
       coding.metric = metric_.empty() ? nullptr : metric_.data() + int64_t(head) * p_.head_dim * p_.head_dim;
     }
     bytes.resize(size_t(format.row_bytes(p_.head_dim)));
@@ -102,7 +102,7 @@ class AppendCpu : public CpuOpRun {
         k_(p, p.k, metric_of(p.k, weighted), seed),
         v_(p, p.v, metric_of(p.v, weighted), seed + 1),
         caches_(weighted ? p.layer() : p.nearest_layer(), std::vector(1, KvMetricView{metric_, metric_}),
-                select_code_kernels(context, p.head_dim), n_sets * p.n_seq, n_ctx(p)),
+                select_round_row(context, p.head_dim), n_sets * p.n_seq, n_ctx(p)),
         sets_(size_t(n_sets)),
         rows_(size_t(2 * room(p) * width(p))),
         step_(size_t(2 * p.n_new * width(p))) {

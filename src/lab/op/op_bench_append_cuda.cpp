@@ -44,7 +44,7 @@ class AppendOnDevice : public OpRun {
       : p_(p),
         n_keys_(positions_of(p)),
         caches_(p, stream, n_sets, n_keys_, seed + 1),
-        expected_(p.nearest_layer(), {}, {}, p.n_seq, n_keys_),
+        expected_(p.nearest_layer(), {}, nullptr, p.n_seq, n_keys_),
         rows_host_(random_values(seed, all_values(p))),
         rows_(device_sets(stream, rows_host_, n_sets)),
         q_out_(DeviceSets::of_nan(stream, int64_t(p.n_seq) * p.n_new * p.n_heads * p.head_dim, n_sets)),
@@ -160,7 +160,6 @@ class LeavingOnDevice : public OpRun {
                             .pair = {k, v},
                             .in_fragments = k.kind != TileKind::rows,
                             .weighs = k.metric || v.metric,
-                            .searches = searches(k) || searches(v),
                             .n_kv_heads = p_.n_kv_heads,
                             .head_dim = p_.head_dim,
                             .spans = spans_.as<StepSpan>() + int64_t(set) * p_.n_seq,
@@ -188,7 +187,7 @@ class LeavingOnDevice : public OpRun {
     const bool weighs = settings.policy.rounding == KvRounding::weighted;
     const int64_t size = int64_t(p_.head_dim) * p_.head_dim;
     const std::vector<float> metric =
-        coding_metric(*settings.format, RowRotation(settings.policy.rotation, 0, p_.head_dim), p_.head_dim, metric_);
+        metric_in_cache_space(RowRotation(settings.policy.rotation, 0, p_.head_dim), p_.head_dim, metric_);
     int64_t different = 0;
     for (int head = 0; head < p_.n_kv_heads; ++head) {
       std::map<std::vector<float>, std::vector<std::byte>> coded;  // sequences and rings repeat few rows

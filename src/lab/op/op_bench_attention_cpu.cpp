@@ -42,7 +42,7 @@ class AttentionCpu : public CpuOpRun {
       : p_(p),
         context_(context),
         variant_(variant),
-        caches_(p.nearest_layer(), {}, {}, n_sets * p.n_seq, p.n_keys),
+        caches_(p.nearest_layer(), {}, nullptr, n_sets * p.n_seq, p.n_keys),
         q_(random_values(seed, query_values(p), 2)) {
     caches_.fill(context, RowPool(p.head_dim, seed + 1), RowPool(p.head_dim, seed + 2), p.n_keys);
     for (int set = 0; set < n_sets; ++set) {

@@ -240,7 +240,7 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
       const KvMetric* const metric = engine.kv_metric(sides);
       if (metric) plant_outlier(outlier_metric = *metric);
       HostKvMemory outlier_memory(sides, metric_views(metric ? &outlier_metric : nullptr, n_layers),
-                                  select_code_kernels(engine.context(), shape.head_dim), n_pages, 1);
+                                  select_round_row(engine.context(), shape.head_dim), n_pages, 1);
       for (int i = 0; i < n_layers; ++i) {
         const auto at = size_t(i);
         result.layers[at] += attention_error(engine.context(), shape, i, layers[at], *memory);

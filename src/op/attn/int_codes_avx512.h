@@ -11,7 +11,6 @@
 //   kScaleHasSign  whether the encoder makes negative ones
 //   keys(row, d)   codes of values d .. d + 63, plus 128; packed codes have four_keys() instead
 //   values(row, d) the codes, negated where the scale is negative
-//   kChained       optional: codes stand in the order of the trellis; keys stay in it, values(row, out) sorts them
 // Both may read up to kKvPadBytes behind the row. For formats below 8 bits a code takes three instructions: a permute
 // brings the bytes of 8 codes into each 64-bit word, a multishift moves each code to the bottom of a byte of its own,
 // and a second permute looks its value up (the bits above the code do not matter, because the table repeats).
@@ -23,11 +22,9 @@
 #include "format/kv_q8_0.h"
 #include "format/kv_rotor3.h"
 #include "format/kv_rotor3s.h"
-#include "format/kv_rotor3t.h"
 #include "format/kv_rotor4.h"
 #include "op/attn/kernels.h"
 #include "op/cache/levels.h"
-#include "op/simd/unrolled.h"
 
 namespace ridge {
 namespace {
@@ -86,70 +83,6 @@ struct Rotor3sCodes : PackedCodes<3> {
 };
 struct Rotor4Codes : PackedCodes<4> {
   static constexpr bool row_is_fixed = false;
-};
-
-/// rotor-3t: a code and the four bits before it choose one of 128 levels, in a row of 3 bits a code.
-struct TrellisCodes {
-  static constexpr int kPackedBits = 3, kScaleBlock = 0;
-  static constexpr bool kFine = false, kScaleHasSign = false, kChained = true, row_is_fixed = false;
-  static constexpr float kUnit = KvRotor3t::kUnit;
-  static const std::byte* scale_at(const std::byte* row, int head_dim, int) {
-    return row + KvRotor3t::code_bytes(head_dim);
-  }
-
-  /// Levels of 64 windows, and levels plus 128.
-  template <int kOffset>
-  static __m512i levels(__m512i windows) {
-    static constexpr Bytes64 kLow = each_byte([](int i) { return kOffset + trellis_level_at(i); });
-    static constexpr Bytes64 kHigh = each_byte([](int i) { return kOffset + trellis_level_at(64 + i); });
-    return _mm512_permutex2var_epi8(kLow.load(), windows, kHigh.load());
-  }
-  /// As PackedCodes::four_keys; words[-1] has the 32 bits before word 0, zeros where the row begins.
-  template <int kQuad>
-  static __m512i four_keys(const __m512i* words) {
-    constexpr int kAt = 12 * kQuad % 32 - 4, kWord = 12 * kQuad / 32 - (kAt < 0), kOffset = kAt < 0 ? kAt + 32 : kAt;
-    constexpr bool kInside = kOffset <= 16;
-    constexpr int kSeamBytes = kInside ? 0 : kOffset / 8;
-    static constexpr Bytes64 kEach =  // a multishift sees two rows
-        each_byte([](int i) { return i / 4 * 32 + kOffset - 8 * kSeamBytes + i % 4 * 3; });
-    static constexpr Bytes64 kSeam = each_byte([](int i) {
-      const int byte = i % 4 + kSeamBytes;
-      return i / 4 * 4 + (byte < 4 ? byte : 64 + byte - 4);
-    });
-    __m512i bits = words[kWord];
-    if constexpr (!kInside) bits = _mm512_permutex2var_epi8(bits, kSeam.load(), words[kWord + 1]);
-    return levels<128>(_mm512_multishift_epi64_epi8(kEach.load(), bits));
-  }
-
-  /// Levels of a row by channel, 64 a vector.
-  template <int kDim>
-  static void values(const std::byte* row, __m512i* out) {
-    constexpr int kVectors = kDim / 64;
-    // 8 windows come from 4 bytes: the three of their codes and the one before, zeros where the row begins.
-    static constexpr Bytes64 kFirst = each_byte([](int i) { return std::max(i / 8 * 3 + i % 4 - 1, 0); });
-    static constexpr Bytes64 kLater = each_byte([](int i) { return i / 8 * 3 + i % 4; });
-    static constexpr Bytes64 kShift = each_byte([](int i) { return 4 + i % 8 * 3; });
-    __m512i chain[kVectors];
-    unrolled<kVectors>([&](auto v) {
-      const __m512i bytes = _mm512_loadu_si512(row + 24 * v - (v > 0));
-      const __m512i words = v > 0 ? _mm512_permutexvar_epi8(kLater.load(), bytes)
-                                  : _mm512_maskz_permutexvar_epi8(~__mmask64(1), kFirst.load(), bytes);
-      chain[v] = levels<0>(_mm512_multishift_epi64_epi8(kShift.load(), words));
-    });
-    unrolled<kVectors>([&](auto v) {
-      constexpr int kFirstChannel = 64 * v;
-      static constexpr Bytes64 kPlaces = each_byte([](int i) { return trellis_place(kFirstChannel + i, kDim); });
-      const __m512i places = kPlaces.load();
-      if constexpr (kVectors == 1) {
-        out[v] = _mm512_permutexvar_epi8(places, chain[0]);
-      } else {
-        out[v] = _mm512_permutex2var_epi8(chain[0], places, chain[1]);
-        if constexpr (kVectors == 4)  // the top bit of a place says which half of the row
-          out[v] = _mm512_mask_mov_epi8(out[v], _mm512_movepi8_mask(places),
-                                        _mm512_permutex2var_epi8(chain[2], places, chain[3]));
-      }
-    });
-  }
 };
 
 /// Blocks of 18 bytes; low nibbles are values 0 to 15 of a block, high nibbles 16 to 31.

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "op/attn/int_codes_avx512.h"
+#include "op/simd/unrolled.h"
 
 namespace ridge {
 namespace {
@@ -57,11 +58,6 @@ inline float top_bits(__m512i bits) {
 template <class F, int kDim>
 void round_query(const float* q, float scale, IntQuery& to) {
   constexpr float kSteps = F::kFine ? 127 * 128 : 127;
-  [[maybe_unused]] alignas(64) float chained[kDim];
-  if constexpr (requires { F::kChained; }) {
-    for (int k = 0; k < kDim; ++k) chained[k] = q[trellis_channel(k, kDim)];
-    q = chained;
-  }
   __m512i top = _mm512_setzero_si512();
   for (int d = 0; d < kDim; d += 16)
     top = _mm512_max_epu32(top, _mm512_castps_si512(_mm512_abs_ps(_mm512_loadu_ps(q + d))));
@@ -116,29 +112,25 @@ inline void transpose_words(__m512i v[16]) {
 /// Keys behind the last one repeat it. Packed codes are turned before they are spread over bytes.
 template <class F, int kDim>
 inline void turn_keys(const TileRows64& rows, int count, Ahead& ahead, IntScratch& s) {
-  constexpr bool kPacked = requires { F::kPackedBits; }
-  , kChained = requires { F::kChained; };
+  constexpr bool kPacked = requires { F::kPackedBits; };
   constexpr int kStep = kPacked ? std::min(kDim, 128) : 64;  // values whose codes fill at most 16 words
   for (int v = 0; v < kKeyTile / 16 && 16 * v < count; ++v)
-    unrolled<kDim / kStep>([&](auto step) {
-      constexpr int d = step * kStep;
-      constexpr bool kWordBefore = kChained && d > 0;  // is loaded too
-      __m512i words[17];
-      if constexpr (kChained && !kWordBefore) words[0] = _mm512_setzero_si512();
+    for (int d = 0; d < kDim; d += kStep) {
+      __m512i words[16];
       unrolled<16>([&](auto i) {
         const std::byte* row = rows.row(std::min(16 * v + i, count - 1));
-        if constexpr (kPacked) words[1 + i] = _mm512_loadu_si512(row + F::kPackedBits * d / 8 - 4 * kWordBefore);
-        else words[1 + i] = F::keys(row, d);
+        if constexpr (kPacked) words[i] = _mm512_loadu_si512(row + F::kPackedBits * d / 8);
+        else words[i] = F::keys(row, d);
       });
-      transpose_words(words + 1);
+      transpose_words(words);
       unrolled<kStep / 4>([&](auto w) {
         __m512i keys;
-        if constexpr (kPacked) keys = F::template four_keys<w>(words + 1 + kWordBefore);
-        else keys = words[1 + w];
+        if constexpr (kPacked) keys = F::template four_keys<w>(words);
+        else keys = words[w];
         _mm512_store_si512(s.codes + ((d / 4 + w) * 4 + v) * 64, keys);
       });
       ahead.ask(16 * v * kDim + 16 * d, 4 * kKeyTile * kDim);
-    });
+    }
 }
 
 /// Scores of a turned tile for kHeads heads; writes whole tiles.
@@ -184,15 +176,9 @@ inline void turn_values(const TileRows64& rows, int count, Ahead& ahead, IntScra
   for (int g = 0; 4 * g < count; ++g) {
     const std::byte* row[4];
     for (int i = 0; i < 4; ++i) row[i] = rows.row(std::min(4 * g + i, count - 1));
-    [[maybe_unused]] __m512i sorted[4][kDim / 64];
-    if constexpr (requires { F::kChained; })
-      for (int i = 0; i < 4; ++i) F::template values<kDim>(row[i], sorted[i]);
     for (int d = 0; d < kDim; d += 64) {
-      const auto values = [&](int i) {
-        if constexpr (requires { F::kChained; }) return sorted[i][d / 64];
-        else return F::values(row[i], d);
-      };
-      const __m512i a = values(0), b = values(1), c = values(2), e = values(3);
+      const __m512i a = F::values(row[0], d), b = F::values(row[1], d), c = F::values(row[2], d),
+                    e = F::values(row[3], d);
       const __m512i ab = _mm512_unpacklo_epi8(a, b), AB = _mm512_unpackhi_epi8(a, b);
       const __m512i ce = _mm512_unpacklo_epi8(c, e), CE = _mm512_unpackhi_epi8(c, e);
       uint8_t* to = s.codes + (int64_t(g) * kDim + d) * 4;
@@ -355,10 +341,10 @@ constexpr IntKernels int_kernels_of(std::string_view format) {
 }
 template <int kDim>
 inline constexpr IntKernels kIntKernels[] = {
-    int_kernels_of<Rotor3Codes, kDim>(KvRotor3::kName),   int_kernels_of<Rotor3sCodes, kDim>(KvRotor3s::kName),
-    int_kernels_of<TrellisCodes, kDim>(KvRotor3t::kName), int_kernels_of<Rotor4Codes, kDim>(KvRotor4::kName),
-    int_kernels_of<Q4Codes, kDim>(KvQ4_0::kName),         int_kernels_of<Q8Codes, kDim>(KvQ8_0::kName),
-    int_kernels_of<P8Codes, kDim>(KvP8::kName),           int_kernels_of<I8rCodes, kDim>(KvI8r::kName)};
+    int_kernels_of<Rotor3Codes, kDim>(KvRotor3::kName), int_kernels_of<Rotor3sCodes, kDim>(KvRotor3s::kName),
+    int_kernels_of<Rotor4Codes, kDim>(KvRotor4::kName), int_kernels_of<Q4Codes, kDim>(KvQ4_0::kName),
+    int_kernels_of<Q8Codes, kDim>(KvQ8_0::kName),       int_kernels_of<P8Codes, kDim>(KvP8::kName),
+    int_kernels_of<I8rCodes, kDim>(KvI8r::kName)};
 
 inline const IntKernels* int_kernels(const KvFormat& format, int head_dim) {
   if (!int_rounding(format, head_dim)) return nullptr;

@@ -101,13 +101,6 @@ __device__ __forceinline__ void fetch_piece(const CachedRow& row, int dim, int f
 template <class F>
 __device__ void decode_rows(int format, const KvTiles& t, const StepRow& of, const int32_t* pages, int first_key,
                             int n_keys, int n, float* keys, int pitch) {
-  if constexpr (requires { F::kFactored; }) {  // a chain of codes has no pieces
-    for (int key = int(threadIdx.x); key < n_keys; key += kThreads) {
-      const CachedRow row = cached_row(t, of, pages, first_key + key, n);
-      if (row.format == format) F::decode(row.bytes, t.head_dim, row.coding, keys + key * pitch);
-    }
-    return;
-  }
   constexpr int kPiece = kPieceOf<F>;
   const int dim = t.head_dim, pieces = (dim + kPiece - 1) / kPiece;
   for (int i = int(threadIdx.x); i < n_keys * pieces; i += kThreads) {

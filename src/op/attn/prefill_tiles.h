@@ -18,8 +18,6 @@ __device__ __forceinline__ BytePairs above_1024(uint32_t bytes) {
 }
 constexpr uint32_t half_pair(uint16_t half) { return uint32_t(half) << 16 | half; }
 inline constexpr uint32_t k1152 = half_pair(0x6480), k1032 = half_pair(0x6408);
-inline constexpr uint32_t kTrellisUnit = half_pair(f32_to_f16(KvRotor3t::kUnit)),
-                          kTrellisZero = half_pair(f32_to_f16(-1152 * KvRotor3t::kUnit));
 
 /// The low or the high bytes of the f16 of rotor levels, by code: bytes 0-3 and 4-7 of a look-up.
 template <int kBits>
@@ -79,13 +77,6 @@ __device__ __forceinline__ void group_f16(const uint32_t* words, uint32_t (&pair
           gpu::select_bytes(l.high[0], l.high[1], rank) | gpu::select_bytes(0x8000u, 0, sign >> (16 * w));
       join_bytes(gpu::select_bytes(l.low[0], l.low[1], rank), high, pairs + 2 * w);
     }
-  } else if constexpr (kKind == TileKind::rotor3t) {  // levels + 128
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      const BytePairs bytes = above_1024(words[w]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) pairs[2 * w + i] = gpu::fma_f16x2(bytes.pair[i], kTrellisUnit, kTrellisZero);
-    }
   } else {
     constexpr LevelBytes<3> l = level_bytes<3>();
 #pragma unroll
@@ -98,36 +89,21 @@ __device__ __forceinline__ void group_f16(const uint32_t* words, uint32_t (&pair
 }
 
 /// Groups 4 quad .. 4 quad + 3 of a lane as words of group_f16().
-template <TileKind kKind, int kDim, KvSide kSide>
+template <TileKind kKind, int kDim>
 struct QuadWords {
   static constexpr int kBits = TileShape(kKind, kDim).bits;
-  static constexpr int kOfGroup = kKind == TileKind::rotor3 ? 1 : kKind == TileKind::rotor3t ? 2 : kBits / 4;
+  static constexpr int kOfGroup = kKind == TileKind::rotor3 ? 1 : kBits / 4;
   uint32_t words[4][kOfGroup];
-
-  static __device__ __forceinline__ trellis::Codes codes(const std::byte* tile, int quad, int lane) {
-    constexpr TileShape shape(kKind, kDim);
-    const auto word = [&](int w) {
-      return *reinterpret_cast<const uint32_t*>(tile + shape.word_at(lane, 3 * quad + w));
-    };
-    return {word(0), word(1), word(2)};
-  }
 
   __device__ __forceinline__ QuadWords(const std::byte* tile, int quad, int lane) {
     if constexpr (kKind == TileKind::rotor3) {
-      const trellis::Codes c = codes(tile, quad, lane);
+      constexpr TileShape shape(kKind, kDim);
+      uint32_t w[3];
 #pragma unroll
-      for (int t = 0; t < 4; ++t) words[t][0] = c.at[t];
-    } else if constexpr (kKind == TileKind::rotor3t) {
-      constexpr trellis::Bytes bytes = trellis::bytes();
-      constexpr int kQuads = kDim / 32;
-      const trellis::Codes c = codes(tile, quad, lane);
-      trellis::Codes before = codes(tile, (quad + kQuads - 1) % kQuads, lane);
-      trellis::Codes first = codes(tile, (quad + kQuads - 2) % kQuads, lane);
-      if (quad < 1) before = trellis::chain_starts<kSide>(before, lane);
-      if (quad < 2) first = trellis::chain_starts<kSide>(first, lane);
+      for (int b = 0; b < 3; ++b) w[b] = *reinterpret_cast<const uint32_t*>(tile + shape.word_at(lane, 3 * quad + b));
 #pragma unroll
-      for (int t = 0; t < 4; ++t)
-        trellis::levels(c.at[t], before.at[t], first.at[t], bytes.own, bytes.before, words[t]);
+      for (int t = 0; t < 3; ++t) words[t][0] = w[t] & 0x77777777u;
+      words[3][0] = (w[0] >> 3 & 0x11111111u) | (w[1] >> 2 & 0x22222222u) | (w[2] >> 1 & 0x44444444u);
     } else {
       // kBits words a quad, in chunks of 4.
 #pragma unroll
@@ -146,7 +122,7 @@ struct QuadWords {
 template <TileKind kKind, int kDim, bool kIsK>
 __device__ __forceinline__ void quad_to_f16(const std::byte* tile, int quad, int lane, const uint4* centre,
                                             std::byte* out) {
-  const QuadWords<kKind, kDim, kIsK ? KvSide::k : KvSide::v> codes(tile, quad, lane);
+  const QuadWords<kKind, kDim> codes(tile, quad, lane);
   constexpr TileShape shape(kKind, kDim);
   uint32_t scales[4] = {};  // K: of the four groups' positions, twice; V: of the pairs of positions
   if constexpr (!tiles::is_half(kKind)) {
@@ -189,7 +165,6 @@ __device__ __forceinline__ void quad_to_f16(TileKind kind, const std::byte* tile
     case TileKind::q4: return quad_to_f16<TileKind::q4, kDim, kIsK>(tile, quad, lane, centre, out);
     case TileKind::rotor4: return quad_to_f16<TileKind::rotor4, kDim, kIsK>(tile, quad, lane, centre, out);
     case TileKind::rotor3: return quad_to_f16<TileKind::rotor3, kDim, kIsK>(tile, quad, lane, centre, out);
-    case TileKind::rotor3t: return quad_to_f16<TileKind::rotor3t, kDim, kIsK>(tile, quad, lane, centre, out);
   }
 }
 

@@ -42,38 +42,6 @@ void decode_rows_rotor4(const KvFormat&, const KvCoding& coding, const std::byte
   }
 }
 
-/// rotor-3t, head_dim up to 256: the two bytes of every window into a dword, shifted; its bits choose the entries of
-/// both tables, which its lowest bit mirrors.
-void decode_rows_trellis(const KvFormat&, const KvCoding& coding, const std::byte* rows, int64_t row_bytes, int count,
-                         int head_dim, float* out) {
-  static constexpr TrellisTables kTables;
-  alignas(32) float own[8], before[8];
-  for (int i = 0; i < 8; ++i) own[i] = kTables.own[i], before[i] = kTables.before[i];
-  const __m256 own_levels = _mm256_load_ps(own), before_levels = _mm256_load_ps(before);
-  const __m256i one = _mm256_set1_epi32(1), flips = _mm256_set1_epi32(kFlipOwn << 4 | kFlipBefore << 1);
-  const TrellisWindows windows(head_dim);
-  for (int i = 0; i < count; ++i, rows += row_bytes, out += head_dim) {
-    const __m256 step = _mm256_set1_ps(KvRotor3t::row_scale(rows, head_dim, coding) * KvRotor3t::kUnit);
-    for (int d = 0; d < head_dim; d += 8) {
-      const TrellisWindows::Four* const four = windows.of + d / 4;
-      const auto bytes = [&](int q) {
-        return _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + four[q].first)),
-                                _mm_load_si128(reinterpret_cast<const __m128i*>(four[q].bytes)));
-      };
-      const auto shifts = [&](int q) { return _mm_load_si128(reinterpret_cast<const __m128i*>(four[q].shifts)); };
-      const __m256i window =
-          _mm256_srlv_epi32(_mm256_set_m128i(bytes(1), bytes(0)), _mm256_set_m128i(shifts(1), shifts(0)));
-      const __m256i lowest = _mm256_and_si256(window, one);
-      const __m256i index =
-          _mm256_xor_si256(window, _mm256_and_si256(_mm256_sub_epi32(_mm256_setzero_si256(), lowest), flips));
-      // The look-ups take the low three bits.
-      const __m256 levels = _mm256_add_ps(_mm256_permutevar8x32_ps(own_levels, _mm256_srli_epi32(index, 4)),
-                                          _mm256_permutevar8x32_ps(before_levels, _mm256_srli_epi32(index, 1)));
-      _mm256_storeu_ps(out + d, _mm256_mul_ps(levels, step));
-    }
-  }
-}
-
 /// q4_0: low nibbles are values 0 to 15 of a block, high nibbles 16 to 31.
 void decode_rows_q4_0(const KvFormat&, const KvCoding&, const std::byte* rows, int64_t row_bytes, int count,
                       int head_dim, float* out) {
@@ -100,7 +68,6 @@ DecodeRows decode_rows_avx2(const KvFormat& format, int head_dim) {
   if (format.name == KvQ4_0::kName) return decode_rows_q4_0;
   if (format.name == KvRotor4::kName) return decode_rows_rotor4;
   if (format.name == KvRotor3::kName) return decode_rows_levels3<KvRotor3>;
-  if (format.name == KvRotor3t::kName && head_dim <= kMaxTrellisDim) return decode_rows_trellis;
   if (format.name == KvRotor3s::kName) return decode_rows_levels3<KvRotor3s>;
   if (format.name == KvRotor3u::kName) return decode_rows_levels3<KvRotor3u>;
   return decode_rows_generic;

@@ -55,42 +55,6 @@ void decode_rows_rotor4(const KvFormat&, const KvCoding& coding, const std::byte
   }
 }
 
-/// rotor-3t, head_dim up to 256: the two bytes of every window into a dword, shifted; a byte permute looks up its
-/// level.
-void decode_rows_trellis(const KvFormat&, const KvCoding& coding, const std::byte* rows, int64_t row_bytes, int count,
-                         int head_dim, float* out) {
-  struct alignas(64) Levels {
-    int8_t low[64], high[64];
-  };
-  static constexpr Levels kLevels = [] {
-    Levels levels{};
-    for (int i = 0; i < 64; ++i)
-      levels.low[i] = int8_t(trellis_level_at(i)), levels.high[i] = int8_t(trellis_level_at(64 + i));
-    return levels;
-  }();
-  const __m512i low = _mm512_load_si512(kLevels.low), high = _mm512_load_si512(kLevels.high);
-  const TrellisWindows windows(head_dim);
-  for (int i = 0; i < count; ++i, rows += row_bytes, out += head_dim) {
-    const __m512 step = _mm512_set1_ps(KvRotor3t::row_scale(rows, head_dim, coding) * KvRotor3t::kUnit);
-    for (int d = 0; d < head_dim; d += 16) {
-      __m512i words = _mm512_setzero_si512();
-      const TrellisWindows::Four* const four = windows.of + d / 4;
-      const auto bytes = [&](int q) {
-        return _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + four[q].first)),
-                                _mm_load_si128(reinterpret_cast<const __m128i*>(four[q].bytes)));
-      };
-      const auto shifts = [&](int q) { return _mm_load_si128(reinterpret_cast<const __m128i*>(four[q].shifts)); };
-      words = _mm512_inserti32x4(_mm512_castsi128_si512(bytes(0)), bytes(1), 1);
-      words = _mm512_inserti32x4(_mm512_inserti32x4(words, bytes(2), 2), bytes(3), 3);
-      __m512i shift = _mm512_inserti32x4(_mm512_castsi128_si512(shifts(0)), shifts(1), 1);
-      shift = _mm512_inserti32x4(_mm512_inserti32x4(shift, shifts(2), 2), shifts(3), 3);
-      const __m512i levels = _mm512_permutex2var_epi8(low, _mm512_srlv_epi32(words, shift), high);
-      const __m512i wide = _mm512_srai_epi32(_mm512_slli_epi32(levels, 24), 24);
-      _mm512_storeu_ps(out + d, _mm512_mul_ps(_mm512_cvtepi32_ps(wide), step));
-    }
-  }
-}
-
 /// q4_0: low nibbles are values 0 to 15 of a block, high nibbles 16 to 31.
 void decode_rows_q4_0(const KvFormat&, const KvCoding&, const std::byte* rows, int64_t row_bytes, int count,
                       int head_dim, float* out) {
@@ -116,7 +80,6 @@ DecodeRows decode_rows_avx512(const KvFormat& format, int head_dim) {
   if (format.name == KvQ4_0::kName) return decode_rows_q4_0;
   if (format.name == KvRotor4::kName && whole) return decode_rows_rotor4;
   if (format.name == KvRotor3::kName && whole) return decode_rows_levels3<KvRotor3>;
-  if (format.name == KvRotor3t::kName && head_dim <= kMaxTrellisDim) return decode_rows_trellis;
   if (format.name == KvRotor3s::kName && whole) return decode_rows_levels3<KvRotor3s>;
   if (format.name == KvRotor3u::kName && whole) return decode_rows_levels3<KvRotor3u>;
   return decode_rows_generic;

@@ -10,7 +10,6 @@
 #include "format/kv_q8_0.h"
 #include "format/kv_rotor3.h"
 #include "format/kv_rotor3s.h"
-#include "format/kv_rotor3t.h"
 #include "format/kv_rotor3u.h"
 #include "format/kv_rotor4.h"
 #include "op/attn/kernels.h"
@@ -34,8 +33,6 @@ void decode_rows_bf16(const KvFormat&, const KvCoding&, const std::byte* rows, i
   for (int i = 0; i < count; ++i, rows += row_bytes, out += head_dim)
     for (int d = 0; d < head_dim; d += Simd::kLanes) Simd::store(out + d, Simd::load_bf16(rows + 2 * d));
 }
-
-inline constexpr int kMaxTrellisDim = 256;  ///< of the vector decoders of rotor-3t
 
 inline float scale_at(const std::byte* at) {
   uint16_t half;
@@ -69,30 +66,6 @@ void decode_rows_i8r(const KvFormat&, const KvCoding&, const std::byte* rows, in
   for (int i = 0; i < count; ++i, rows += row_bytes, out += head_dim)
     scale_bytes(rows, head_dim, scale_at(rows + head_dim), out);
 }
-
-/// Where the windows of a rotor-3t row lie, by four channels in turn: 16 bytes hold their windows whatever head_dim is.
-struct TrellisWindows {
-  struct Four {
-    int32_t first;  ///< byte of the row
-    alignas(16) uint8_t bytes[16];
-    alignas(16) int32_t shifts[4];
-  };
-  Four of[kMaxTrellisDim / 4];
-
-  explicit TrellisWindows(int head_dim) {
-    for (int d = 0; d < head_dim; d += 4) {
-      Four& four = of[d / 4];
-      for (int i = 0; i < 4; ++i) {
-        // A window begins four bits before its code; before the row there are zeros.
-        const int bit = 3 * trellis_place(d + i, head_dim) + 4, byte = bit / 8 - 1;
-        if (i == 0) four.first = byte < 0 ? 0 : byte;
-        for (int b = 0; b < 4; ++b)
-          four.bytes[4 * i + b] = uint8_t(b < 2 && byte + b >= 0 ? byte + b - four.first : 0x80);
-        four.shifts[i] = bit % 8;
-      }
-    }
-  }
-};
 
 /// The decoders above, by format; nullptr when there is none for this format and head size.
 inline DecodeRows common_decoder(const KvFormat& format, int head_dim) {

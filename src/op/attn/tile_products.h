@@ -9,7 +9,6 @@
 
 #include "gpu/tensor.h"
 #include "op/attn/pins_cuda.h"
-#include "op/attn/trellis_words.h"
 #include "op/cache/rotate_warp.h"
 #include "op/cache/tile_order.h"
 
@@ -26,11 +25,10 @@ constexpr bool has_blocks(TileKind kind) { return kind == TileKind::int8_blocks 
 
 /// What an integer of B is worth before its scale.
 constexpr float unit_of(TileKind kind) {
-  return kind == TileKind::rotor3    ? TileLevels3{}.unit
-         : kind == TileKind::rotor3t ? KvRotor3t::kUnit
-         : kind == TileKind::rotor4  ? TileLevels4{}.unit
-         : kind == TileKind::q4      ? 1.0f / 16  // nibbles stand in the upper half of a byte
-                                     : 1.0f;
+  return kind == TileKind::rotor3   ? TileLevels3{}.unit
+         : kind == TileKind::rotor4 ? TileLevels4{}.unit
+         : kind == TileKind::q4     ? 1.0f / 16  // nibbles stand in the upper half of a byte
+                                    : 1.0f;
 }
 /// rotor-4's magnitudes are integers and a half; one's complement makes -(m + 1) of m, so all values lack a half.
 constexpr float offset_of(TileKind kind) { return kind == TileKind::rotor4 ? TileLevels4{}.offset : 0.0f; }
@@ -71,12 +69,8 @@ constexpr uint32_t bytes4(int a, int b, int c, int d) {
 /// instruction and moves the other to a register again and again.
 struct RotorBytes {
   uint32_t low3, high3, low4, high4;
-  uint32_t own[2], before[2];  ///< of rotor-3t
 
   __device__ __forceinline__ RotorBytes() {
-    constexpr trellis::Bytes bytes = trellis::bytes();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) own[i] = gpu::pinned(bytes.own[i]), before[i] = gpu::pinned(bytes.before[i]);
     constexpr TileLevels3 three;
     constexpr TileLevels4 four;
     low3 = gpu::pinned(bytes4(-three.integer[3], -three.integer[2], -three.integer[1], -three.integer[0]));
@@ -86,17 +80,13 @@ struct RotorBytes {
   }
 };
 
-/// All groups of a tile of a side, four at a time.
-template <TileKind kKind, int kDim, KvSide kSide>
+/// All groups of a tile, four at a time.
+template <TileKind kKind, int kDim>
 class Groups {
  public:
   Groups() = default;
   __device__ __forceinline__ Groups(const std::byte* tile, int lane) : tile_(tile), lane_(lane) {
-    if constexpr (kThreeBits) load_words<kKind, kDim, 0, kLaneWords>(tile, lane, words_);
-    if constexpr (kKind == TileKind::rotor3t) {
-      start_[1] = trellis::chain_starts<kSide>(codes<kDim / 32 - 1>(), lane);
-      start_[0] = trellis::chain_starts<kSide>(codes<kDim / 32 - 2>(), lane);
-    }
+    if constexpr (kKind == TileKind::rotor3) load_words<kKind, kDim, 0, kLaneWords>(tile, lane, words_);
   }
 
   /// Groups 4 kQuad .. 4 kQuad + 3.
@@ -125,38 +115,24 @@ class Groups {
         q.b[t][1] =
             gpu::select_bytes(levels.low4, levels.high4, magnitude >> 16) ^ gpu::select_bytes(0xFF00u, 0, sign >> 16);
       }
-    } else if constexpr (kKind == TileKind::rotor3) {
-      const trellis::Codes c = codes<kQuad>();
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        q.b[t][0] = gpu::select_bytes(levels.low3, levels.high3, c.at[t]);
-        q.b[t][1] = gpu::select_bytes(levels.low3, levels.high3, c.at[t] >> 16);
-      }
     } else {
-      const trellis::Codes c = codes<kQuad>(), before = codes<kQuad - 1>(), first = codes<kQuad - 2>();
+      const uint32_t w0 = words_[3 * kQuad], w1 = words_[3 * kQuad + 1], w2 = words_[3 * kQuad + 2];
+      const uint32_t codes[4] = {w0 & 0x77777777u, w1 & 0x77777777u, w2 & 0x77777777u,
+                                 (w0 >> 3 & 0x11111111u) | (w1 >> 2 & 0x22222222u) | (w2 >> 1 & 0x44444444u)};
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        trellis::levels(c.at[t], before.at[t], first.at[t], levels.own, levels.before, q.b[t]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) q.b[t][i] ^= 0x80808080u;
+        q.b[t][0] = gpu::select_bytes(levels.low3, levels.high3, codes[t]);
+        q.b[t][1] = gpu::select_bytes(levels.low3, levels.high3, codes[t] >> 16);
       }
     }
     return q;
   }
 
  private:
-  static constexpr bool kThreeBits = kKind == TileKind::rotor3 || kKind == TileKind::rotor3t;
   static constexpr int kLaneWords = TileShape(kKind, kDim).lane_words;
   const std::byte* tile_ = nullptr;
   int lane_ = 0;
-  uint32_t words_[kThreeBits ? kLaneWords : 1];
-  trellis::Codes start_[kKind == TileKind::rotor3t ? 2 : 1];  // quads -2 and -1 of the chain
-
-  template <int kQuad>
-  __device__ __forceinline__ trellis::Codes codes() const {
-    if constexpr (kQuad < 0) return start_[kQuad + 2];
-    else return trellis::Codes(words_[3 * kQuad], words_[3 * kQuad + 1], words_[3 * kQuad + 2]);
-  }
+  uint32_t words_[kKind == TileKind::rotor3 ? kLaneWords : 1];
 };
 
 /// Calls f.template operator()<0>() .. <kCount - 1>().
@@ -267,9 +243,9 @@ __device__ __forceinline__ void scores_together(const std::byte* tiles, const Qu
                                                 float (&scores)[kPacks][kTiles][8]) {
   static_assert(!is_half(kKind) && !has_blocks(kKind));
   constexpr int kBytes = TileShape(kKind, kDim).bytes;
-  Groups<kKind, kDim, KvSide::k> groups[kTiles];
+  Groups<kKind, kDim> groups[kTiles];
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim, KvSide::k>(tiles + n * kBytes, lane);
+  for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
   int sums[kPacks][kTiles][4][4] = {};
   unrolled<kDim / 32>([&]<int kStep>() {
     uint32_t a[kPacks][4];
@@ -311,7 +287,7 @@ __device__ __forceinline__ void tile_scores(const std::byte* tiles, const Querie
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const std::byte* const tile = tiles + n * TileShape(kKind, kDim).bytes;
-      const Groups<kKind, kDim, KvSide::k> groups(tile, lane);
+      const Groups<kKind, kDim> groups(tile, lane);
       if constexpr (is_half(kKind)) {
         float sums[kPacks][4][4] = {};
         unrolled<kDim / 32>([&]<int kStep>() {
@@ -434,7 +410,7 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const RotorB
   constexpr int kBytes = TileShape(kKind, kDim).bytes;
   if constexpr (is_half(kKind)) {
     static_assert(kTiles == 1);
-    const Groups<kKind, kDim, KvSide::v> groups(tiles, lane);
+    const Groups<kKind, kDim> groups(tiles, lane);
     uint32_t a[kPacks][2][4];  // [pack][step of 16 positions]
 #pragma unroll
     for (int pack = 0; pack < kPacks; ++pack)
@@ -473,9 +449,9 @@ __device__ __forceinline__ void tile_values(const std::byte* tiles, const RotorB
         }
     });
   } else {
-    Groups<kKind, kDim, KvSide::v> groups[kTiles];
+    Groups<kKind, kDim> groups[kTiles];
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim, KvSide::v>(tiles + n * kBytes, lane);
+    for (int n = 0; n < kTiles; ++n) groups[n] = Groups<kKind, kDim>(tiles + n * kBytes, lane);
     uint32_t a[kPacks][kTiles][4];
     float worth[kPacks], missing[kPacks] = {};
     unrolled<kDim / 32>([&]<int kQuad>() {
@@ -593,7 +569,6 @@ __device__ __forceinline__ void tile_scores(TileKind kind, const std::byte* tile
     case TileKind::q4: return tile_scores<TileKind::q4>(tile, queries, levels, lane, scores);
     case TileKind::rotor4: return tile_scores<TileKind::rotor4>(tile, queries, levels, lane, scores);
     case TileKind::rotor3: return tile_scores<TileKind::rotor3>(tile, queries, levels, lane, scores);
-    case TileKind::rotor3t: return tile_scores<TileKind::rotor3t>(tile, queries, levels, lane, scores);
   }
 }
 template <int kDim, int kPacks>
@@ -610,7 +585,6 @@ __device__ __forceinline__ void tile_values(TileKind kind, const std::byte* tile
     case TileKind::q4: return tile_values<TileKind::q4, kDim>(tile, levels, weights, factor, lane, out);
     case TileKind::rotor4: return tile_values<TileKind::rotor4, kDim>(tile, levels, weights, factor, lane, out);
     case TileKind::rotor3: return tile_values<TileKind::rotor3, kDim>(tile, levels, weights, factor, lane, out);
-    case TileKind::rotor3t: return tile_values<TileKind::rotor3t, kDim>(tile, levels, weights, factor, lane, out);
   }
 }
 

@@ -13,7 +13,6 @@ std::span<const SplitKernel> split_kernels_64() {
       split_kernel<64, q4, q4>(),
       split_kernel<64, rotor4, rotor4>(),
       split_kernel<64, rotor3, rotor3>(),
-      split_kernel<64, rotor3t, rotor3t>(),
       split_kernel<64, int8_blocks, q4>(),
       split_kernel<64, int8_blocks, rotor3>(),
       split_kernel<64, rotor4, rotor3>(),

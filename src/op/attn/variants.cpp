@@ -34,8 +34,7 @@ std::optional<IntRounding> int_rounding(const KvFormat& format, int head_dim) {
   for (const std::string_view name : {"rotor-3", "rotor-3s"})
     if (format.name == name) return IntRounding{127, 255, IntLevels<3>::kError};
   if (format.name == "rotor-4") return IntRounding{127, 255, IntLevels<4>::kError};
-  for (const std::string_view name : {"q4_0", "rotor-3t"})
-    if (format.name == name) return IntRounding{127, 255, 0};
+  if (format.name == "q4_0") return IntRounding{127, 255, 0};
   return {};
 }
 

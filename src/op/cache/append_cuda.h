@@ -7,7 +7,6 @@
 
 #include "gpu/device.h"
 #include "op/cache/step_rows.h"
-#include "op/cache/tile_formats.h"
 #include "op/cache/tiles.h"
 
 namespace ridge {
@@ -69,9 +68,6 @@ bool can_calibrate(const KvTiles& side);
 /// has just come to kCalibration positions, and moves those rows to the centre of their tiles.
 void device_calibrate(gpu::StreamHandle stream, const KvTiles& side, const StepRows& rows);
 
-/// Whether tiles of a side are coded by a search (format/trellis.h).
-inline bool searches(const KvTiles& side) { return tile_kind_of(side.format) == TileKind::rotor3t; }
-
 /// Tiles of any number of sides that leave their windows.
 struct LeavingTiles {
   int n_sides = 0;
@@ -79,7 +75,6 @@ struct LeavingTiles {
   KvTiles pair[2];                 ///< the sides, where `sides` is null
   bool in_fragments = false;       ///< the order of tensor cores
   bool weighs = false;             ///< some side rounds weighted
-  bool searches = false;           ///< some side is of rotor-3t
   int n_kv_heads = 0;
   int head_dim = 0;
   const StepSpan* spans = nullptr;   ///< device memory

@@ -4,20 +4,16 @@
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
-#include "op/cache/trellis_warp.h"
+#include "op/cache/rotor_block.h"
 
 namespace ridge {
 namespace {
 
 constexpr int kPiece = 32;  ///< values that a lane codes at a time
 
-/// The row, and room for another; then that of a search where a side is of rotor-3t.
+/// The row, and room for another.
+size_t shared_bytes(int head_dim) { return 2 * sizeof(float) * size_t((head_dim + 3) / 4 * 4); }
 __device__ float* scratch_behind(float* row, int head_dim) { return row + (head_dim + 3) / 4 * 4; }
-RIDGE_HD inline size_t row_room_bytes(int head_dim) { return 2 * sizeof(float) * size_t((head_dim + 3) / 4 * 4); }
-constexpr int kNumberOfRotor3t = number_of<KvRotor3t>(KvFormatTypes());
-size_t shared_bytes(int head_dim, bool searches) {
-  return row_room_bytes(head_dim) + (searches ? TrellisRoom::bytes(head_dim) : 0);
-}
 
 template <class... F>
 __device__ bool is_one_of(int format) {
@@ -79,16 +75,6 @@ __device__ void decode_rotor_in_warp(int dim, int lane, const std::byte* from, f
   for (int g = lane; g < dim / 8; g += 32) RotorCodes<kBits>::decode(from + kBits * g, 8, scale, row + 8 * g);
 }
 
-/// Rows of rotor-3t: behind the room of rows is that of a search.
-__device__ int encode_trellis_in_warp(int dim, const KvCoding& coding, int lane, const float* row, std::byte* to) {
-  const TrellisRoom room(gpu::dynamic_shared<std::byte>() + row_room_bytes(dim), dim);
-  int saturated = 0;
-  for (int d = lane; d < dim; d += 32) room.levels[d] = row[d];
-  const uint16_t scale = encode_trellis(room, coding.metric, coding.scale, saturated);
-  store_row_codes<3>(dim, room.codes, scale, lane, to);
-  return saturated;
-}
-
 /// encode_row() by a warp. Returns how many values the lane has saturated. The row is there for all lanes.
 __device__ int encode_in_warp(int format, int dim, int64_t row_bytes, const KvCoding& coding, int lane,
                               const float* row, std::byte* to) {
@@ -108,8 +94,6 @@ __device__ int encode_in_warp(int format, int dim, int64_t row_bytes, const KvCo
   } else if ((dim == 64 || dim == 128 || dim == 256) && (is_one_of<KvRotor3, KvRotor4>(format))) {
     saturated = is_one_of<KvRotor3>(format) ? encode_rotor_in_warp<3>(dim, coding, lane, row, to)
                                             : encode_rotor_in_warp<4>(dim, coding, lane, row, to);
-  } else if (format == kNumberOfRotor3t) {
-    saturated = encode_trellis_in_warp(dim, coding, lane, row, to);
   } else if (lane == 0) {
     saturated = encode_row(format, KvFormatTypes(), row, dim, coding, to);
   }
@@ -283,33 +267,27 @@ __global__ void __launch_bounds__(32) leaving_rows_kernel(const LeavingTiles a) 
   }
 }
 
-/// A warp a block.
-template <class A>
-void launch_warps(const char* name, void (*kernel)(A), const dim3& blocks, size_t shared, gpu::StreamHandle stream,
-                  const A& a) {
-  gpu::allow_shared_bytes(name, kernel, shared);
-  gpu::launch(name, kernel, {blocks, 32, shared, stream}, a);
-}
-
 }  // namespace
 
 void append_rows(gpu::StreamHandle stream, const DeviceAppend& a) {
-  launch_warps("append of rows", append_rows_kernel,
-               dim3(unsigned(a.n_heads + 2 * a.k_tiles.n_kv_heads), unsigned(a.rows.n)),
-               shared_bytes(a.k_tiles.head_dim, searches(a.k_tiles) || searches(a.v_tiles)), stream, a);
+  gpu::launch("append of rows", append_rows_kernel,
+              {dim3(unsigned(a.n_heads + 2 * a.k_tiles.n_kv_heads), unsigned(a.rows.n)), 32,
+               shared_bytes(a.k_tiles.head_dim), stream},
+              a);
 }
 
 void device_append_latent(gpu::StreamHandle stream, const LatentAppend& a) {
   if (a.rows.n == 0) return;
-  launch_warps("append of latent rows", append_latent_kernel, dim3(unsigned(a.n_heads + 1), unsigned(a.rows.n)),
-               shared_bytes(a.tiles.head_dim, searches(a.tiles)), stream, a);
+  gpu::launch("append of latent rows", append_latent_kernel,
+              {dim3(unsigned(a.n_heads + 1), unsigned(a.rows.n)), 32, shared_bytes(a.tiles.head_dim), stream}, a);
 }
 
 void encode_leaving_rows(gpu::StreamHandle stream, const LeavingTiles& a) {
-  launch_warps(
+  gpu::launch(
       "encode of leaving rows", leaving_rows_kernel,
-      dim3(unsigned(a.most_tiles * kTilePositions), unsigned(a.n_sides * a.n_kv_heads), unsigned(a.most_spans)),
-      shared_bytes(a.head_dim, a.searches), stream, a);
+      {dim3(unsigned(a.most_tiles * kTilePositions), unsigned(a.n_sides * a.n_kv_heads), unsigned(a.most_spans)), 32,
+       shared_bytes(a.head_dim), stream},
+      a);
 }
 
 }  // namespace ridge

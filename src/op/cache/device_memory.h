@@ -14,7 +14,7 @@ struct KvMetricView;
 /// Sides with one kind of order, one class of pages, one head_dim and as many kv heads: what one launch can code.
 struct SideGroup {
   PageClass pages = PageClass::full;
-  bool in_fragments = false, weighs = false, searches = false;
+  bool in_fragments = false, weighs = false;
   int n_kv_heads = 0, head_dim = 0, n_sides = 0;
   gpu::Buffer tiles;  ///< [n_sides] KvTiles
 };

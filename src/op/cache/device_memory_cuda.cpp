@@ -39,8 +39,8 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
   rotation = gpu::to_device(stream, turn.table());
   if (of.config.policy.rounding == KvRounding::weighted) {
     check_metric(tiles, metric_of_model);
-    const std::vector<float> form = coding_metric(*of.config.format, turn, tiles.head_dim, metric_of_model);
-    metric = gpu::to_device(stream, std::span<const float>(form));
+    metric =
+        gpu::to_device(stream, std::span<const float>(metric_in_cache_space(turn, tiles.head_dim, metric_of_model)));
     tiles.metric = metric.as<float>();
   }
   tiles.rotation = turn.view();
@@ -119,7 +119,6 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
     }
     members[at].push_back(t);
     groups_[at].weighs = groups_[at].weighs || t.metric != nullptr;
-    groups_[at].searches = groups_[at].searches || searches(t);
   }
   for (size_t i = 0; i < groups_.size(); ++i) {
     groups_[i].n_sides = int(members[i].size());
@@ -258,7 +257,7 @@ void DeviceKvMemory::fill_rows(int layer, const SequencePlace& place, uint64_t s
   KvLayerConfig config{layout(layer, KvSide::k).config, layout(layer, KvSide::v).config,
                        tiles(layer, KvSide::k).n_kv_heads, tiles(layer, KvSide::k).head_dim};
   config.k.policy.rounding = config.v.policy.rounding = KvRounding::nearest;
-  HostKvMemory host({&config, 1}, {}, {}, 1, 1);
+  HostKvMemory host({&config, 1}, {}, nullptr, 1, 1);
   const int32_t page = 0;
   const int ring_first[2] = {};
   host.fill({0, kPagePositions, {&page, 1}, ring_first}, seed);

@@ -17,8 +17,7 @@ namespace ridge {
 /// Row code of every format, one function each: the stack of a kernel holds the largest frame, not all of them.
 template <class F>
 __device__ __noinline__ int encode_as(const float* row, int dim, const KvCoding& coding, std::byte* to) {
-  if constexpr (requires { F::kFactored; }) return 0;  // a warp's work: trellis_warp.h
-  else return F::encode(row, dim, coding, to);
+  return F::encode(row, dim, coding, to);
 }
 template <class F>
 __device__ __noinline__ void decode_as(const std::byte* from, int dim, const KvCoding& coding, float* row) {

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/rng.h"
-#include "format/trellis_factor.h"
 #include "op/cache/append.h"
 
 namespace ridge {
@@ -21,8 +20,7 @@ void check_metric(const KvTiles& t, std::span<const float> metric) {
               metric.size());
 }
 
-std::vector<float> coding_metric(const KvFormat& format, const RowRotation& rotation, int head_dim,
-                                 std::span<const float> metric) {
+std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric) {
   const size_t dim = size_t(head_dim), size = dim * dim;
   std::vector<float> turned(metric.begin(), metric.end());
   for (size_t head = 0; head < metric.size() / size; ++head) {
@@ -36,12 +34,11 @@ std::vector<float> coding_metric(const KvFormat& format, const RowRotation& rota
     for (size_t i = 0; i < size; ++i)
       RIDGE_CHECK(std::abs(form[i]) <= kMostMetric && (i % (dim + 1) != 0 || form[i] >= 1 / kMostMetric),
                   "entry ({}, {}) of a metric is {}", i / dim, i % dim, form[i]);
-    if (format.factored) factor_metric(head_dim, form);
   }
   return turned;
 }
 
-HostKvMemory::Side::Side(int layer, const KvLayout& of, std::span<const float> metric_of_model, CodeKernels kernels,
+HostKvMemory::Side::Side(int layer, const KvLayout& of, std::span<const float> metric_of_model, RoundRow round,
                          int n_pages, int n_slots)
     : layout(of),
       tiles(of.tiles),
@@ -55,10 +52,10 @@ HostKvMemory::Side::Side(int layer, const KvLayout& of, std::span<const float> m
   if (of.sinks_bytes() > 0) sinks = AlignedBuffer(n_slots * of.sinks_bytes() + kPadBytes);
   if (of.config.policy.rounding == KvRounding::weighted) {
     check_metric(tiles, metric_of_model);
-    metric = coding_metric(*of.config.format, rotation, tiles.head_dim, metric_of_model);
+    metric = metric_in_cache_space(rotation, tiles.head_dim, metric_of_model);
     tiles.metric = metric.data();
+    tiles.round = round;
   }
-  tiles.kernels = kernels;
   tiles.pages = pages.data();
   tiles.ring = ring.data();
   tiles.sinks = sinks.data();
@@ -80,14 +77,14 @@ SideBytes HostKvMemory::Side::bytes(const SequencePlace& place) const {
   return bytes;
 }
 
-HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-                           CodeKernels kernels, PageNumbers n_pages, int n_slots)
+HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
+                           PageNumbers n_pages, int n_slots)
     : KvMemory(layers, false, n_pages, n_slots), lost_from_(size_t(n_slots), INT_MAX) {
   sides_.reserve(2 * layers.size());
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const KvSide side : kKvSides)
       sides_.emplace_back(rotation_layer(layers, layer), layout(layer, side),
-                          metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(side), kernels,
+                          metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(side), round,
                           n_pages[page_class(layer)], n_slots);
   for (const auto& [frequency, n_tiles] : turn_tiles(layouts_, this->n_pages()))
     turn_tables_[frequency] = turn_table(frequency, n_tiles);

@@ -17,16 +17,14 @@ struct KvMetricView {
 
 /// Whether weighted rounding of a side was given a metric of its shape.
 void check_metric(const KvTiles& tiles, std::span<const float> metric);
-/// Metric [n_kv_heads, head_dim, head_dim] as encoders of rotated rows need it: R M R^T, with a ridge, in the form that the
-/// format's encoder takes (KvCoding::metric).
-std::vector<float> coding_metric(const KvFormat& format, const RowRotation& rotation, int head_dim,
-                                 std::span<const float> metric);
+/// Metric [n_kv_heads, head_dim, head_dim] as encoders of rotated rows need it: R M R^T, with a ridge.
+std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_dim, std::span<const float> metric);
 
 class HostKvMemory final : public KvMemory {
  public:
-  /// `metrics` has an entry a layer, or none where nothing rounds weighted; `kernels` search for codes. Throws Error
+  /// `metrics` has an entry a layer, or none where nothing rounds weighted; `round` is the kernel for it. Throws Error
   /// no_memory.
-  HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, CodeKernels kernels,
+  HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
                PageNumbers n_pages, int n_slots);
 
   /// As ops read and write a side; good as long as this object.
@@ -55,7 +53,7 @@ class HostKvMemory final : public KvMemory {
 
  private:
   struct Side {
-    Side(int layer, const KvLayout& layout, std::span<const float> metric_of_model, CodeKernels kernels, int n_pages,
+    Side(int layer, const KvLayout& layout, std::span<const float> metric_of_model, RoundRow round, int n_pages,
          int n_slots);
     SideBytes bytes(const SequencePlace& place) const;
     float* states() { return reinterpret_cast<float*>(state.data()); }

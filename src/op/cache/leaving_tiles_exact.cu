@@ -2,7 +2,7 @@
 #include "gpu/tensor.h"
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
-#include "op/cache/trellis_warp.h"
+#include "op/cache/rotor_block.h"
 #include "op/cache/write_row.h"
 
 namespace ridge {
@@ -29,21 +29,6 @@ __device__ __forceinline__ void read_exact_lane(const KvTiles& t, const StepRow&
 #pragma unroll
   for (int j = 0; j < kPer; ++j) x[j] = float(int8_t(code[128 * 8 * j])) * scale;
 }
-
-/// Shared memory of a block that codes rows of rotor-3t: codes of the rows, then rooms for searches.
-template <int kPer>
-struct TrellisRooms {
-  using Codes = uint8_t[kRotorRows][32 * kPer + 4];
-  static constexpr size_t kCodeBytes = (sizeof(Codes) + 15) / 16 * 16;
-  std::byte* shared;
-  int n;
-
-  __device__ Codes& codes() const { return *reinterpret_cast<Codes*>(shared); }
-  __device__ TrellisRoom room(int i) const {
-    return {shared + kCodeBytes + size_t(i) * TrellisRoom::bytes(32 * kPer), 32 * kPer};
-  }
-  static size_t bytes(int n_rooms) { return kCodeBytes + size_t(n_rooms) * TrellisRoom::bytes(32 * kPer); }
-};
 
 /// The words of half a tile from the codes of its rows, a thread a word.
 template <int kBits, int kPer>
@@ -90,36 +75,6 @@ __device__ __forceinline__ float code_rotor(RotorScratch<kPer>& scratch, const K
   return error2;
 }
 
-/// The same of rotor-3t. The rooms serve as many rows at once.
-template <int kPer>
-__device__ __forceinline__ float code_trellis_rows(const TrellisRooms<kPer>& rooms, const KvTiles& side,
-                                                   const float* factor, int half, const float (&x)[kPer],
-                                                   std::byte* tile, int& saturated) {
-  constexpr TileShape kShape(TileKind::rotor3t, 32 * kPer);
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  auto& codes = rooms.codes();
-  float error2 = 0;
-#pragma unroll 1
-  for (int first = 0; first < kRotorRows; first += rooms.n) {
-    if (first <= warp && warp < first + rooms.n) {
-      const TrellisRoom room = rooms.room(warp - first);
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) room.levels[lane + 32 * j] = x[j];
-      const uint16_t scale = encode_trellis(room, factor, side.scale, saturated);
-      if (lane == 0) tile_rows::store16(tile + kShape.scale_at(0, row_position(half, warp)), scale);
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) {
-        codes[warp][lane + 32 * j] = room.codes[kPer * lane + j];
-        const float error = x[j] - room.level(kPer * lane + j) * (gpu::f16_to_float(scale) * KvRotor3t::kUnit);
-        error2 += error * error;
-      }
-    }
-    __syncthreads();
-  }
-  store_words<3, kPer>(codes, side.side, half, tile);
-  return error2;
-}
-
 /// Brings the metric of a head near and inverts its diagonal: there after copy_wait() and a barrier.
 template <int kPer>
 __device__ __forceinline__ void fetch_metric(RotorScratch<kPer>& scratch, const float* metric) {
@@ -129,18 +84,16 @@ __device__ __forceinline__ void fetch_metric(RotorScratch<kPer>& scratch, const 
   if (int(threadIdx.x) < 32 * kPer) scratch.inverse[threadIdx.x] = 1.0f / metric[int(threadIdx.x) * (32 * kPer + 1)];
 }
 
-/// Blocks: (half a tile and tile of the span, side and kv head, spans in turn). n_rooms > 0: sides of rotor-3t; else the
-/// others.
-template <int kPer, bool kTrellis>
-__global__ void __launch_bounds__(kRotorThreads, !kTrellis && kPer <= 4 ? 2 : 1)
-    leaving_kernel(const LeavingTiles a, int n_rooms) {
+/// Blocks: (half a tile and tile of the span, side and kv head, spans in turn).
+template <int kPer>
+__global__ void __launch_bounds__(kRotorThreads, kPer <= 4 ? 2 : 1) leaving_kernel(const LeavingTiles a) {
   constexpr int kDim = 32 * kPer;
   auto& scratch = *gpu::dynamic_shared<RotorScratch<kPer>>();
   gpu::wait_for_previous_grid();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, half = int(blockIdx.x) % 2;
   const int head = int(blockIdx.y) % a.n_kv_heads, i_side = int(blockIdx.y) / a.n_kv_heads, n_spans = *a.n_spans;
   const KvTiles& side = a.sides ? a.sides[i_side] : a.pair[i_side];
-  if (side.retention.window == 0 || (side.kind == TileKind::rotor3t) != kTrellis) return;
+  if (side.retention.window == 0) return;
   const float* const far_metric = side.metric ? side.metric + int64_t(head) * kDim * kDim : nullptr;
   const float* const metric = far_metric && RotorScratch<kPer>::kMetricBytes > 0 ? scratch.near_metric() : far_metric;
   bool is_near = false;
@@ -148,7 +101,7 @@ __global__ void __launch_bounds__(kRotorThreads, !kTrellis && kPer <= 4 ? 2 : 1)
     const StepSpan span = a.spans[i];
     const int t = side.retention.coded_end(span.n_past) / kTilePositions + int(blockIdx.x) / 2;
     if (span.slot < 0 || t >= side.retention.coded_end(span.n) / kTilePositions) continue;
-    if (!kTrellis && metric && !is_near) fetch_metric<kPer>(scratch, far_metric);
+    if (metric && !is_near) fetch_metric<kPer>(scratch, far_metric);
     is_near = true;
     const int page = a.pages[int64_t(span.slot) * a.page_pitch + t / kPageTiles], p = row_position(half, warp);
     std::byte* const tile = side.coded_tile(page, head, t);
@@ -159,10 +112,7 @@ __global__ void __launch_bounds__(kRotorThreads, !kTrellis && kPer <= 4 ? 2 : 1)
     int saturated = 0;
     gpu::copy_wait<0>();
     __syncthreads();  // the scratch memory of the span before is free
-    if constexpr (kTrellis) {
-      error2 = code_trellis_rows<kPer>({gpu::dynamic_shared<std::byte>(), n_rooms}, side, far_metric, half, x, tile,
-                                       saturated);
-    } else if (side.kind == TileKind::rotor3) {
+    if (side.kind == TileKind::rotor3) {
       error2 = code_rotor<3, kPer>(scratch, side, metric, half, x, tile, saturated);
     } else if (side.kind == TileKind::rotor4) {
       error2 = code_rotor<4, kPer>(scratch, side, metric, half, x, tile, saturated);
@@ -186,19 +136,13 @@ __global__ void __launch_bounds__(kRotorThreads, !kTrellis && kPer <= 4 ? 2 : 1)
 }  // namespace
 
 void encode_leaving_tiles(gpu::StreamHandle stream, const LeavingTiles& a) {
-  const dim3 blocks(unsigned(2 * a.most_tiles), unsigned(a.n_sides * a.n_kv_heads), unsigned(a.most_spans));
   const auto launch = [&]<int kPer>() {
     const size_t shared = sizeof(RotorScratch<kPer>) + size_t(a.weighs ? RotorScratch<kPer>::kMetricBytes : 0);
-    gpu::allow_shared_bytes("encode of leaving tiles", leaving_kernel<kPer, false>, shared);
-    gpu::launch("encode of leaving tiles", leaving_kernel<kPer, false>,
-                {blocks, kRotorThreads, shared, stream, a.overlap}, a, 0);
-    if (!a.searches) return;
-    int rooms = kRotorRows;
-    while (rooms > 1 && TrellisRooms<kPer>::bytes(rooms) > size_t(gpu::most_shared_bytes())) rooms /= 2;
-    gpu::allow_shared_bytes("encode of leaving trellis tiles", leaving_kernel<kPer, true>,
-                            TrellisRooms<kPer>::bytes(rooms));
-    gpu::launch("encode of leaving trellis tiles", leaving_kernel<kPer, true>,
-                {blocks, kRotorThreads, TrellisRooms<kPer>::bytes(rooms), stream}, a, rooms);
+    gpu::allow_shared_bytes("encode of leaving tiles", leaving_kernel<kPer>, shared);
+    gpu::launch("encode of leaving tiles", leaving_kernel<kPer>,
+                {dim3(unsigned(2 * a.most_tiles), unsigned(a.n_sides * a.n_kv_heads), unsigned(a.most_spans)),
+                 kRotorThreads, shared, stream, a.overlap},
+                a);
   };
   if (a.head_dim == 64) launch.template operator()<2>();
   else if (a.head_dim == 128) launch.template operator()<4>();

@@ -93,23 +93,6 @@ __device__ __forceinline__ float quotient(float a, float b, float inverse) {
   return __fmaf_rn(__fmaf_rn(-b, close, a), inverse, close);
 }
 
-/// sum of lane s < kSums += term s of all lanes, in their order.
-template <int kSums>
-__device__ __forceinline__ void add_ordered(double (*scratch)[34], int lane, const double (&of_lane)[3], double& sum) {
-#pragma unroll
-  for (int s = 0; s < kSums; ++s) scratch[s][lane] = of_lane[s];
-  __syncwarp();
-  if (lane < kSums) {
-#pragma unroll 4
-    for (int i = 0; i < 32; i += 2) {
-      const double2 two = *reinterpret_cast<const double2*>(&scratch[lane][i]);
-      sum += two.x;
-      sum += two.y;
-    }
-  }
-  __syncwarp();
-}
-
 /// Sums over the channels in their order: term(j, of_lane) gives the three terms of channel lane + 32 j. Sum s < kSums
 /// is lane s's.
 template <int kPer, int kSums, class Term>
@@ -119,7 +102,18 @@ __device__ __forceinline__ double ordered_sums(double (&scratch)[3][34], int lan
   for (int j = 0; j < kPer; ++j) {
     double of_lane[3];
     term(j, of_lane);
-    add_ordered<kSums>(scratch, lane, of_lane, sum);
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) scratch[s][lane] = of_lane[s];
+    __syncwarp();
+    if (lane < kSums) {
+#pragma unroll 4
+      for (int i = 0; i < 32; i += 2) {
+        const double2 two = *reinterpret_cast<const double2*>(&scratch[lane][i]);
+        sum += two.x;
+        sum += two.y;
+      }
+    }
+    __syncwarp();
   }
   return sum;
 }

@@ -26,22 +26,8 @@ std::span<const RoundRowVariant> kv_round_variants() {
   return kVariants;
 }
 
-std::span<const TrellisVariant> kv_trellis_variants() {
-  static constexpr TrellisVariant kVariants[] = {
-    {"ref", Isa::scalar, any_dim, code_trellis},
-#if defined(__x86_64__)
-    {"states-avx2", Isa::avx2, any_dim, code_trellis_avx2},
-    {"states-avx512", Isa::avx512, any_dim, code_trellis_avx512},
-#elif defined(__aarch64__)
-    {"states-neon", Isa::neon, any_dim, code_trellis_neon},
-#endif
-  };
-  return kVariants;
-}
-
-CodeKernels select_code_kernels(const CpuContext& context, int head_dim) {
-  return {.round = select_variant(context, "kv_round", kv_round_variants(), head_dim).run,
-          .trellis = select_variant(context, "kv_trellis", kv_trellis_variants(), head_dim).run};
+RoundRow select_round_row(const CpuContext& context, int head_dim) {
+  return select_variant(context, "kv_round", kv_round_variants(), head_dim).run;
 }
 
 }  // namespace ridge

@@ -16,7 +16,7 @@
 //   int8         byte i
 //   q4           low nibble of byte i (i < 4) or high nibble of byte i - 4: nibble = code - 8 in two's complement
 //   rotor-4      nibble i: bit 3 is the sign, bits 0-2 the rank of the magnitude
-//   rotor-3, 3t  code in nibble i of the group's word 0, 1 or 2; of every fourth group, bit b of the code is the top bit
+//   rotor-3      code in nibble i of the group's word 0, 1 or 2; of every fourth group, bit b of the code is the top bit
 //                of nibble i of word b
 //
 // Scales are f16. Scale (block s of 32 channels, or 0 for one a row) of position p has number
@@ -42,7 +42,6 @@ enum class TileKind : int {
   q4,           ///< q4_0
   rotor4,
   rotor3,
-  rotor3t,
 };
 /// Kinds that are coded when their tile leaves the window.
 RIDGE_HD constexpr bool is_rotor(TileKind kind) { return kind >= TileKind::rotor4; }
@@ -74,7 +73,7 @@ struct TileShape {
   RIDGE_HD constexpr TileShape(TileKind kind, int head_dim)
       : bits(kind == TileKind::f16 || kind == TileKind::bf16               ? 16
              : kind == TileKind::int8_blocks || kind == TileKind::int8_row ? 8
-             : kind == TileKind::rotor3 || kind == TileKind::rotor3t       ? 3
+             : kind == TileKind::rotor3                                    ? 3
                                                                            : 4),
         scale_blocks(bits == 16                                              ? 0
                      : kind == TileKind::int8_blocks || kind == TileKind::q4 ? head_dim / 32
@@ -122,8 +121,7 @@ RIDGE_HD uint32_t tile_code(TileKind kind, const TileShape& shape, TilePlace at,
       const uint32_t nibble = word(at.group) >> (4 * at.i) & 15u;
       return nibble & 8u ? 7u - (nibble & 7u) : nibble + 8u;
     }
-    case TileKind::rotor3:
-    case TileKind::rotor3t: {
+    case TileKind::rotor3: {
       const int first = at.group / 4 * 3, g = at.group % 4;
       if (g < 3) return word(first + g) >> (4 * at.i) & 7u;
       uint32_t code = 0;
@@ -150,8 +148,7 @@ RIDGE_HD void set_tile_code(TileKind kind, const TileShape& shape, TilePlace at,
     case TileKind::int8_row: return put(2 * at.group + at.i / 4, 8 * (at.i % 4), 0xFFu, code);
     case TileKind::q4: return put(at.group, 8 * (at.i % 4) + 4 * (at.i / 4), 15u, code ^ 8u);
     case TileKind::rotor4: return put(at.group, 4 * at.i, 15u, code < 8u ? 8u | (7u - code) : code - 8u);
-    case TileKind::rotor3:
-    case TileKind::rotor3t: {
+    case TileKind::rotor3: {
       const int first = at.group / 4 * 3, g = at.group % 4;
       if (g < 3) return put(first + g, 4 * at.i, 7u, code);
       for (int b = 0; b < 3; ++b) put(first + b, 4 * at.i + 3, 1u, code >> b & 1u);

@@ -92,11 +92,6 @@ template <>
 struct TileRows<KvRotor4> : tile_rows::PackedRow<TileKind::rotor4, 4> {};
 template <>
 struct TileRows<KvRotor3> : tile_rows::PackedRow<TileKind::rotor3, 3> {};
-/// Codes stand in the order of the chain.
-template <>
-struct TileRows<KvRotor3t> : tile_rows::PackedRow<TileKind::rotor3t, 3> {
-  RIDGE_HD static int place(int d, int head_dim) { return trellis_place(d, head_dim); }
-};
 
 template <>
 struct TileRows<KvP8> : tile_rows::PackedRow<TileKind::int8_blocks, 8> {};
@@ -118,21 +113,13 @@ struct TileRows<KvQ4_0> : tile_rows::BlockRow<TileKind::q4, Q4_0::Block> {
   }
 };
 
-/// Number of channel d's code in a row.
-template <class F>
-RIDGE_HD int place_of(int d, int head_dim) {
-  if constexpr (requires { TileRows<F>::place(d, head_dim); }) return TileRows<F>::place(d, head_dim);
-  else return d;
-}
-
 /// Row `position` of a tile as bytes of format F (`row` is F::row_bytes(head_dim) zeros before).
 template <class F>
 RIDGE_HD void tile_to_row(const std::byte* tile, KvSide side, int position, int head_dim, std::byte* row) {
   const TileShape shape(TileRows<F>::kKind, head_dim);
   const auto load = [&](int at) { return tile_rows::load32(tile + at); };
   for (int d = 0; d < head_dim; ++d)
-    TileRows<F>::put_code(row, place_of<F>(d, head_dim),
-                          tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d), load));
+    TileRows<F>::put_code(row, d, tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d), load));
   for (int s = 0; s < shape.scale_blocks; ++s)
     TileRows<F>::put_scale(row, head_dim, s, tile_rows::load16(tile + shape.scale_at(s, position)));
 }
@@ -144,8 +131,7 @@ RIDGE_HD void row_to_tile(const std::byte* row, KvSide side, int position, int h
   const auto load = [&](int at) { return tile_rows::load32(tile + at); };
   const auto store = [&](int at, uint32_t word) { std::memcpy(tile + at, &word, 4); };
   for (int d = 0; d < head_dim; ++d)
-    set_tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d),
-                  TileRows<F>::code(row, place_of<F>(d, head_dim)), load, store);
+    set_tile_code(TileRows<F>::kKind, shape, tile_place(side, position, d), TileRows<F>::code(row, d), load, store);
   for (int s = 0; s < shape.scale_blocks; ++s)
     tile_rows::store16(tile + shape.scale_at(s, position), TileRows<F>::scale(row, head_dim, s));
 }

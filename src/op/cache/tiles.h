@@ -65,14 +65,14 @@ struct KvTiles {
   std::byte* pages = nullptr;
   std::byte* ring = nullptr;
   std::byte* sinks = nullptr;
-  float* centre = nullptr;        ///< [n_slots, n_kv_heads, head_dim], zero until calibrated; null: never
-  CentreTurn turn;                ///< of the centre, where the side has one; its table on the same device
-  float* head_scale = nullptr;    ///< [n_slots, n_kv_heads] where the format has head_scale
-  const float* metric = nullptr;  ///< [n_kv_heads, head_dim, head_dim] for weighted rounding (coding_metric())
-  RotationView rotation;          ///< its table on the same device
-  KvScale scale = KvScale::none;  ///< rule of the format's encoder
-  CodeKernels kernels;            ///< of the host
-  PageCounts* counts = nullptr;   ///< [n_pages]
+  float* centre = nullptr;                  ///< [n_slots, n_kv_heads, head_dim], zero until calibrated; null: never
+  CentreTurn turn;                          ///< of the centre, where the side has one; its table on the same device
+  float* head_scale = nullptr;              ///< [n_slots, n_kv_heads] where the format has head_scale
+  const float* metric = nullptr;            ///< [n_kv_heads, head_dim, head_dim] in cache space, for weighted rounding
+  RotationView rotation;                    ///< its table on the same device
+  KvScale scale = KvScale::none;            ///< rule of the format's encoder
+  RoundRow round = nullptr;                 ///< on the host: kernel of weighted rounding
+  PageCounts* counts = nullptr;             ///< [n_pages]
   unsigned long long* saturated = nullptr;  ///< values clamped while coding
 
   /// The first position that a query sees when the cache holds n positions up to its own.
@@ -120,7 +120,7 @@ struct KvTiles {
     return {.scale = scale,
             .fixed = head_scale ? head_scale[int64_t(slot) * n_kv_heads + head] : 0.0f,
             .metric = metric ? metric + int64_t(head) * head_dim * head_dim : nullptr,
-            .kernels = kernels};
+            .round = round};
   }
 };
 
