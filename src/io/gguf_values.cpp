@@ -115,7 +115,8 @@ Result<uint64_t> gguf_alignment(const Metadata& metadata) {
   const auto found = metadata.find(kAlignment);
   if (found == metadata.end()) return kGgufAlignment;
   const auto* const held = std::get_if<uint64_t>(&found->second);
-  if (held == nullptr) return bad_file("key '{}' is {}, expected an unsigned integer", kAlignment, kind_of(found->second));
+  if (held == nullptr)
+    return bad_file("key '{}' is {}, expected an unsigned integer", kAlignment, kind_of(found->second));
   if (!std::has_single_bit(*held) || *held < kMinGgufAlignment || *held > kMaxGgufAlignment)
     return bad_file("key '{}' is {}, expected a power of two from {} to {}", kAlignment, *held, kMinGgufAlignment,
                     kMaxGgufAlignment);

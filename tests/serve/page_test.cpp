@@ -12,12 +12,13 @@ namespace ridge::serve {
 namespace {
 
 TEST(Page, FilesAreThoseOfTheTreeByteForByte) {
-  const std::pair<std::string_view, std::string_view> expected[] = {{"/", "text/html; charset=utf-8"},
-                                                                    {"/style.css", "text/css; charset=utf-8"},
-                                                                    {"/page.js", "text/javascript; charset=utf-8"},
-                                                                    {"/markdown.js", "text/javascript; charset=utf-8"},
-                                                                    {"/conversations.js", "text/javascript; charset=utf-8"},
-                                                                    {"/icon.svg", "image/svg+xml"}};
+  const std::pair<std::string_view, std::string_view> expected[] = {
+      {"/", "text/html; charset=utf-8"},
+      {"/style.css", "text/css; charset=utf-8"},
+      {"/page.js", "text/javascript; charset=utf-8"},
+      {"/markdown.js", "text/javascript; charset=utf-8"},
+      {"/conversations.js", "text/javascript; charset=utf-8"},
+      {"/icon.svg", "image/svg+xml"}};
   ASSERT_EQ(page_files().size(), std::size(expected));
   for (size_t i = 0; i < std::size(expected); ++i) {
     const PageFile& file = page_files()[i];

@@ -83,9 +83,11 @@ const Json kResponses = Json::parse(R"({
   "text": {"format": {"type": "text"}, "verbosity": "medium"}, "max_output_tokens": 5, "temperature": 0.5, "top_p": 0.9, "store": false,
   "include": ["reasoning.encrypted_content"], "truncation": "disabled", "background": false, "metadata": {"a": "b"},
   "stream": true, "stream_options": {"include_obfuscation": false}, "max_tool_calls": 3, "top_logprobs": 0, "service_tier": "auto"})");
-const Json kLlama = Json::parse(R"({"prompt": [1, 5, 6], "n_predict": 5, "temperature": 0.5, "seed": -1, "stop": ["x"], "stream": true,
+const Json kLlama =
+    Json::parse(R"({"prompt": [1, 5, 6], "n_predict": 5, "temperature": 0.5, "seed": -1, "stop": ["x"], "stream": true,
   "logit_bias": [[5, 1.5], [6, false]], "json_schema": {"type": "object"}, "n_probs": 0, "mirostat": 0, "cache_prompt": true})");
-const Json kEmbeddings = Json::parse(R"({"model": "m", "input": ["a", [1, 5]], "encoding_format": "base64", "dimensions": 8,
+const Json kEmbeddings =
+    Json::parse(R"({"model": "m", "input": ["a", [1, 5]], "encoding_format": "base64", "dimensions": 8,
   "pooling": "last", "user": "u", "kv_quant": "f16"})");
 const Json kCompletion = Json::parse(R"({
   "prompt": [[1, 5, 6], [1, 7]], "echo": true, "logprobs": 2, "max_tokens": 0, "n": 1, "best_of": 1, "suffix": "",
