@@ -251,6 +251,7 @@ struct Planner {
 template <class Maker>
 void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, CudaLayer& layer) {
   for_each_tensor(from, [&](const TensorRow& row, const Values& values) {
+    if (values.empty()) return;  // also those of models that a device refuses, which have no place
     if (gpu::Buffer CudaLayer::*const place = place_of(row)) layer.*place = maker.vector(values);
   });
   if (plan.mixer == MixerKind::delta) {
