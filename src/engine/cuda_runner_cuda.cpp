@@ -538,7 +538,10 @@ void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory) {
     case MixerKind::attention: return attend(i, step, memory);
     case MixerKind::delta: return mix_delta(i, step, memory);
     case MixerKind::latent: return attend_latent(i, step, memory);
+    case MixerKind::conv:
+    case MixerKind::mamba: break;
   }
+  throw_error(ErrorKind::usage, "a CUDA device does not compute {}", mixer_name(plan_.layers[size_t(i)].mixer));
 }
 
 /// Of several ranks each makes the logits of its rows of the output matrix, if it has any, and gets all.

@@ -6,7 +6,6 @@
 #include "http/url.h"
 
 namespace ridge::http {
-namespace {
 
 namespace beast = boost::beast::http;
 
@@ -29,6 +28,8 @@ struct GrowingBody {
     void finish(boost::system::error_code& error) { error = {}; }
   };
 };
+
+namespace {
 
 /// Lines end in CR LF and do not go on in the next one; no other control characters than tabs.
 bool plain_lines(std::string_view head) {
