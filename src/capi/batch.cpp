@@ -57,10 +57,7 @@ std::unique_ptr<ridge_batch> make_batch(const ridge_model* model, const ridge_se
 void check_row(const ridge_batch& batch, const ridge_batch_row& row) {
   const std::span<const int32_t> tokens = values(row.tokens, row.n, "tokens");
   if (tokens.empty()) throw_error(ErrorKind::usage, "sequence {} gets no tokens", row.sequence);
-  for (const int32_t token : tokens)
-    if (token < 0 || token >= batch.engine().plan().vocab_size)
-      throw_error(ErrorKind::usage, "token id {} is outside the vocabulary of {}", token,
-                  batch.engine().plan().vocab_size);
+  check_tokens(tokens, batch.engine().plan().vocab_size);
   const int n_past = batch.pool->length(batch.at(row.sequence));
   if (row.n > size_t(batch.n_ctx - n_past))
     throw_error(ErrorKind::usage, "context full: {} tokens do not fit after {} of {}", row.n, n_past, batch.n_ctx);

@@ -1,6 +1,7 @@
 // Models, tokens and chat templates of the C API.
 #include "base/json.h"
 #include "capi/handles.h"
+#include "engine/engine.h"
 #include "serve/answer_form.h"
 
 namespace ridge::capi {
@@ -37,11 +38,6 @@ ridge_model_info model_info(SharedModel& shared) {
   out.weight_bytes = info.weight_bytes;
   out.load_seconds = info.load_seconds;
   return out;
-}
-
-void check_token(const ModelInfo& info, int32_t token) {
-  if (token < 0 || token >= info.vocab_size)
-    throw_error(ErrorKind::usage, "token id {} is outside the vocabulary of {}", token, info.vocab_size);
 }
 
 /// JSON of the caller; what is missing is null.
@@ -131,7 +127,7 @@ ridge_status ridge_tokenize(const ridge_model* model, const char* text, size_t n
 ridge_status ridge_detokenize(const ridge_model* model, const int32_t* tokens, size_t n, int flags, ridge_text* out) {
   return guarded([&] {
     const std::span<const int32_t> ids = values(tokens, n, "tokens");
-    for (const int32_t id : ids) check_token(shared(model).info, id);
+    ridge::check_tokens(ids, shared(model).info.vocab_size);
     const std::string text = shared(model).model.detokenize(ids, (flags & RIDGE_PARSE_SPECIAL) != 0);
     write_result(given(out, "out"), std::span<const char>(text), "bytes");
   });
@@ -139,7 +135,7 @@ ridge_status ridge_detokenize(const ridge_model* model, const int32_t* tokens, s
 
 ridge_status ridge_piece(const ridge_model* model, int32_t token, int flags, ridge_text* out) {
   return guarded([&] {
-    check_token(shared(model).info, token);
+    ridge::check_tokens({&token, 1}, shared(model).info.vocab_size);
     const std::string text = shared(model).model.piece(token, (flags & RIDGE_PARSE_SPECIAL) != 0);
     write_result(given(out, "out"), std::span<const char>(text), "bytes");
   });

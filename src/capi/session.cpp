@@ -3,8 +3,10 @@
 #include <chrono>
 #include <functional>
 
+#include "base/seconds.h"
 #include "capi/handles.h"
 #include "engine/decode/token_stream.h"
+#include "engine/engine.h"
 #include "engine/kv_choice.h"
 
 namespace ridge::capi {
@@ -77,10 +79,6 @@ ridge_generation generation(const GenerateResult& result, std::span<const int32_
   return out;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 /// Reads the prompt; none where the session has logits to go on from.
 void read_prompt(SharedSession& s, std::span<const int32_t> prompt) {
   if (prompt.empty() && s.has_logits) return;
@@ -125,7 +123,7 @@ struct ridge_stream {
     read_prompt(*shared, prompt);
     shared->has_logits = false;
     result.n_prompt = int(prompt.size());
-    result.prefill_seconds = seconds_since(start);
+    result.prefill_seconds = ridge::seconds_since(start);
   }
 
   std::string piece_of(int32_t token) const {
@@ -158,7 +156,7 @@ struct ridge_stream {
       text.finish();
       ended = true;
     }
-    result.decode_seconds += seconds_since(began);
+    result.decode_seconds += ridge::seconds_since(began);
     return piece;
   }
 
@@ -284,9 +282,7 @@ ridge_status ridge_sampler_accept(ridge_sampler* sampler, const int32_t* tokens,
   return guarded([&] {
     ridge_sampler& s = given(sampler, "sampler");
     const std::span<const int32_t> ids = values(tokens, n, "tokens");
-    for (const int32_t id : ids)
-      if (id < 0 || size_t(id) >= s.vocab_size)
-        ridge::throw_error(ErrorKind::usage, "token id {} is outside the vocabulary of {}", id, s.vocab_size);
+    ridge::check_tokens(ids, int(s.vocab_size));
     s.sampler.accept(ids);
   });
 }

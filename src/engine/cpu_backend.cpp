@@ -255,8 +255,7 @@ void CpuBackend::norm_whole(View2<float> x, const std::vector<float>& weight,
 
 /// The norm of the residual stream or of what a block gives.
 void CpuBackend::norm_rows(const std::vector<float>& weight, View2<float> x, View2<float> y) {
-  if (plan_.layer_norm) take_mean_off(context_, x, y);
-  rms_norm(context_, plan_.layer_norm ? y : x, weight.data(), plan_.norm_eps, y);
+  (plan_.layer_norm ? layer_norm : rms_norm)(context_, x, weight.data(), plan_.norm_eps, y);
 }
 
 /// Queries grow with the logarithm of their position.

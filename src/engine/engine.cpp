@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/limits.h"
+#include "base/seconds.h"
 #include "engine/cuda_process_rank.h"
 #include "engine/device_name.h"
 #include "engine/finite.h"
@@ -88,6 +89,12 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
 
 }  // namespace
 
+void check_tokens(std::span<const int32_t> tokens, int vocab_size) {
+  for (const int32_t token : tokens)
+    if (token < 0 || token >= vocab_size)
+      throw_error(ErrorKind::usage, "token id {} is outside the vocabulary of {}", token, vocab_size);
+}
+
 /// Compares the model with that of the other ranks, and keeps this one's part of it, or the whole to lead with.
 void Engine::take_slice() {
   const Config& c = loaded_.config;
@@ -103,7 +110,7 @@ void Engine::take_slice() {
 void Engine::pack(Weights& weights) {
   const auto start = std::chrono::steady_clock::now();
   pack_weights(context_, weights);
-  pack_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  pack_seconds_ = seconds_since(start);
 }
 
 /// The backend of this rank's slice. Who leads has cut it from the whole model, and packs it here.
@@ -175,7 +182,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   }
   if (on_device() || leads()) info_.decode_weight_bytes = backend_->step_weight_bytes();
   info_.pack_seconds = pack_seconds_;
-  info_.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  info_.load_seconds = seconds_since(start);
 }
 
 const io::Tokenizer& Engine::tokenizer() const {
@@ -264,8 +271,7 @@ std::unique_ptr<SequencePool> Engine::open_checked_pool(std::span<const KvLayerC
 }
 
 void Engine::norm_hidden(View2<const float> x, View2<float> out) {
-  if (plan_.layer_norm) take_mean_off(context_, x, out);
-  rms_norm(context_, plan_.layer_norm ? out : x, loaded_.weights.output_norm.data(), plan_.norm_eps, out);
+  (plan_.layer_norm ? layer_norm : rms_norm)(context_, x, loaded_.weights.output_norm.data(), plan_.norm_eps, out);
 }
 
 void Engine::turn_key(int layer, int n_ctx, int n_positions, float* row) {

@@ -12,6 +12,9 @@
 
 namespace ridge {
 
+/// Refuses token ids that are no rows of the vocabulary; throws usage.
+void check_tokens(std::span<const int32_t> tokens, int vocab_size);
+
 class Engine {
  public:
   /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model: config,

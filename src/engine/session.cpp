@@ -42,10 +42,7 @@ struct Session::Impl {
   void check(std::span<const int32_t> tokens) const {
     if (tokens.empty())
       throw Error(ErrorKind::usage, "no tokens to run (the prompt is empty; give at least one token)");
-    const int vocab_size = engine.plan().vocab_size;
-    for (const int32_t token : tokens)
-      if (token < 0 || token >= vocab_size)
-        throw_error(ErrorKind::usage, "token id {} is outside the vocabulary of {}", token, vocab_size);
+    check_tokens(tokens, engine.plan().vocab_size);
     if (int64_t(tokens.size()) > n_ctx - n_past())
       throw_error(ErrorKind::usage,
                   "context full: {} tokens do not fit after {} of {} (a larger n_ctx or a shorter prompt)",

@@ -73,7 +73,7 @@ Status check_config(const Config& c, std::string_view where) {
     if (value >= low && value <= high) return {};
     return bad_file("{}: {} is {}, expected {} to {}", where, field, value, low, high);
   };
-  RIDGE_TRY_STATUS(range("n_layers", c.n_layers, 1, 1024));
+  RIDGE_TRY_STATUS(range("n_layers", c.n_layers, 1, kMaxLayers));
   RIDGE_TRY_STATUS(range("n_heads", c.n_heads, 1, 1024));
   RIDGE_TRY_STATUS(range("n_kv_heads", c.n_kv_heads, 1, c.n_heads));
   RIDGE_TRY_STATUS(range("head_dim", c.head_dim, 2, 1024));
@@ -151,6 +151,12 @@ Status check_config(const Config& c, std::string_view where) {
     RIDGE_TRY_STATUS(range("state of Mamba2", m.state_dim, c.conv_kernel > 0 ? 0 : 1, 1024));
     if (m.n_groups > 0 && m.n_heads % m.n_groups != 0)
       return bad_file("{}: {} heads of Mamba2 are not a multiple of {} groups", where, m.n_heads, m.n_groups);
+  }
+  if (c.position_scale != 0) {
+    RIDGE_TRY_STATUS(range("positions at which queries grow", c.position_length, 1, 1 << 26));
+    if (!(c.position_scale > 0 && c.position_scale < 1e3f))
+      return bad_file("{}: growth of queries with the position is {}, expected above 0 and below 1000", where,
+                      c.position_scale);
   }
   RIDGE_TRY_STATUS(range("sliding window", c.window, 0, 1 << 26));
   RIDGE_TRY_STATUS(range("sliding window's period", c.window_period, 0, 1024));

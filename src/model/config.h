@@ -1,6 +1,7 @@
 // Every hyper-parameter of a model, on one page.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -115,6 +116,12 @@ struct Config {
   int value_width() const { return kv_rank > 0 ? n_heads * value_dim : q_dim(); }
   /// Rows of the query projection.
   int q_rows() const { return (attention_gate ? 2 : 1) * q_dim(); }
+  /// `n` shared experts are one of n times the width.
+  void set_shared_experts(int n) { d_ff_shared = int(std::min<int64_t>(int64_t(n) * d_ff_expert, 1 << 30)); }
+  /// The first `n` layers have no experts.
+  void set_dense_in_front(int n) {
+    for (int i = 0; i < std::min(n, n_layers); ++i) dense_layers.push_back(i);
+  }
   bool has_experts(int layer) const;
   bool has_layer(int layer) const { return here.count == 0 || (layer >= here.first && layer < here.end()); }
   int n_cached_layers() const;
@@ -128,6 +135,8 @@ struct Config {
     return window > 0 && (window_period == 0 || layer % window_period < window_period - 1);
   }
 };
+
+inline constexpr int kMaxLayers = 1024;
 
 /// What YaRN multiplies cosines and sines by: 1 + 0.1 share ln(factor).
 float yarn_magnitude(float factor, float share = 1);

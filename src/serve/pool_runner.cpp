@@ -111,8 +111,6 @@ int longest_context(Engine& engine, PoolOptions options) {
   return fitting * kPagePositions;
 }
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 std::string_view phase_name(Phase phase) {
   constexpr std::string_view kNames[] = {"prompt", "decode", "parked"};
   return kNames[size_t(phase)];

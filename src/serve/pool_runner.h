@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "base/seconds.h"
 #include "engine/decode/decoder.h"
 #include "engine/decode/token_stream.h"
 #include "engine/engine.h"
@@ -14,7 +15,6 @@
 namespace ridge::serve {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start);
 
 struct PoolOptions {
   KvChoice kv;

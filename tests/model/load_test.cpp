@@ -708,5 +708,39 @@ TEST(Convert, RefusesToOverwriteItsInputAndNonsense) {
   EXPECT_FALSE(std::filesystem::exists(never));
 }
 
+/// Fields that only the newest architectures have.
+TEST(Config, FieldsOfNewArchitecturesAreCheckedBeforeTheyAreUsed) {
+  const auto refusal = [](std::string_view type, std::string_view fields, int n_layers = 4) {
+    const Result<Config> read =
+        config_from_hf(R"({"hidden_size":64,"num_attention_heads":4,"vocab_size":32,)"
+                       R"("max_position_embeddings":64,"model_type":")" +
+                           fmt::format(R"({}","num_hidden_layers":{},{}{}}})", type, n_layers,
+                                       type == "lfm2" ? "" : R"("intermediate_size":96,)", fields),
+                       "config.json");
+    return read ? std::string() : read.error().message;
+  };
+  using testing::HasSubstr;
+  EXPECT_EQ(refusal("exaone4", R"("sliding_window":16,"sliding_window_pattern":"LLLG")"), "");
+  for (const char* letters : {"", "L", "G G", "LLGL"})
+    EXPECT_THAT(refusal("exaone4", fmt::format(R"("sliding_window":16,"sliding_window_pattern":"{}")", letters)),
+                HasSubstr("sliding_window_pattern is"))
+        << letters;
+  EXPECT_THAT(refusal("ministral3", R"("rope_parameters":{"rope_type":"default","llama_4_scaling_beta":0.1})"),
+              HasSubstr("positions at which queries grow is 0"));
+  EXPECT_THAT(refusal("smollm3", R"("no_rope_layers":[1,1,0,1])"), HasSubstr("no_rope_layers is [1,1,0,1]"));
+  EXPECT_THAT(refusal("llama", R"("x":1)", 1 << 30), HasSubstr("expected 1 to 1024"));
+  const std::string conv = R"("conv_L_cache":3,"block_ff_dim":96,)";
+  EXPECT_EQ(refusal("lfm2", conv + R"("full_attn_idxs":[2])"), "");
+  EXPECT_THAT(refusal("lfm2", conv + R"("full_attn_idxs":[4])"), HasSubstr("full_attn_idxs holds 4"));
+  EXPECT_THAT(refusal("lfm2", conv + R"("x":1)"), HasSubstr("layer_types is missing"));
+  EXPECT_THAT(refusal("lfm2", conv + R"("layer_types":["conv","conv","mamba","conv"])"), HasSubstr("layer_types is"));
+  EXPECT_THAT(refusal("lfm2", conv + R"("full_attn_idxs":[2],"block_auto_adjust_ff_dim":true,)"
+                                     R"("block_ffn_dim_multiplier":1e30)"),
+              HasSubstr("block_ffn_dim_multiplier 1e+30"));
+  EXPECT_THAT(refusal("lfm2", conv + R"("full_attn_idxs":[2],"block_auto_adjust_ff_dim":true,)"
+                                     R"("block_multiple_of":1073741824)"),
+              HasSubstr("d_ff is 1073741824"));
+}
+
 }  // namespace
 }  // namespace ridge

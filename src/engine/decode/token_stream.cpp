@@ -4,14 +4,9 @@
 #include <chrono>
 #include <climits>
 
+#include "base/seconds.h"
+
 namespace ridge {
-namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
 
 std::string_view stop_reason_name(StopReason reason) {
   constexpr std::string_view kNames[] = {"end token", "stop string", "token limit", "context full", "interrupted"};

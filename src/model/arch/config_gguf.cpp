@@ -130,7 +130,7 @@ Status check_router(const Keys& keys, const Arch& arch, const Config& c, std::st
 
 Status read_dense_layers(const Keys& keys, Config& c) {
   RIDGE_TRY(const int n_dense, keys.integer_or("leading_dense_block_count", 0));
-  for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
+  c.set_dense_in_front(n_dense);
   return {};
 }
 
@@ -145,7 +145,7 @@ Status read_grouped_experts(const Keys& keys, const Arch& arch, Config& c, std::
   c.sigmoid_router = gate == kSigmoid;
   c.choice_bias = arch.choice_bias && c.sigmoid_router == arch.sigmoid_router;
   RIDGE_TRY(const int n_shared, keys.integer_or("expert_shared_count", 0));
-  c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
+  c.set_shared_experts(n_shared);
   RIDGE_TRY(c.n_expert_groups, keys.integer_or("expert_group_count", 1));
   RIDGE_TRY(c.n_groups_used, keys.integer_or("expert_group_used_count", 1));
   RIDGE_TRY_STATUS(read_dense_layers(keys, c));
@@ -306,7 +306,9 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   // Layers that predict further tokens are the last blocks; nothing runs them.
   RIDGE_TRY(const int n_predict, keys.integer_or("nextn_predict_layers", 0));
   c.n_layers -= n_predict;
-  if (c.n_layers < 1) return bad_file("{}: n_layers is {}, expected 1 to 1024", where, c.n_layers);
+  // Before anything is made for each layer.
+  if (c.n_layers < 1 || c.n_layers > kMaxLayers)
+    return bad_file("{}: n_layers is {}, expected 1 to {}", where, c.n_layers, kMaxLayers);
   RIDGE_TRY(c.d_model, keys.integer("embedding_length"));
   const bool own_d_ff = !arch->experts || keys.has("feed_forward_length");
   RIDGE_TRY(c.d_ff, own_d_ff ? keys.uniform_integer("feed_forward_length", c.n_layers)

@@ -117,12 +117,12 @@ Status read_moe_experts(const Fields& f, Config& c, std::string_view where) {
   RIDGE_TRY(c.n_experts_used, f.integer("moe_k"));
   RIDGE_TRY(c.d_ff_expert, f.integer("moe_intermediate_size"));
   RIDGE_TRY(const int n_shared, f.integer_or("moe_num_shared_experts", 0));
-  c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
+  c.set_shared_experts(n_shared);
   c.experts_renormalised = true;
   RIDGE_TRY(const int first, f.integer_or("moe_layer_start_index", 1));
   RIDGE_TRY_STATUS(f.same("moe_layer_end_index", c.n_layers - 1));
   RIDGE_TRY_STATUS(f.same("moe_layer_interval", 1));
-  for (int i = 0; i < std::min(first, c.n_layers); ++i) c.dense_layers.push_back(i);
+  c.set_dense_in_front(first);
   RIDGE_TRY(const bool bias, f.flag_or("moe_use_aux_free", true));
   if (!bias) return bad_file("{}: moe_use_aux_free is false (not supported)", where);
   return {};
@@ -136,7 +136,7 @@ Status read_grouped_experts(const Fields& f, const Arch& arch, Config& c, std::s
   RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
   RIDGE_TRY(c.d_ff_expert, f.integer("moe_intermediate_size"));
   RIDGE_TRY(const int n_shared, f.integer_or("n_shared_experts", 0));
-  c.d_ff_shared = int(std::min<int64_t>(int64_t(n_shared) * c.d_ff_expert, 1 << 30));
+  c.set_shared_experts(n_shared);
   RIDGE_TRY(c.experts_renormalised, f.flag_or("norm_topk_prob", arch.experts_renormalised));
   // V2's own code and transformers differ there.
   if (c.experts_renormalised && !arch.experts_renormalised)
@@ -154,7 +154,7 @@ Status read_grouped_experts(const Fields& f, const Arch& arch, Config& c, std::s
   c.n_groups_used = greedy ? 1 : n_used;
   RIDGE_TRY(c.expert_scale, f.number_or("routed_scaling_factor", 1.0f));
   RIDGE_TRY(const int n_dense, f.integer_or("first_k_dense_replace", 0));
-  for (int i = 0; i < std::min(n_dense, c.n_layers); ++i) c.dense_layers.push_back(i);
+  c.set_dense_in_front(n_dense);
   RIDGE_TRY(const int every, f.integer_or("moe_layer_freq", 1));
   if (every != 1) return bad_file("{}: moe_layer_freq is {} (supported: 1)", where, every);
   return {};
@@ -268,7 +268,7 @@ Status read_window_pattern(const Fields& f, const Arch& arch, Config& c, std::st
     return {};
   }
   RIDGE_TRY(const std::string letters, f.text_or(kPattern, ""));
-  if (letters.find_first_not_of('L') != letters.size() - 1 || letters.back() != 'G')
+  if (letters.empty() || letters.find_first_not_of('L') != letters.size() - 1 || letters.back() != 'G')
     return bad_file("{}: {} is '{}' (supported: L of sliding layers, and a G behind them)", where, kPattern, letters);
   c.window_period = int(letters.size());
   return {};
@@ -283,6 +283,20 @@ void use_lfm_names(io::Json& json) {
     }
 }
 
+/// The layers that keep a state, where a list has the kind of each.
+Status read_state_layers(const Fields& f, Config& c, std::string_view state, std::string_view attention,
+                         std::string_view where) {
+  if (!f.has("layer_types")) return bad_file("{}: layer_types is missing", where);
+  const io::Json& types = f.at("layer_types");
+  for (int i = 0; i < c.n_layers; ++i) {
+    if (!types.is_array() || ssize(types) != c.n_layers || (types[size_t(i)] != state && types[size_t(i)] != attention))
+      return bad_file("{}: layer_types is {} (supported: {} and {} of {} layers)", where, types.dump(), state,
+                      attention, c.n_layers);
+    if (types[size_t(i)] == state) c.state_layers.push_back(i);
+  }
+  return {};
+}
+
 /// The layers that have short convolutions, and the width of the feed-forward, which may follow from another one.
 Status read_short_conv(const Fields& f, Config& c, std::string_view where) {
   RIDGE_TRY(c.conv_kernel, f.integer("conv_L_cache"));
@@ -293,35 +307,24 @@ Status read_short_conv(const Fields& f, Config& c, std::string_view where) {
     return bad_file("{}: conv_bias {}, use_pos_enc {}, block_use_swiglu {} (supported: false, true, true)", where, bias,
                     rope, swiglu);
   for (const char* key : {"conv_dim", "conv_dim_out", "block_dim"}) RIDGE_TRY_STATUS(f.same(key, c.d_model));
-  std::vector<bool> attends(size_t(c.n_layers), false);
-  if (f.has("layer_types")) {
-    const io::Json& types = f.at("layer_types");
-    for (int i = 0; i < c.n_layers; ++i) {
-      const bool listed = types.is_array() && ssize(types) == c.n_layers;
-      if (!listed || (types[size_t(i)] != "conv" && types[size_t(i)] != "full_attention"))
-        return bad_file("{}: layer_types is {} (supported: conv and full_attention of {} layers)", where, types.dump(),
-                        c.n_layers);
-      attends[size_t(i)] = types[size_t(i)] == "full_attention";
-    }
-  } else if (f.has("full_attn_idxs")) {
-    for (const io::Json& i : f.at("full_attn_idxs")) {
+  if (f.has("full_attn_idxs") && !f.has("layer_types")) {
+    const io::Json& attending = f.at("full_attn_idxs");
+    for (const io::Json& i : attending)
       if (!i.is_number_integer() || i < 0 || i >= c.n_layers)
         return bad_file("{}: full_attn_idxs holds {}, expected 0 to {}", where, i.dump(), c.n_layers - 1);
-      attends[i.get<size_t>()] = true;
-    }
+    for (int i = 0; i < c.n_layers; ++i)
+      if (std::ranges::count(attending, io::Json(i)) == 0) c.state_layers.push_back(i);
   } else {
-    return bad_file("{}: layer_types is missing", where);
+    RIDGE_TRY_STATUS(read_state_layers(f, c, "conv", "full_attention", where));
   }
-  for (int i = 0; i < c.n_layers; ++i)
-    if (!attends[size_t(i)]) c.state_layers.push_back(i);
-  RIDGE_TRY(c.d_ff, f.integer_or("block_ff_dim", c.d_ff));
   RIDGE_TRY(const bool adjust, f.flag_or("block_auto_adjust_ff_dim", false));
   RIDGE_TRY(const float times, f.number_or("block_ffn_dim_multiplier", 1.0f));
   RIDGE_TRY(const int multiple, f.integer_or("block_multiple_of", 256));
   if (!adjust) return {};
-  if (multiple < 1) return bad_file("{}: block_multiple_of is {}", where, multiple);
-  c.d_ff = int(double(times) * (2 * int64_t(c.d_ff) / 3));
-  c.d_ff = (c.d_ff + multiple - 1) / multiple * multiple;
+  if (multiple < 1 || !(times > 0 && times <= 64))
+    return bad_file("{}: block_multiple_of is {}, block_ffn_dim_multiplier {}", where, multiple, times);
+  const auto width = int64_t(double(times) * double(2 * int64_t(c.d_ff) / 3));
+  c.d_ff = int(std::min<int64_t>((width + multiple - 1) / multiple * multiple, 1 << 30));
   return {};
 }
 
@@ -342,15 +345,7 @@ Status read_mamba(const Fields& f, Config& c, std::string_view where) {
   RIDGE_TRY(const bool proj_bias, f.flag_or("mamba_proj_bias", false));
   if (!conv_bias || proj_bias)
     return bad_file("{}: mamba_conv_bias {}, mamba_proj_bias {} (supported: true, false)", where, conv_bias, proj_bias);
-  const io::Json none = io::Json::array();
-  const io::Json& types = f.has("layer_types") ? f.at("layer_types") : none;
-  for (int i = 0; i < c.n_layers; ++i) {
-    if (!types.is_array() || ssize(types) != c.n_layers ||
-        (types[size_t(i)] != "mamba" && types[size_t(i)] != "attention"))
-      return bad_file("{}: layer_types is {} (supported: mamba and attention of {} layers)", where, types.dump(),
-                      c.n_layers);
-    if (types[size_t(i)] == "mamba") c.state_layers.push_back(i);
-  }
+  RIDGE_TRY_STATUS(read_state_layers(f, c, "mamba", "attention", where));
   if (c.state_layers.empty()) c.mamba = {};
   RIDGE_TRY(const std::string positions, f.text_or("position_embedding_type", "nope"));
   if (positions != "nope" && positions != "rope")
@@ -466,6 +461,9 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (arch->short_conv) use_lfm_names(json);
   Config c;
   RIDGE_TRY(c.n_layers, f.integer("num_hidden_layers"));
+  // Before anything is made for each layer.
+  if (c.n_layers < 1 || c.n_layers > kMaxLayers)
+    return bad_file("{}: n_layers is {}, expected 1 to {}", where, c.n_layers, kMaxLayers);
   RIDGE_TRY(c.d_model, f.integer("hidden_size"));
   const bool own_width = arch->short_conv && f.has("block_ff_dim");
   RIDGE_TRY(c.d_ff, f.integer(own_width                                      ? "block_ff_dim"

@@ -4,34 +4,23 @@
 #include <cmath>
 
 #include "op/delta/kernels.h"
+#include "op/delta/taps.h"
 #include "op/trace.h"
 
 namespace ridge {
 namespace {
 
-/// Channels that a thread takes through the convolution at once.
-constexpr int64_t kChannels = 512;
-
 float sigmoid(float x) { return float(1 / (1 + std::exp(-double(x)))); }
-double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
-/// Columns [first, last) of a sequence's new rows through the convolution; `tail` [kernel - 1, channels] moves on.
-void convolve(const Delta& d, const KvSpan& span, int64_t first, int64_t last, float* tail) {
-  const int64_t channels = d.shape.channels();
-  const int n_tail = d.shape.kernel - 1;
-  float sums[kChannels];
+/// A block of columns from `first` on of a sequence's new rows through the convolution, whose tail moves on.
+void convolve(const Delta& d, const Taps& taps, const KvSpan& span, int64_t first, float* tail) {
+  const int64_t n = std::min(kTapChannels, taps.channels - first);
+  float sums[kTapChannels];
   for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
-    float* const row = &d.qkv(t, 0);
-    std::fill_n(sums, last - first, 0.0f);
-    for (int k = 0; k <= n_tail; ++k) {
-      const float *const x = k < n_tail ? tail + k * channels : row, *const w = d.conv + k * channels;
-      for (int64_t c = first; c < last; ++c) sums[c - first] += w[c] * x[c];
-    }
-    for (int k = 0; k < n_tail; ++k) {
-      const float* const next = k + 1 < n_tail ? tail + (k + 1) * channels : row;
-      std::copy(next + first, next + last, tail + k * channels + first);
-    }
-    for (int64_t c = first; c < last; ++c) row[c] = sums[c - first] / (1 + std::exp(-sums[c - first]));
+    float* const row = &d.qkv(t, first);
+    std::fill_n(sums, n, 0.0f);
+    taps.add(first, n, row, tail, sums);
+    for (int64_t i = 0; i < n; ++i) row[i] = sums[i] / (1 + std::exp(-sums[i]));
   }
 }
 
@@ -86,11 +75,10 @@ void gated_delta(CpuContext& context, const Delta& d) {
       {4 * n * channels + state_bytes, 4 * n * s.values() + state_bytes, n * s.n_value_heads * 7 * matrix});
   const auto state_of = [&](const KvSpan& span) { return d.states + span.slot * s.state_values(); };
 
-  const int64_t blocks = (channels + kChannels - 1) / kChannels;
-  context.pool.for_each(n_spans * blocks, [&](int64_t i, int) {
-    const KvSpan& span = d.spans[size_t(i / blocks)];
-    const int64_t first = i % blocks * kChannels;
-    convolve(d, span, first, std::min(channels, first + kChannels), state_of(span) + s.values() * s.key_dim);
+  const Taps taps{d.conv, s.kernel, channels};
+  context.pool.for_each(n_spans * taps.blocks(), [&](int64_t i, int) {
+    const KvSpan& span = d.spans[size_t(i / taps.blocks())];
+    convolve(d, taps, span, i % taps.blocks() * kTapChannels, state_of(span) + s.values() * s.key_dim);
   });
   const float scale = 1 / std::sqrt(float(s.key_dim));
   context.pool.for_each(n * s.n_key_heads, [&](int64_t i, int) {

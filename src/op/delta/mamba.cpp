@@ -3,26 +3,21 @@
 #include <algorithm>
 #include <cmath>
 
+#include "op/delta/taps.h"
 #include "op/trace.h"
 
 namespace ridge {
 namespace {
 
-double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
-
-/// Channels [first, last) of a sequence's new rows through the convolution; `tail` [kernel - 1, channels] moves on.
-void convolve(const Mamba& m, const KvSpan& span, int64_t first, int64_t last, float* tail) {
-  const int64_t channels = m.shape.channels(), n_tail = m.shape.kernel - 1;
+/// A block of channels from `first` on of a sequence's new rows through the convolution, whose tail moves on.
+void convolve(const Mamba& m, const Taps& taps, const KvSpan& span, int64_t first, float* tail) {
+  const int64_t n = std::min(kTapChannels, taps.channels - first);
+  float sums[kTapChannels];
   for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
-    float* const row = &m.in(t, m.shape.inner());
-    for (int64_t c = first; c < last; ++c) {
-      const float value = row[c];
-      float sum = m.conv_bias[c] + m.conv[n_tail * channels + c] * value;
-      for (int64_t k = 0; k < n_tail; ++k) sum += m.conv[k * channels + c] * tail[k * channels + c];
-      for (int64_t k = 0; k + 1 < n_tail; ++k) tail[k * channels + c] = tail[(k + 1) * channels + c];
-      tail[(n_tail - 1) * channels + c] = value;
-      row[c] = sum / (1 + std::exp(-sum));
-    }
+    float* const row = &m.in(t, m.shape.inner() + first);
+    std::copy_n(m.conv_bias + first, n, sums);
+    taps.add(first, n, row, tail, sums);
+    for (int64_t i = 0; i < n; ++i) row[i] = sums[i] / (1 + std::exp(-sums[i]));
   }
 }
 
@@ -59,12 +54,10 @@ void mamba2(CpuContext& context, const Mamba& m) {
       {4 * n * s.columns() + state_bytes, 4 * n * inner + state_bytes, n * inner * int64_t(s.state_dim) * 5});
   const auto state_of = [&](const KvSpan& span) { return m.states + span.slot * s.state_values(); };
 
-  constexpr int64_t kChannels = 512;  // that a thread takes through the convolution at once
-  const int64_t blocks = (channels + kChannels - 1) / kChannels;
-  context.pool.for_each(n_spans * blocks, [&](int64_t i, int) {
-    const KvSpan& span = m.spans[size_t(i / blocks)];
-    const int64_t first = i % blocks * kChannels;
-    convolve(m, span, first, std::min(channels, first + kChannels), state_of(span) + inner * s.state_dim);
+  const Taps taps{m.conv, s.kernel, channels};
+  context.pool.for_each(n_spans * taps.blocks(), [&](int64_t i, int) {
+    const KvSpan& span = m.spans[size_t(i / taps.blocks())];
+    convolve(m, taps, span, i % taps.blocks() * kTapChannels, state_of(span) + inner * s.state_dim);
   });
   context.pool.for_each(n_spans * s.n_heads, [&](int64_t i, int) {
     const KvSpan& span = m.spans[size_t(i / s.n_heads)];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "op/delta/taps.h"
 #include "op/trace.h"
 
 namespace ridge {
@@ -14,22 +15,19 @@ void short_conv(CpuContext& context, const ShortConv& conv) {
   const TracedOp traced(
       context, "short_conv", {},
       {12 * n * channels + state_bytes, 4 * n * channels + state_bytes, n * channels * (2 * conv.kernel + 2)});
-  constexpr int64_t kChannels = 512;  // that a thread takes at once
-  const int64_t blocks = (channels + kChannels - 1) / kChannels;
-  context.pool.for_each(n_spans * blocks, [&](int64_t i, int) {
-    const KvSpan& span = conv.spans[size_t(i / blocks)];
-    const int64_t first = i % blocks * kChannels, last = std::min(channels, first + kChannels);
+  const Taps taps{conv.weights, conv.kernel, channels};
+  context.pool.for_each(n_spans * taps.blocks(), [&](int64_t i, int) {
+    const KvSpan& span = conv.spans[size_t(i / taps.blocks())];
+    const int64_t first = i % taps.blocks() * kTapChannels, n_here = std::min(kTapChannels, channels - first);
     float* const tail = conv.states + span.slot * n_tail * channels;
+    float u[kTapChannels];
     for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
-      const float *const b = &conv.bcx(t, 0), *const c = b + channels, *const x = c + channels;
-      for (int64_t j = first; j < last; ++j) {
-        const float u = b[j] * x[j];
-        float sum = conv.weights[n_tail * channels + j] * u;
-        for (int64_t k = 0; k < n_tail; ++k) sum += conv.weights[k * channels + j] * tail[k * channels + j];
-        for (int64_t k = 0; k + 1 < n_tail; ++k) tail[k * channels + j] = tail[(k + 1) * channels + j];
-        tail[(n_tail - 1) * channels + j] = u;
-        conv.out(t, j) = c[j] * sum;
-      }
+      const float *const b = &conv.bcx(t, first), *const c = b + channels, *const x = c + channels;
+      float* const out = &conv.out(t, first);
+      for (int64_t j = 0; j < n_here; ++j) u[j] = b[j] * x[j];
+      std::fill_n(out, n_here, 0.0f);
+      taps.add(first, n_here, u, tail, out);
+      for (int64_t j = 0; j < n_here; ++j) out[j] *= c[j];
     }
   });
 }

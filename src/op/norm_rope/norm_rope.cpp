@@ -154,6 +154,11 @@ void take_mean_off(CpuContext& context, View2<const float> x, View2<float> y) {
   });
 }
 
+void layer_norm(CpuContext& context, View2<const float> x, const float* weight, float eps, View2<float> y) {
+  take_mean_off(context, x, y);
+  rms_norm(context, y, weight, eps, y);
+}
+
 void scale(CpuContext& context, View2<float> x, float factor) {
   const TracedOp traced(context, "scale", {}, rows_work(x, 1, 1));
   for_rows(context, x.rows, [&](int64_t t, int) {

@@ -22,8 +22,10 @@ struct Rope {
 /// y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight, row by row; y may be x.
 void rms_norm(CpuContext& context, View2<const float> x, const float* weight, float eps, View2<float> y);
 
-/// y[t] = x[t] - mean(x[t]): what LayerNorm does in front of an RMSNorm; y may be x.
+/// y[t] = x[t] - mean(x[t]); y may be x.
 void take_mean_off(CpuContext& context, View2<const float> x, View2<float> y);
+/// rms_norm() of rows less their mean: LayerNorm without a bias.
+void layer_norm(CpuContext& context, View2<const float> x, const float* weight, float eps, View2<float> y);
 
 /// Cosines and sines of positions under one Rope, made once for all layers of a step.
 struct RopeAngles {

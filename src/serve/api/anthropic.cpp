@@ -7,24 +7,6 @@
 namespace ridge::serve {
 namespace {
 
-constexpr const char* kSameFields[] = {"model",
-                                       "max_tokens",
-                                       "stream",
-                                       "temperature",
-                                       "top_p",
-                                       "top_k",
-                                       "min_p",
-                                       "seed",
-                                       "repeat_penalty",
-                                       "repeat_last_n",
-                                       "presence_penalty",
-                                       "frequency_penalty",
-                                       "logit_bias",
-                                       "min_tokens",
-                                       "ignore_eos",
-                                       "kv_quant",
-                                       "speculative",
-                                       "metadata"};
 constexpr std::pair<std::string_view, std::string_view> kNames[] = {{"function.parameters", "input_schema"},
                                                                     {"function.", ""},
                                                                     {"stop", "stop_sequences"},
@@ -316,17 +298,13 @@ Json anthropic_chat(const Json& body) {
   if (const auto tier = Fields(body).text("service_tier"); tier && *tier != "auto" && *tier != "standard_only")
     refuse("service_tier", fmt::format("{} is not supported (leave the field out)", shown(*tier)));
   Json chat = Json::object();
-  copy_fields(body, kSameFields, chat);
+  copy_fields(body, std::array{"model", "max_tokens"}, chat);
+  copy_shared_fields(body, chat);
   chat["messages"] = chat_messages(body);
   // A last message of the assistant is the beginning of the answer.
   if (const Json& last = chat["messages"].back(); last["role"] == "assistant" && !last.contains("tool_calls"))
     chat["continue_final_message"] = true;
-  if (const Json* tools = Fields(body).find("tools")) {
-    if (!tools->is_array()) refuse("tools", "not a list of tools");
-    chat["tools"] = Json::array();
-    for (size_t i = 0; i < tools->size(); ++i)
-      chat["tools"].push_back(chat_tool((*tools)[i], fmt::format("tools[{}]", i)));
-  }
+  add_tools(body, chat_tool, chat);
   if (const Json* stops = Fields(body).find("stop_sequences")) chat["stop"] = *stops;
   chat["chat_template_kwargs"] = Json::object();
   if (const Json* variables = Fields(body).find("chat_template_kwargs"); variables && variables->is_object())

@@ -4,6 +4,36 @@
 
 namespace ridge::serve {
 
+void copy_shared_fields(const Json& from, Json& to) {
+  constexpr const char* kShared[] = {"model",
+                                     "stream",
+                                     "temperature",
+                                     "top_p",
+                                     "top_k",
+                                     "min_p",
+                                     "seed",
+                                     "repeat_penalty",
+                                     "repeat_last_n",
+                                     "presence_penalty",
+                                     "frequency_penalty",
+                                     "logit_bias",
+                                     "min_tokens",
+                                     "ignore_eos",
+                                     "kv_quant",
+                                     "speculative",
+                                     "metadata"};
+  copy_fields(from, kShared, to);
+}
+
+void add_tools(const Json& body, Json (*chat_tool)(const Json& tool, const std::string& place), Json& chat) {
+  const Json* tools = Fields(body).find("tools");
+  if (!tools) return;
+  if (!tools->is_array()) refuse("tools", "not a list of tools");
+  chat["tools"] = Json::array();
+  for (size_t i = 0; i < tools->size(); ++i)
+    chat["tools"].push_back(chat_tool((*tools)[i], fmt::format("tools[{}]", i)));
+}
+
 void copy_fields(const Json& from, std::span<const char* const> names, Json& to) {
   for (const char* name : names)
     if (const Json* value = Fields(from).find(name)) to[name] = *value;

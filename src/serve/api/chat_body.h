@@ -9,6 +9,8 @@
 
 namespace ridge::serve {
 
+/// Copies the fields of sampling and of this server's own that other APIs have as a chat has them.
+void copy_shared_fields(const Json& from, Json& to);
 /// Copies the members of these names that `from` has.
 void copy_fields(const Json& from, std::span<const char* const> names, Json& to);
 
@@ -19,7 +21,10 @@ const std::string& need_text(const Json& object, const char* key, const std::str
 /// names `place` and the type of a block that is none of them.
 std::string text_of_blocks(const Json& value, std::span<const std::string_view> types, const std::string& place);
 
-/// An earlier call of the model in the form of a chat.
+/// The field `tools`, where it is there, as tools of a chat: each by chat_tool(tool, place). Throws ApiError.
+void add_tools(const Json& body, Json (*chat_tool)(const Json& tool, const std::string& place), Json& chat);
+
+/// A call of the model in the form of a chat.
 Json chat_call(const std::string& id, const std::string& name, Json arguments);
 
 /// Names of fields in a chat, and in the API that a body came from.

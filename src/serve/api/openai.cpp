@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "serve/api/chat_body.h"
+
 namespace ridge::serve {
 namespace {
 
@@ -13,10 +15,6 @@ Json bytes_of(const std::string& text) {
   Json bytes = Json::array();
   for (const char c : text) bytes.push_back(uint8_t(c));
   return bytes;
-}
-
-Json call_json(const text::ToolCall& call) {
-  return {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
 }
 
 class OpenAiForm final : public ApiForm {
@@ -76,7 +74,7 @@ void OpenAiForm::add(size_t index, const text::OutputDelta& delta) {
   else if (!delta.content.empty()) json["content"] = delta.content;
   if (!delta.reasoning.empty()) json["reasoning_content"] = delta.reasoning;
   for (const text::ToolCall& one : delta.calls) {
-    Json call = call_json(one);
+    Json call = chat_call(one.id, one.name, one.arguments);
     call["index"] = sent.n_calls++;
     json["tool_calls"].push_back(std::move(call));
   }
@@ -199,7 +197,8 @@ Json OpenAiForm::whole() {
       if (!choice.reasoning.empty()) message["reasoning_content"] = choice.reasoning;
       if (!choice.calls.empty()) {
         if (choice.content.empty()) message["content"] = nullptr;
-        for (const text::ToolCall& call : choice.calls) message["tool_calls"].push_back(call_json(call));
+        for (const text::ToolCall& call : choice.calls)
+          message["tool_calls"].push_back(chat_call(call.id, call.name, call.arguments));
       }
       one["message"] = std::move(message);
     } else {

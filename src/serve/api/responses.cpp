@@ -7,29 +7,8 @@
 namespace ridge::serve {
 namespace {
 
-constexpr const char* kChatFields[] = {"model",
-                                       "stream",
-                                       "temperature",
-                                       "top_p",
-                                       "top_k",
-                                       "min_p",
-                                       "seed",
-                                       "repeat_penalty",
-                                       "repeat_last_n",
-                                       "presence_penalty",
-                                       "frequency_penalty",
-                                       "logit_bias",
-                                       "min_tokens",
-                                       "ignore_eos",
-                                       "kv_quant",
-                                       "speculative",
-                                       "metadata",
-                                       "user",
-                                       "safety_identifier",
-                                       "prompt_cache_key",
-                                       "service_tier",
-                                       "parallel_tool_calls",
-                                       "chat_template_kwargs"};
+constexpr const char* kChatFields[] = {"user",         "safety_identifier",   "prompt_cache_key",
+                                       "service_tier", "parallel_tool_calls", "chat_template_kwargs"};
 constexpr std::pair<std::string_view, std::string_view> kFieldNames[] = {{"response_format.json_schema", "text.format"},
                                                                          {"response_format", "text.format"},
                                                                          {"function.", ""},
@@ -183,14 +162,10 @@ Json echo_of(const Json& body, bool store) {
 /// The body of the chat, without messages.
 Json chat_fields(const Json& body) {
   Json chat = Json::object();
+  copy_shared_fields(body, chat);
   copy_fields(body, kChatFields, chat);
   if (const Json* most = Fields(body).find("max_output_tokens")) chat["max_tokens"] = *most;
-  if (const Json* tools = Fields(body).find("tools")) {
-    if (!tools->is_array()) refuse("tools", "not a list of tools");
-    chat["tools"] = Json::array();
-    for (size_t i = 0; i < tools->size(); ++i)
-      chat["tools"].push_back(tool_of((*tools)[i], fmt::format("tools[{}]", i)));
-  }
+  add_tools(body, tool_of, chat);
   if (const Json* choice = Fields(body).find("tool_choice")) chat["tool_choice"] = tool_choice_of(*choice);
   if (const Json* reasoning = Fields(body).find("reasoning")) {
     if (!reasoning->is_object()) refuse("reasoning", fmt::format("{} is not an object", shown(*reasoning)));
