@@ -261,10 +261,14 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
   }
   for (const LayerPlan& of : runner_.plan().layers) {
     if (of.mixer != MixerKind::delta) continue;
-    names.push_back(has_delta_chunks(of.delta) ? "delta=columns+chunks" : "delta=columns");
+    names.push_back(fmt::format("delta={}{}", runner_.options().delta_in_parts ? "parts" : "heads",
+                                has_delta_chunks(of.delta) ? "+chunks" : ""));
     break;
   }
-  if (!of_experts.empty()) names.push_back("experts=" + of_experts);
+  if (!of_experts.empty()) {
+    names.push_back("experts=" + of_experts);
+    names.push_back(runner_.options().spread_router ? "router=spread" : "router=last-block");
+  }
   return names;
 }
 

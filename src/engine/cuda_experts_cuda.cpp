@@ -70,7 +70,8 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                   .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
                   .gates_shared = e.shared_gate,
                   .counters = r[B::router_counters].as<uint32_t>(),
-                  .overlap = step.overlap});
+                  .overlap = step.overlap,
+                  .spread = options_.spread_router});
     if (groups) device_group_experts(stream_, choice, r[B::expert_counts].as<int32_t>(), of_groups.groups);
   }
   {

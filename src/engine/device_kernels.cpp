@@ -23,16 +23,24 @@ DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
   for (const std::string& choice : kernels) force_kernel(device_kernel_tables(), choice, options.kernels);
   options.overlap = is_allowed(options.kernels, "launch", "overlap");
   options.kernels.erase("launch");
+  options.spread_router = is_allowed(options.kernels, "router", "spread");
+  options.delta_in_parts = is_allowed(options.kernels, "delta", "parts");
   return options;
 }
 
 void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
   std::set<std::string> used;
+  bool has_experts = false, has_delta = false;
   for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
+    has_experts = has_experts || name == "router", has_delta = has_delta || name == "delta qkv";
     // op/experts: kernels of their own, for every format
     if (name == "router" || name.starts_with("expert ") || name == "k_b" || name == "v_b") return;
     for (const int64_t n_tokens : {int64_t(1), kFewTokens + 1}) used.insert(chosen_kernel(m, name, n_tokens, forced));
   });
+  for (const auto& [op, has] : {std::pair("router", has_experts), std::pair("delta", has_delta)})
+    if (const auto at = forced.find(op); at != forced.end() && !has)
+      throw_wrong_field("kernels", "kernel {}={}: the model has no layer with {}", op, at->second,
+                        op == std::string_view("router") ? "experts" : "a delta rule");
   for (const auto& [op, names] : forced)
     for (const DeviceLinearVariant& row : device_linear_variants())
       if (is_allowed(forced, op, row.name) && !used.contains(fmt::format("{}={}", op, row.name)))

@@ -10,8 +10,10 @@
 namespace ridge {
 
 struct DeviceOptions {
-  ForcedKernels kernels;  ///< of gemv and gemm
-  bool overlap = true;    ///< programmatic dependent launch inside a recorded step
+  ForcedKernels kernels;       ///< of gemv, gemm, router and delta
+  bool overlap = true;         ///< programmatic dependent launch inside a recorded step
+  bool spread_router = true;   ///< ExpertRouter::spread
+  bool delta_in_parts = true;  ///< DeviceDelta::in_parts
 };
 /// From "op=name" entries: the ops and kernels of device_kernel_tables(). Throws usage, naming the choices.
 DeviceOptions parse_device_kernels(std::span<const std::string> kernels);

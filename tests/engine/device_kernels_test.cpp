@@ -39,6 +39,17 @@ TEST(DeviceKernels, LaunchIsAnOptionOfItsOwn) {
   EXPECT_TRUE(parse_device_kernels({}).overlap);
 }
 
+TEST(DeviceKernels, RouterAndDeltaAreOfModelsThatHaveThem) {
+  const std::vector<std::string> old = {"router=last-block", "delta=heads"};
+  EXPECT_FALSE(parse_device_kernels(old).spread_router || parse_device_kernels(old).delta_in_parts);
+  EXPECT_TRUE(parse_device_kernels({}).spread_router && parse_device_kernels({}).delta_in_parts);
+  Weights weights = weights_of("int4_g128", "int4_g128");
+  EXPECT_THAT(refusal(weights, {"router=spread"}), HasSubstr("no layer with experts"));
+  EXPECT_THAT(refusal(weights, {"delta=parts"}), HasSubstr("no layer with a delta rule"));
+  weights.layers[0].router = weights.layers[0].delta.qkv = weights.layers[0].q;
+  EXPECT_EQ(refusal(weights, {"router=spread", "delta=parts"}), "");
+}
+
 TEST(DeviceKernels, AFormatWithoutKernelsIsRefusedByTheNameOfItsMatrix) {
   EXPECT_EQ(refusal(weights_of("int4_g128", "q6_k"), {}), "");
   EXPECT_THAT(refusal(weights_of("f16", "tq2_0"), {}), AllOf(HasSubstr("matrix output"), HasSubstr("tq2_0")));

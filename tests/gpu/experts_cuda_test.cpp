@@ -39,37 +39,41 @@ class ExpertsCuda : public OnDevice {
 
 TEST_F(ExpertsCuda, ScoresAreTheRouters) {
   for (const int n_tokens : {1, 3, 24, 25, 70})
-    for (const auto& [n_experts, n_in] : {std::pair{6, 64}, {33, 100}, {128, 97}}) {
-      const auto x = normal_floats(1, n_tokens * n_in), w = normal_floats(2, n_experts * n_in),
-                 bias = normal_floats(3, n_experts);
-      const Choice c = buffers_for(n_tokens, n_experts, 2);
-      const gpu::Buffer dx = up(x), dw = up(w), db = up(bias), counters(4 * kFewRoutedTokens);
-      device_route(stream(), c.of,
-                   {.rule = {.n_used = 2, .renormalised = true},
-                    .n_in = n_in,
-                    .x = dx.as<float>(),
-                    .w = dw.as<float>(),
-                    .bias = db.as<float>(),
-                    .counters = counters.as<uint32_t>()});
-      const auto got = down(c.of.scores, n_tokens * n_experts);
-      for (const uint32_t counter : down(counters.as<uint32_t>(), kFewRoutedTokens)) ASSERT_EQ(counter, 0u);
-      std::vector<Route> routes(size_t(n_tokens * 2));
-      CpuContext context(1);
-      choose_experts(context, {const_cast<float*>(got.data()), n_tokens, n_experts},
-                     {.n_used = 2, .renormalised = true}, nullptr, routes);
-      const auto experts = down(c.of.experts, c.of.n_slots());
-      for (size_t i = 0; i < routes.size(); ++i) ASSERT_EQ(experts[i], routes[i].expert) << n_tokens << " slot " << i;
-      for (int t = 0; t < n_tokens; ++t)
-        for (int e = 0; e < n_experts; ++e) {
-          double sum = bias[size_t(e)], size = std::abs(sum);
-          for (int i = 0; i < n_in; ++i) {
-            const double product = double(x[size_t(t * n_in + i)]) * w[size_t(e * n_in + i)];
-            sum += product, size += std::abs(product);
+    for (const auto& [n_experts, n_in] : {std::pair{6, 64}, {33, 100}, {128, 97}, {5, 5000}})
+      for (const int rows : {-1, 0, 1, 2, 4, 8}) {  // of a block of those that spread; below 0 the last block chooses
+        if (n_tokens > kFewRoutedTokens && rows != 0) continue;
+        const auto x = normal_floats(1, n_tokens * n_in), w = normal_floats(2, n_experts * n_in),
+                   bias = normal_floats(3, n_experts);
+        const Choice c = buffers_for(n_tokens, n_experts, 2);
+        const gpu::Buffer dx = up(x), dw = up(w), db = up(bias), counters(4 * kFewRoutedTokens);
+        device_route(stream(), c.of,
+                     {.rule = {.n_used = 2, .renormalised = true},
+                      .n_in = n_in,
+                      .x = dx.as<float>(),
+                      .w = dw.as<float>(),
+                      .bias = db.as<float>(),
+                      .counters = counters.as<uint32_t>(),
+                      .spread = rows >= 0,
+                      .rows = rows});
+        const auto got = down(c.of.scores, n_tokens * n_experts);
+        for (const uint32_t counter : down(counters.as<uint32_t>(), kFewRoutedTokens)) ASSERT_EQ(counter, 0u);
+        std::vector<Route> routes(size_t(n_tokens * 2));
+        CpuContext context(1);
+        choose_experts(context, {const_cast<float*>(got.data()), n_tokens, n_experts},
+                       {.n_used = 2, .renormalised = true}, nullptr, routes);
+        const auto experts = down(c.of.experts, c.of.n_slots());
+        for (size_t i = 0; i < routes.size(); ++i) ASSERT_EQ(experts[i], routes[i].expert) << n_tokens << " slot " << i;
+        for (int t = 0; t < n_tokens; ++t)
+          for (int e = 0; e < n_experts; ++e) {
+            double sum = bias[size_t(e)], size = std::abs(sum);
+            for (int i = 0; i < n_in; ++i) {
+              const double product = double(x[size_t(t * n_in + i)]) * w[size_t(e * n_in + i)];
+              sum += product, size += std::abs(product);
+            }
+            // n_in fused steps and a bias, each off by half an ulp of a partial sum.
+            ASSERT_NEAR(got[size_t(t * n_experts + e)], sum, (n_in + 1) * 0x1p-24 * size) << n_tokens << " " << e;
           }
-          // n_in fused steps and a bias, each off by half an ulp of a partial sum.
-          ASSERT_NEAR(got[size_t(t * n_experts + e)], sum, (n_in + 1) * 0x1p-24 * size) << n_tokens << " " << e;
-        }
-    }
+      }
 }
 
 /// A norm in front, and a shared expert behind the others, with the sigmoid of its gate as weight or with weight 1.
@@ -77,7 +81,8 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
   constexpr int kExperts = 37, kUsed = 3, kIn = 130;
   constexpr float kEps = 1e-6f;
   for (const int n_tokens : {1, 5, 24})
-    for (const bool gates : {true, false}) {
+    for (const auto& [gates, of_block] :
+         {std::pair{true, -1}, {false, -1}, {true, 0}, {false, 0}, {true, 1}, {true, 2}, {false, 4}, {true, 8}}) {
       std::vector<float> x = normal_floats(1, n_tokens * kIn, 3);
       const auto norm = normal_floats(2, kIn), w = normal_floats(3, (kExperts + 1) * kIn);
       const Choice c = buffers_for(n_tokens, kExperts, kUsed, true);
@@ -92,7 +97,9 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
                     .w = dw.as<float>(),
                     .gates_shared = gates,
                     .counters = counters.as<uint32_t>(),
-                    .overlap = true});
+                    .overlap = true,
+                    .spread = of_block >= 0,
+                    .rows = of_block});
       CpuContext context(1);
       const View2<float> rows(x.data(), n_tokens, kIn);
       rms_norm(context, rows, norm.data(), kEps, rows);

@@ -432,7 +432,7 @@ TEST_F(ModelCuda, SamplingKeepsTheStatesOfWhatWasTaken) {
   };
   Session on_host(cpu, {.n_ctx = 64, .k = {.format = "f32"}, .v = {.format = "f32"}}),
       on_device(device, {.n_ctx = 64, .k = {.format = "f32"}, .v = {.format = "f32"}});
-  EXPECT_THAT(on_device.kernels(), testing::Contains("delta=columns+chunks"));
+  EXPECT_THAT(on_device.kernels(), testing::Contains("delta=parts+chunks"));
   int i = 0;
   for (Session* session : {&on_host, &on_device}) {
     session->prefill(prompt);

@@ -105,7 +105,8 @@ TEST(KernelTables, ChoicesAreCheckedAgainstTheTables) {
               AllOf(HasSubstr("no kernel 'bricks-f16'"), HasSubstr("bricks, int-1plane, int-2planes, ternary")));
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "gemv=bricks+", forced); }), HasSubstr("no kernel ''"));
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "attention=rows", forced); }),
-              AllOf(HasSubstr("unknown op 'attention'"), HasSubstr("gemv, gemm, all_reduce, gather_columns, launch")));
+              AllOf(HasSubstr("unknown op 'attention'"),
+                    HasSubstr("gemv, gemm, all_reduce, gather_columns, router, delta, launch")));
   EXPECT_THAT(usage_error([&] { force_kernel(kernel_tables(), "stream=ref", forced); }), HasSubstr("unknown op"));
 }
 

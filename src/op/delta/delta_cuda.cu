@@ -6,6 +6,7 @@
 #include "gpu/tensor.h"
 #include "op/delta/chunks_cuda.h"
 #include "op/delta/tail_cuda.h"
+#include "op/norm_rope/norm_guard_cuda.h"
 
 namespace ridge {
 namespace {
@@ -45,15 +46,38 @@ __device__ void normed_gate(int n, const float* x, const float* gate, const floa
   for (int i = lane; i < n; i += 32) z[i] = gate[i] * float(x[i] * factor * weight[i]);
 }
 
-/// Of spans with chunks, a warp a row of a head. Blocks: (rows of heads, spans).
-__global__ void __launch_bounds__(kGateThreads) gate_kernel(const DeviceDelta d) {
+/// z = silu(z) out / sqrt(mean(out^2) + eps) norm of each head, a warp a row: of spans with chunks, or of those that
+/// went token by token in parts, whose tails the last `tail_blocks` blocks move on. Blocks: (rows of heads and then
+/// channels, spans).
+__global__ void __launch_bounds__(kGateThreads) gate_kernel(const DeviceDelta d, int tail_blocks) {
+  constexpr int kValues = kMostDeltaValues / 32;  // of a lane
+  gpu::let_next_grid_start();
   const DeltaSpan span = d.spans[blockIdx.y];
-  const int dim = d.shape.value_dim;
+  const int lane = int(threadIdx.x) % 32, dim = d.shape.value_dim, first_tail = int(gridDim.x) - tail_blocks;
+  const auto each_value = [&](const auto& visit) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i)
+      if (const int k = 32 * i + lane; k < dim) visit(i, k);
+  };
+  float weights[kValues];
+  each_value([&](int i, int k) { weights[i] = d.norm[k]; });
+  gpu::wait_for_previous_grid();
+  const bool in_chunks = d.n_chunked > 0 && span.chunk >= 0;
+  if (span.n == 0 || in_chunks == (tail_blocks > 0)) return;
+  if (int(blockIdx.x) >= first_tail) {
+    const int64_t channel = int64_t(int(blockIdx.x) - first_tail) * kGateThreads + threadIdx.x;
+    if (channel < d.shape.channels()) move_tail(d, span, channel);
+    return;
+  }
   const int64_t row = int64_t(blockIdx.x) * (kGateThreads / 32) + threadIdx.x / 32;
-  if (span.chunk < 0 || row >= int64_t(span.n) * d.shape.n_value_heads) return;
+  if (row >= int64_t(span.n) * d.shape.n_value_heads) return;
   const int64_t at = (int64_t(span.first) * d.shape.n_value_heads + row) * dim;
-  for (int i = int(threadIdx.x) % 32; i < dim; i += 32) d.z[at + i] = silu(d.z[at + i]);
-  normed_gate(dim, d.out + at, d.z + at, d.norm, d.norm_eps, d.z + at);
+  float values[kValues], gates[kValues], squares = 0;
+  each_value([&](int i, int k) { values[i] = d.out[at + k], gates[i] = d.z[at + k]; });
+  each_value([&](int i, int) { squares = fmaf(values[i], values[i], squares); });
+  const float mean = gpu::warp_sum(squares) / float(dim) + d.norm_eps;
+  const float factor = guarded_factor(mean, 1.0f / sqrtf(mean));
+  each_value([&](int i, int k) { d.z[at + k] = silu(gates[i]) * (values[i] * factor * weights[i]); });
 }
 
 /// Sum over the lanes of a column.
@@ -231,6 +255,149 @@ __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d
   });
 }
 
+// In parts: a block has 32 columns of a head, so that a few sequences fill the device too. A lane has a column, a warp
+// some keys of it, whose entries stay in registers. Lengths, what a state knows of a key and what it gives to a query
+// are sums that are made side by side: the rule's output is keep S^T q + (q k) change, with S from before the token.
+// Outputs go to memory; gate_kernel, one launch later, norms them over the head and moves the tail on, which all
+// blocks of a key head read.
+
+constexpr int kPartColumns = 32, kPartWarps = 8;
+
+/// What a token's blocks exchange in shared memory, twice: a token's threads may still read what the next one's have
+/// not to overwrite.
+template <int kKeys>
+struct PartRoom {
+  alignas(16) float queries[kKeys];
+  alignas(16) float keys[kKeys];
+  float values[kPartColumns];
+  float known[kPartWarps][kPartColumns], asked[kPartWarps][kPartColumns];
+  float keep, beta;
+};
+
+/// Blocks: (value heads, parts, spans).
+template <int kWarpKeys>
+__global__ void __launch_bounds__(32 * kPartWarps, kWarpKeys > 16 ? 1 : 2) part_kernel(const DeviceDelta d) {
+  constexpr int kKeys = kPartWarps * kWarpKeys, kThreads = 32 * kPartWarps;
+  constexpr int kChannels = (2 * kKeys + kPartColumns + kThreads - 1) / kThreads;  // of a thread
+  __shared__ PartRoom<kKeys> rooms[2];
+  gpu::let_next_grid_start();
+  const DeltaShape& s = d.shape;
+  const DeltaSpan span = d.spans[blockIdx.z];
+  if (span.n == 0 || (d.n_chunked > 0 && span.chunk >= 0)) return gpu::wait_for_previous_grid();
+  const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32, head = int(blockIdx.x);
+  const int column = int(blockIdx.y) * kPartColumns + lane, first_key = warp * kWarpKeys;
+  const bool inside = column < s.value_dim;
+  const int64_t key = int64_t(s.key_head(head)) * s.key_dim, value = int64_t(head) * s.value_dim;
+
+  // What the step does not write is read before the wait: the inputs before this step and the state.
+  /// Channel i of the block: queries, keys from kKeys on, values from 2 kKeys on; below 0 where there is none.
+  const auto channel_of = [&](int i) {
+    const int of_value = i - 2 * kKeys + int(blockIdx.y) * kPartColumns;
+    if (i >= 2 * kKeys)
+      return i < 2 * kKeys + kPartColumns && of_value < s.value_dim ? 2 * s.keys() + value + of_value : -1;
+    return i % kKeys < s.key_dim ? i / kKeys * s.keys() + key + i % kKeys : -1;
+  };
+  Taps taps[kChannels];
+  int64_t channels[kChannels];
+#pragma unroll
+  for (int j = 0; j < kChannels; ++j) {
+    channels[j] = channel_of(j * kThreads + thread);
+    if (channels[j] >= 0) taps[j].load(d, tail_of(d, span), channels[j]);
+  }
+  float* const state =
+      d.states + span.slot * s.state_values() + value * s.key_dim + int64_t(first_key) * s.value_dim + column;
+  float matrix[kWarpKeys];
+#pragma unroll
+  for (int i = 0; i < kWarpKeys; ++i)
+    matrix[i] = inside && first_key + i < s.key_dim ? state[int64_t(i) * s.value_dim] : 0;
+  const bool of_keep = warp == kPartWarps - 2, of_beta = warp == kPartWarps - 1;
+  const float dt_bias = d.dt_bias[head], decay = d.decay[head];
+  const float* const gate_inputs = (of_keep ? d.a : d.b) + head;
+  const float query_scale = 1 / sqrtf(float(s.key_dim));
+  gpu::wait_for_previous_grid();
+
+  float inputs[kChannels] = {}, gate_input = 0;
+  const auto ask_for = [&](int64_t row) {
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j)
+      if (channels[j] >= 0) inputs[j] = d.qkv[row * s.channels() + channels[j]];
+    if (of_keep || of_beta) gate_input = gate_inputs[row * s.n_value_heads];
+  };
+  ask_for(span.first);
+#pragma unroll 1
+  for (int t = 0; t < span.n; ++t) {
+    PartRoom<kKeys>& room = rooms[t % 2];
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j) {
+      const int i = j * kThreads + thread;
+      const float x = channels[j] >= 0 ? taps[j].next(inputs[j]) : 0;
+      if (i < 2 * kKeys + kPartColumns)
+        (i < kKeys ? room.queries + i : i < 2 * kKeys ? room.keys + i - kKeys : room.values + i - 2 * kKeys)[0] = x;
+    }
+    if (of_keep && lane == 0) {
+      const float x = gate_input + dt_bias;
+      room.keep = expf(decay * (x > 20 ? x : log1pf(expf(x))));
+    }
+    if (of_beta && lane == 0) room.beta = 1 / (1 + expf(-gate_input));
+    if (t + 1 < span.n) ask_for(span.first + t + 1);
+    __syncthreads();
+
+    float known = 0, asked = 0;
+#pragma unroll
+    for (int i = 0; i < kWarpKeys; ++i) {
+      known = fmaf(matrix[i], room.keys[first_key + i], known);
+      asked = fmaf(matrix[i], room.queries[first_key + i], asked);
+    }
+    room.known[warp][lane] = known, room.asked[warp][lane] = asked;
+    float of_query = 0, of_key = 0, of_both = 0;  // squared lengths and the product of both, by every warp
+#pragma unroll
+    for (int i = 0; i < kKeys / 32; ++i) {
+      const float q = room.queries[32 * i + lane], k = room.keys[32 * i + lane];
+      of_query = fmaf(q, q, of_query), of_key = fmaf(k, k, of_key), of_both = fmaf(q, k, of_both);
+    }
+    for (int step = 16; step > 0; step /= 2) {
+      of_query += __shfl_xor_sync(gpu::kAllLanes, of_query, step);
+      of_key += __shfl_xor_sync(gpu::kAllLanes, of_key, step);
+      of_both += __shfl_xor_sync(gpu::kAllLanes, of_both, step);
+    }
+    const float by_key = guarded_factor(of_key, 1 / sqrtf(of_key + 1e-6f)),
+                by_query = guarded_factor(of_query, query_scale / sqrtf(of_query + 1e-6f));
+    const float keep = room.keep;
+    __syncthreads();
+    known = asked = 0;
+#pragma unroll
+    for (int w = 0; w < kPartWarps; ++w) known += room.known[w][lane], asked += room.asked[w][lane];
+    const float change = room.beta * (room.values[lane] - keep * by_key * known), by_change = by_key * change;
+    if (warp == 0 && inside)
+      d.out[(span.first + t) * s.values() + value + column] =
+          fmaf(keep * by_query, asked, by_query * of_both * by_change);
+#pragma unroll
+    for (int i = 0; i < kWarpKeys; ++i) matrix[i] = fmaf(room.keys[first_key + i], by_change, keep * matrix[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kWarpKeys; ++i)
+    if (inside && first_key + i < s.key_dim) state[int64_t(i) * s.value_dim] = matrix[i];
+}
+
+void launch_gates(gpu::StreamHandle stream, const DeviceDelta& d, bool in_parts) {
+  const int64_t rows = gpu::ceil_div(int64_t(d.most) * d.shape.n_value_heads, kGateThreads / 32),
+                tails = in_parts ? gpu::ceil_div(d.shape.channels(), kGateThreads) : 0;
+  gpu::launch("delta gate", gate_kernel,
+              {{unsigned(rows + tails), unsigned(d.n_spans)}, kGateThreads, 0, stream, d.overlap}, d, int(tails));
+}
+
+void launch_parts(gpu::StreamHandle stream, const DeviceDelta& d) {
+  const dim3 blocks(unsigned(d.shape.n_value_heads), unsigned(gpu::ceil_div(d.shape.value_dim, kPartColumns)),
+                    unsigned(d.n_spans));
+  const int warp_keys = int(gpu::ceil_div(d.shape.key_dim, kPartWarps));
+  const auto kernel = warp_keys <= 4    ? part_kernel<4>
+                      : warp_keys <= 8  ? part_kernel<8>
+                      : warp_keys <= 16 ? part_kernel<16>
+                                        : part_kernel<kMostDeltaKeys / kPartWarps>;
+  gpu::launch("delta states", kernel, {blocks, 32 * kPartWarps, 0, stream, d.overlap}, d);
+  launch_gates(stream, d, true);
+}
+
 template <int kGroups>
 void launch_state(gpu::StreamHandle stream, const DeviceDelta& d) {
   const int needed = std::max({kParts * d.shape.value_dim, d.shape.key_dim + (d.shape.value_dim + 1) / 2, 4 * 32});
@@ -251,10 +418,10 @@ void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& delta) {
     gpu::launch("delta convolution", conv_kernel, {blocks, kConvThreads, 0, stream}, d);
     device_delta_chunks(stream, d);
     d.overlap = false;
-    const auto rows = unsigned(gpu::ceil_div(int64_t(d.most) * d.shape.n_value_heads, kGateThreads / 32));
-    gpu::launch("delta gate", gate_kernel, {{rows, unsigned(d.n_spans)}, kGateThreads, 0, stream}, d);
+    launch_gates(stream, d, false);
   }
   if (d.n_chunked == d.n_spans) return;
+  if (d.in_parts) return launch_parts(stream, d);
   if (d.shape.key_dim <= 16) launch_state<1>(stream, d);
   else if (d.shape.key_dim <= 32) launch_state<2>(stream, d);
   else if (d.shape.key_dim <= 64) launch_state<4>(stream, d);

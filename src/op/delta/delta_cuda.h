@@ -43,16 +43,17 @@ struct DeviceDelta {
   float* z = nullptr;  ///< read and written: silu(z) times the rule's output, normed over each head
   const float* a = nullptr;
   const float* b = nullptr;
-  uint32_t* counters = nullptr;  ///< [n_spans, n_key_heads], zero between launches
+  bool in_parts = true;          ///< token by token: a block has 32 columns of a head, else a whole head
+  uint32_t* counters = nullptr;  ///< [n_spans, n_key_heads], zero between launches; of whole heads
   bool overlap = false;          ///< programmatic dependent launch, without chunks
-  // Of spans with chunks alone.
+  // Of spans with chunks alone, but for `out`.
   int n_chunked = 0;        ///< how many there are
   int shared_bytes = 0;     ///< that a block may have; 0: what the device gives
   float* mixed = nullptr;   ///< [rows of the step, channels]: qkv after the convolution and silu
-  float* out = nullptr;     ///< [rows of the step, values]: the rule's output
+  float* out = nullptr;     ///< [rows of the step, values]: the rule's output, in parts too
   float* chunks = nullptr;  ///< [chunks of the step, n_value_heads, kDeltaChunkFloats], aligned to 16 bytes
 };
-/// One launch for the spans that go token by token, five for those with chunks. Token by token, results are the same
+/// Two launches for the spans that go token by token in parts, one for whole heads, five for those with chunks. Token by token, results are the same
 /// bits however a prompt is cut and whatever else is in the step; by chunks they are near those.
 void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& d);
 

@@ -22,8 +22,13 @@ __device__ inline float input_at(const DeviceDelta& d, const DeltaSpan& span, co
 __device__ inline void move_tail(const DeviceDelta& d, const DeltaSpan& span, int64_t channel) {
   float* const tail = tail_of(d, span);
   const int n_tail = d.shape.kernel - 1;
-  for (int i = 0; i < n_tail; ++i)
-    tail[i * d.shape.channels() + channel] = input_at(d, span, tail, span.n - n_tail + i, channel);
+  float inputs[kMostDeltaTaps - 1];
+#pragma unroll
+  for (int i = 0; i + 1 < kMostDeltaTaps; ++i)  // all of them are asked for together
+    if (i < n_tail) inputs[i] = input_at(d, span, tail, span.n - n_tail + i, channel);
+#pragma unroll
+  for (int i = 0; i + 1 < kMostDeltaTaps; ++i)
+    if (i < n_tail) tail[i * d.shape.channels() + channel] = inputs[i];
 }
 
 }  // namespace ridge

@@ -3,8 +3,9 @@
 
 #include "gpu/launch.h"
 #include "gpu/tensor.h"
-#include "op/experts/experts_cuda.h"
+#include "op/experts/choice_cuda.h"
 #include "op/gemm/gemm_cuda.h"
+#include "op/norm_rope/norm_guard_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
 #include "ridge/error.h"
 
@@ -15,124 +16,99 @@ constexpr int kThreads = 256;
 constexpr int kRouteThreads = 256;
 constexpr int kPackThreads = 1024;
 
-/// Values of all experts but those of the best groups become -infinity, as the host's keep_best_groups() has it. A
-/// warp; sums [n_groups] is scratch memory for how good the groups are.
-__device__ void keep_best_groups(int n_experts, const ExpertRule& rule, int lane, float* values, float* sums) {
-  const int size = n_experts / rule.n_groups;
-  for (int g = lane; g < rule.n_groups; g += 32) {
-    float best = -INFINITY, second = size == 1 ? 0.0f : -INFINITY;
-    for (int i = 0; i < size; ++i) {
-      const float value = values[g * size + i];
-      second = fmaxf(second, fminf(best, value));
-      best = fmaxf(best, value);
-    }
-    sums[g] = rule.sigmoid ? best + second : best;
-  }
-  __syncwarp();
-  for (int g = lane; g < rule.n_groups; g += 32) {
-    int better = 0;
-    for (int other = 0; other < rule.n_groups; ++other)
-      better += sums[other] > sums[g] || (sums[other] == sums[g] && other < g);
-    if (better < rule.n_groups_used) continue;
-    for (int i = 0; i < size; ++i) values[g * size + i] = -INFINITY;
-  }
-  __syncwarp();
-}
-
-/// What a choice needs of shared memory, in floats: values, weights and room for groups, each in whole fours, as loads
-/// of four may read them.
-__host__ __device__ int choice_floats(const ExpertChoice& c, const ExpertRule& rule) {
-  return 8 * ((c.n_experts + 3) / 4) + (rule.n_groups + 3) / 4 * 4;
-}
-
-/// The largest of a block's values, in every thread.
-__device__ float block_max(float value) {
-  __shared__ float parts[kRouteThreads / 32];
-  value = gpu::warp_max(value);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
-  __syncthreads();
-  for (const float part : parts) value = fmaxf(value, part);
-  return value;
-}
-
-/// The choice of a token, by a block: an expert is taken when fewer than n_used are better. `single`: every slot
-/// becomes a pack. shared_floats: choice_floats() of them, aligned to 16 bytes.
-__device__ void choose(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* shared_floats) {
-  __shared__ float weights_of[kMostUsedExperts];
-  __shared__ int picked[kMostUsedExperts];
-  const ExpertRule& rule = r.rule;
-  const int thread = int(threadIdx.x), n_fours = (c.n_experts + 3) / 4;
-  float *const values = shared_floats, *const weights = shared_floats + 4 * n_fours;
-  const float* const scores = c.scores + token * c.n_scores();
-  float top = 0;
-  if (!rule.sigmoid) {
-    top = -INFINITY;
-    for (int e = thread; e < c.n_experts; e += kRouteThreads) top = fmaxf(top, __ldcg(scores + e));
-    top = block_max(top);
-  }
-  double all = 0;
-#pragma unroll 1
-  for (int e = thread; e < 4 * n_fours; e += kRouteThreads) {
-    float weight = 0, value = -INFINITY;  // of those that only fill up
-    if (e < c.n_experts) {
-      const float score = __ldcg(scores + e), power = expf(rule.sigmoid ? -score : score - top);
-      weight = rule.sigmoid ? 1 / (1 + power) : power;
-      value = r.choice_bias && rule.sigmoid ? weight + r.choice_bias[e] : weight;
-    }
-    all += weight;
-    weights[e] = weight;
-    values[e] = value == value ? value : -INFINITY;  // scores that are no numbers come last
-  }
-  if (!rule.sigmoid && (!rule.renormalised || r.choice_bias)) all = gpu::block_sum<kRouteThreads>(all);
-  if (!rule.sigmoid && r.choice_bias)  // beside probabilities
-    for (int e = thread; e < c.n_experts; e += kRouteThreads) values[e] += r.choice_bias[e] * float(all);
-  __syncthreads();
-  if (rule.n_groups > 1) {
-    if (thread < 32) keep_best_groups(c.n_experts, rule, thread, values, weights + 4 * n_fours);
-    __syncthreads();
-  }
-#pragma unroll 1
-  for (int e = thread; e < c.n_experts; e += kRouteThreads) {
-    const float own = values[e];
-    int better = 0;
-    const auto count = [&](int four, auto counts) {
-      const float4 of = reinterpret_cast<const float4*>(values)[four];
-      better += counts(of.x, 0) + counts(of.y, 1) + counts(of.z, 2) + counts(of.w, 3);
-    };
-#pragma unroll 4
-    for (int four = 0; four < e / 4; ++four) count(four, [&](float other, int) { return other >= own; });
-    count(e / 4, [&](float other, int i) { return other > own || (other == own && e / 4 * 4 + i < e); });
-#pragma unroll 4
-    for (int four = e / 4 + 1; four < n_fours; ++four) count(four, [&](float other, int) { return other > own; });
-    if (better < c.n_used) picked[better] = e, weights_of[better] = weights[e];
-  }
-  __syncthreads();
-  if (thread >= c.n_chosen()) return;
-  int own = c.n_experts, rank = thread < c.n_used ? 0 : c.n_used;
-  float weight = 1;
-  if (thread < c.n_used) {
-    own = picked[thread];
-    double chosen = 0;
-    for (int i = 0; i < c.n_used; ++i) {
-      chosen += weights_of[i];
-      rank += picked[i] < own;
-    }
-    double total = rule.renormalised ? chosen : rule.sigmoid ? 1.0 : all;
-    if (!(total > 0)) total = 1;  // sigmoids of very low scores: all weights are 0
-    weight = float(weights_of[thread] / total * rule.scale);
-  } else if (r.gates_shared) {
-    weight = 1 / (1 + expf(-__ldcg(scores + c.n_experts)));
-  }
-  const int64_t slot = token * c.n_chosen() + rank;
-  c.weights[slot] = weight;
-  c.experts[slot] = own;
-  if (single) c.packs[slot] = {own, 1, {int32_t(slot)}};
+/// Leaves a choice in memory. `single`: every slot becomes a pack.
+__device__ void store_choice(const ExpertChoice& c, int64_t token, bool single, const ChoiceRoom& room) {
+  const int i = int(threadIdx.x);
+  if (i >= c.n_chosen()) return;
+  const int64_t slot = token * c.n_chosen() + i;
+  c.weights[slot] = room.weights[i];
+  c.experts[slot] = room.experts[i];
+  if (single) c.packs[slot] = {room.experts[i], 1, {int32_t(slot)}};
 }
 
 /// A block a token.
 __global__ void __launch_bounds__(kRouteThreads)
     choose_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
-  choose(c, r, blockIdx.x, single, gpu::dynamic_shared<float>());
+  __shared__ ChoiceRoom room;
+  const int64_t token = blockIdx.x;
+  gpu::let_next_grid_start();
+  gpu::wait_for_previous_grid();
+  choose(c, r, c.scores + token * c.n_scores(), room, gpu::dynamic_shared<float>());
+  store_choice(c, token, single, room);
+}
+
+/// Values of x and weights that a thread of score_kernel() has under way together.
+constexpr int kScoreValues = 16;
+
+/// Norm and scores of few tokens, spread over the whole device: a block has kRows scores, each of as many warps, whose
+/// threads keep their part of the weights from before the wait on. The norm's factor meets the sum at its end, so that
+/// both are made side by side. Blocks: (scores, tokens).
+template <int kRows>
+__global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertChoice c, const ExpertRouter r) {
+  constexpr int kWarps = kRouteThreads / 32, kRowThreads = kRouteThreads / kRows, kRowWarps = kWarps / kRows;
+  __shared__ double squares_of[kWarps];
+  __shared__ float sums_of[kWarps];
+  const int thread = int(threadIdx.x), of_block = thread / kRowThreads, at = thread % kRowThreads;
+  const int n_in = int(r.n_in), n_rows = c.n_scores() - (c.shared && !r.gates_shared);
+  const int row = int(blockIdx.x) * kRows + of_block;
+  const bool exists = row < n_rows;
+  const float* const w = r.w + int64_t(row) * n_in;
+  const int64_t token = blockIdx.y;
+  const float* const x = r.x + token * n_in;
+  gpu::let_next_grid_start();
+  float weights[kScoreValues];
+  const auto load_weights = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < kScoreValues; ++i) {
+      const int k = from + i * kRowThreads + at;
+      weights[i] = exists && k < n_in ? w[k] : 0;
+    }
+    if (!r.norm_weight) return;
+#pragma unroll
+    for (int i = 0; i < kScoreValues; ++i)
+      if (const int k = from + i * kRowThreads + at; k < n_in) weights[i] *= r.norm_weight[k];
+  };
+  load_weights(0);
+  for (int k = kScoreValues * kRowThreads + 32 * at; exists && k < n_in; k += 32 * kRowThreads) gpu::prefetch(w + k);
+  gpu::wait_for_previous_grid();
+
+  float sums[2] = {};
+  double square = 0;
+  for (int from = 0; from < n_in; from += kScoreValues * kRowThreads) {
+    float values[kScoreValues];
+#pragma unroll
+    for (int i = 0; i < kScoreValues; ++i) {
+      const int k = from + i * kRowThreads + at;
+      values[i] = k < n_in ? x[k] : 0;
+    }
+    if (from > 0) load_weights(from);
+#pragma unroll
+    for (int i = 0; i < kScoreValues; ++i) {
+      sums[i % 2] = fmaf(weights[i], values[i], sums[i % 2]);
+      if (i % kRows == of_block) square += double(values[i]) * values[i];  // a block has every value once
+    }
+  }
+  const float sum = gpu::warp_sum(sums[0] + sums[1]);
+  if (r.norm_weight) square = gpu::warp_sum(square);
+  if (thread % 32 == 0) sums_of[thread / 32] = sum, squares_of[thread / 32] = square;
+  __syncthreads();
+  double mean = r.norm_eps;
+  if (r.norm_weight) {
+    double all = 0;
+    for (const double part : squares_of) all += part;
+    mean += all / n_in;
+  }
+  if (exists && at == 0) {
+    float score = 0;
+    for (int i = 0; i < kRowWarps; ++i) score += sums_of[of_block * kRowWarps + i];
+    if (r.norm_weight) score *= guarded_factor(float(mean), 1.0f / sqrtf(float(mean)));
+    if (r.bias && row < c.n_experts) score += r.bias[row];
+    c.scores[token * c.n_scores() + row] = score;
+  }
+  if (!r.norm_weight || !r.h) return;
+  const double factor = 1.0 / sqrt(mean);  // as device_rms_norm()
+  for (int k = int(blockIdx.x) * kRouteThreads + thread; k < n_in; k += int(gridDim.x) * kRouteThreads)
+    r.h[token * n_in + k] = float(x[k] * factor * r.norm_weight[k]);
 }
 
 /// Norm, scores and choice of few tokens: a warp a score, and the last block of a token chooses. Blocks: (scores,
@@ -140,6 +116,7 @@ __global__ void __launch_bounds__(kRouteThreads)
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
   constexpr int kAtOnce = 8;
   __shared__ bool is_last;
+  __shared__ ChoiceRoom room;
   float* const h = gpu::dynamic_shared<float>();
   const int thread = int(threadIdx.x), lane = thread % 32;
   const int64_t token = blockIdx.y;
@@ -198,11 +175,14 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  choose(c, r, token, single, h);
+  choose(c, r, c.scores + token * c.n_scores(), room, h);
+  store_choice(c, token, single, room);
 }
 
 /// Slots in order, expert by expert. One block: a warp counts the slots of an expert, then finds them again.
 __global__ void __launch_bounds__(kPackThreads) pack_kernel(const ExpertChoice c) {
+  gpu::let_next_grid_start();
+  gpu::wait_for_previous_grid();
   constexpr int kMost = ExpertPack::kMost, kPackWarps = kPackThreads / 32;
   __shared__ int first_of[kMostExperts + 1];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, n_slots = int(c.n_slots());
@@ -255,22 +235,41 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const ExpertSum s) {
   *out = s.add ? *out + sum : sum;
 }
 
-void pack(gpu::StreamHandle stream, const ExpertChoice& choice) {
+void pack(gpu::StreamHandle stream, const ExpertChoice& choice, bool overlap) {
   if (choice.n_tokens > 1 && choice.packs)
-    gpu::launch("packs of experts", pack_kernel, {1, kPackThreads, 0, stream}, choice);
+    gpu::launch("packs of experts", pack_kernel, {1, kPackThreads, 0, stream, overlap}, choice);
+}
+
+/// By blocks of as few scores as fill the device once.
+void launch_scores(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
+  const auto blocks_of = [&](int rows) { return gpu::ceil_div(choice.n_scores(), rows); };
+  int rows = router.rows;
+  if (rows == 0)
+    for (rows = 1; rows < kRouteThreads / 32 && blocks_of(rows) * choice.n_tokens > gpu::multiprocessors();) rows *= 2;
+  const auto kernel = rows == 1   ? score_kernel<1>
+                      : rows == 2 ? score_kernel<2>
+                      : rows == 4 ? score_kernel<4>
+                                  : score_kernel<8>;
+  const dim3 blocks(unsigned(blocks_of(rows)), unsigned(choice.n_tokens));
+  gpu::launch("router", kernel, {blocks, kRouteThreads, 0, stream, router.overlap}, choice, router);
 }
 
 }  // namespace
 
 void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
   const float* h = router.x;
+  if (choice.n_tokens <= kFewRoutedTokens && router.spread) {
+    launch_scores(stream, choice, router);
+    if (!router.scores_only) device_choose_experts(stream, choice, router);
+    return;
+  }
   if (choice.n_tokens <= kFewRoutedTokens) {
     const auto shared = sizeof(float) * size_t(std::max(router.n_in, int64_t(choice_floats(choice, router.rule))));
     gpu::allow_shared_bytes("shared memory of a router", route_kernel, shared);
     const dim3 blocks(unsigned(gpu::ceil_div(choice.n_scores(), kRouteThreads / 32)), unsigned(choice.n_tokens));
     gpu::launch("router", route_kernel, {blocks, kRouteThreads, shared, stream, router.overlap}, choice, router,
                 choice.n_tokens == 1);
-    return pack(stream, choice);
+    return pack(stream, choice, router.overlap);
   }
   if (choice.shared) throw Error(ErrorKind::failure, "a router of many tokens with a shared expert");
   if (router.norm_weight) {
@@ -284,9 +283,10 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
   const size_t shared = sizeof(float) * size_t(choice_floats(choice, router.rule));
-  gpu::launch("choice of experts", choose_kernel, {unsigned(choice.n_tokens), kRouteThreads, shared, stream}, choice,
-              router, choice.n_tokens == 1);
-  pack(stream, choice);
+  gpu::launch("choice of experts", choose_kernel,
+              {unsigned(choice.n_tokens), kRouteThreads, shared, stream, router.overlap}, choice, router,
+              choice.n_tokens == 1);
+  pack(stream, choice, router.overlap);
 }
 
 void device_sum_experts(gpu::StreamHandle stream, const ExpertSum& sum) {

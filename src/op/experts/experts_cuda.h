@@ -64,8 +64,12 @@ struct ExpertRouter {
   const float* bias = nullptr;         ///< [n_experts], of scores; or null
   const float* choice_bias = nullptr;  ///< [n_experts], as in choose_experts (route.h); or null
   bool gates_shared = true;            ///< else the shared expert's weight is 1
-  uint32_t* counters = nullptr;        ///< [kFewRoutedTokens], zero between launches
+  uint32_t* counters = nullptr;        ///< [kFewRoutedTokens], zero between launches; without `spread`
   bool overlap = false;                ///< programmatic dependent launch
+  // Of few tokens.
+  bool spread = true;        ///< scores from the whole device, then the choice; else the last block of a token chooses
+  bool scores_only = false;  ///< with `spread`: kernels of experts choose for themselves
+  int rows = 0;              ///< with `spread`: scores of a block, 1, 2, 4 or 8; 0: as few as fill the device
 };
 /// scores = h w^T + bias in floats; experts, weights and packs of the scores, as choose_experts (route.h) defines them.
 /// More than kFewRoutedTokens tokens have no shared expert here.
