@@ -255,7 +255,10 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
                   of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
       runner_.options().overlap ? "launch=graph-overlap" : "launch=graph"};
   std::string of_experts;
-  for (const CudaLayer& layer_of : model.layers) {
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const CudaLayer& layer_of = model.layers[i];
+    if (runner_.options().int_experts && has_late_choice(layer_of, runner_.plan().layers[i].experts))
+      add(of_experts, {"ints"});
     add(of_experts, layer_of.expert_gate_up.kernels());
     add(of_experts, layer_of.expert_down.kernels());
   }

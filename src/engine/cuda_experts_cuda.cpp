@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/cuda_model.h"
+#include "op/experts/int_experts_cuda.h"
 
 namespace ridge {
 
@@ -27,6 +28,13 @@ bool sums_at_once(const CudaLayer& layer, const ExpertsPlan& plan, const ExpertC
 }
 
 }  // namespace
+
+bool has_late_choice(const CudaLayer& layer, const ExpertsPlan& plan) {
+  const ExpertChoice choice{
+      .n_tokens = 1, .n_experts = plan.n_experts, .n_used = plan.rule.n_used, .shared = layer.joins_shared};
+  return layer.expert_gate_up.is_gated() && sums_at_once(layer, plan, choice) &&
+         layer.expert_gate_up.can_choose(choice, plan.rule) && layer.expert_down.can_choose(choice, plan.rule);
+}
 
 /// A token goes through its experts alone: all of them together are rows of products. Of few tokens the shared expert
 /// is one more expert, where it is like the others. Many tokens are grouped by expert, few are packs.
@@ -56,22 +64,24 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .glu = glu_of(e.activation),
                             .y = r[B::expert_gate].as<float>()};
   const MatmulCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
+  const bool late = n == 1 && options_.int_experts && has_late_choice(layer, e);
+  const ExpertRouter router{.rule = e.rule,
+                            .n_in = plan_.d_model,
+                            .x = r[B::x].as<float>(),
+                            .norm_weight = normed ? layer.ffn_norm.as<float>() : nullptr,
+                            .norm_eps = plan_.norm_eps,
+                            .h = late && options_.spread_router ? nullptr : r[B::h].as<float>(),
+                            .w = layer.router.as<float>(),
+                            .bias = e.biases ? layer.router_bias.as<float>() : nullptr,
+                            .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
+                            .gates_shared = e.shared_gate,
+                            .counters = r[B::router_counters].as<uint32_t>(),
+                            .overlap = step.overlap,
+                            .spread = options_.spread_router,
+                            .scores_only = late};
   {
     const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
-    device_route(stream_, choice,
-                 {.rule = e.rule,
-                  .n_in = plan_.d_model,
-                  .x = r[B::x].as<float>(),
-                  .norm_weight = normed ? layer.ffn_norm.as<float>() : nullptr,
-                  .norm_eps = plan_.norm_eps,
-                  .h = r[B::h].as<float>(),
-                  .w = layer.router.as<float>(),
-                  .bias = e.biases ? layer.router_bias.as<float>() : nullptr,
-                  .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
-                  .gates_shared = e.shared_gate,
-                  .counters = r[B::router_counters].as<uint32_t>(),
-                  .overlap = step.overlap,
-                  .spread = options_.spread_router});
+    device_route(stream_, choice, router);
     if (groups) device_group_experts(stream_, choice, r[B::expert_counts].as<int32_t>(), of_groups.groups);
   }
   {
@@ -89,11 +99,26 @@ void CudaRunner::experts(int i, const StepPlan& step) {
       of_groups.share = 1;
       of_groups.y = r[B::expert_out].as<float>();
       layer.expert_down.run_groups(stream_, of_groups, matmul_scratch_.bricks);
+    } else if (late) {
+      IntExpertsCall call{.choice = choice,
+                          .router = router,
+                          .x = router.x,
+                          .norm_weight = router.norm_weight,
+                          .norm_eps = router.norm_eps,
+                          .glu = of_groups.glu,
+                          .y = of_groups.y,
+                          .overlap = step.overlap};
+      layer.expert_gate_up.run_chosen(stream_, call);
+      call.x = call.y;
+      call.norm_weight = nullptr;
+      call.add = out.output == MatmulOutput::add;
+      call.y = out.y[0];
+      layer.expert_down.run_chosen(stream_, call);
     } else {
       few_experts(i, choice, in, out);
     }
   }
-  sum_experts(i, choice, in, out);
+  if (!late) sum_experts(i, choice, in, out);
   end_block(i, step, layer.ffn_post_norm);
 }
 

@@ -42,6 +42,9 @@ struct CudaLayer {
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
 
+/// Whether one token's products with experts can choose them from the scores (op/experts/int_experts_cuda.h).
+bool has_late_choice(const CudaLayer& layer, const ExpertsPlan& plan);
+
 struct CudaRope {
   bool halves = false;
   float magnitude = 1;

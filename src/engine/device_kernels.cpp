@@ -24,15 +24,17 @@ DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
   options.overlap = is_allowed(options.kernels, "launch", "overlap");
   options.kernels.erase("launch");
   options.spread_router = is_allowed(options.kernels, "router", "spread");
+  options.int_experts = is_allowed(options.kernels, "experts", "ints");
   options.delta_in_parts = is_allowed(options.kernels, "delta", "parts");
   return options;
 }
 
 void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
   std::set<std::string> used;
-  bool has_experts = false, has_delta = false;
+  bool has_experts = false, has_int_experts = false, has_delta = false;
   for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
     has_experts = has_experts || name == "router", has_delta = has_delta || name == "delta qkv";
+    has_int_experts = has_int_experts || (name.starts_with("expert ") && m.format->name == "int4_g128");
     // op/experts: kernels of their own, for every format
     if (name == "router" || name.starts_with("expert ") || name == "k_b" || name == "v_b") return;
     for (const int64_t n_tokens : {int64_t(1), kFewTokens + 1}) used.insert(chosen_kernel(m, name, n_tokens, forced));
@@ -41,9 +43,12 @@ void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
     if (const auto at = forced.find(op); at != forced.end() && !has)
       throw_wrong_field("kernels", "kernel {}={}: the model has no layer with {}", op, at->second,
                         op == std::string_view("router") ? "experts" : "a delta rule");
+  if (const auto at = forced.find("experts"); at != forced.end() && !has_int_experts)
+    throw_wrong_field("kernels", "kernel experts={}: the model has no experts of int4_g128, others have one kernel",
+                      at->second);
   for (const auto& [op, names] : forced)
     for (const DeviceLinearVariant& row : device_linear_variants())
-      if (is_allowed(forced, op, row.name) && !used.contains(fmt::format("{}={}", op, row.name)))
+      if (op != "experts" && is_allowed(forced, op, row.name) && !used.contains(fmt::format("{}={}", op, row.name)))
         throw_wrong_field("kernels", "kernel {}={}: no matrix of the model runs {} (they run: {})", op, names, row.name,
                           fmt::join(used, ", "));
 }

@@ -10,9 +10,10 @@
 namespace ridge {
 
 struct DeviceOptions {
-  ForcedKernels kernels;       ///< of gemv, gemm, router and delta
+  ForcedKernels kernels;       ///< of gemv, gemm, router, experts and delta
   bool overlap = true;         ///< programmatic dependent launch inside a recorded step
   bool spread_router = true;   ///< ExpertRouter::spread
+  bool int_experts = true;     ///< DeviceExpertMatmul::run_chosen() where it serves
   bool delta_in_parts = true;  ///< DeviceDelta::in_parts
 };
 /// From "op=name" entries: the ops and kernels of device_kernel_tables(). Throws usage, naming the choices.

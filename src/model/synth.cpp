@@ -61,6 +61,8 @@ constexpr SynthShape kShapes[] = {
     {"tiny-latent", "deepseek2", 3, 4, 1, 96, 64, 96, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32, 0, 32, 64, 32, 16,
      4, 2},
     {"tiny-delta", "qwen35moe", 4, 4, 2, 32, 64, 32, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 32},
+    // Rows of whole groups of int4_g128.
+    {"tiny-delta-128", "qwen35moe", 2, 4, 2, 32, 128, 128, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 128},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
 };
 // clang-format on
@@ -69,6 +71,7 @@ constexpr Hybrid kHybrids[] = {
     {"qwen3.6-27b", 0, 4, {16, 48, 128, 128, 4}},
     {"qwen3.6-35b-a3b", 512, 4, {16, 32, 128, 128, 4}},
     {"tiny-delta", 32, 2, {2, 4, 16, 32, 4}},
+    {"tiny-delta-128", 128, 2, {2, 4, 32, 32, 4}},
 };
 
 /// Fills matrices with valid blocks: a pool of encoded normal noise, copied from varying places.

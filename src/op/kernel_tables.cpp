@@ -60,6 +60,7 @@ std::vector<KernelTable> device_kernel_tables() {
           collective_table("all_reduce", all_reduce_variants(1, 2)),
           collective_table("gather_columns", gather_columns_variants()),
           {"router", true, {{"last-block"}, {"spread"}}},
+          {"experts", true, {{"bricks"}, {"ints"}}},
           {"delta", true, {{"heads"}, {"parts"}}},
           {"launch", true, {{"plain"}, {"overlap"}}}};
 }

@@ -45,9 +45,14 @@ TEST(DeviceKernels, RouterAndDeltaAreOfModelsThatHaveThem) {
   EXPECT_TRUE(parse_device_kernels({}).spread_router && parse_device_kernels({}).delta_in_parts);
   Weights weights = weights_of("int4_g128", "int4_g128");
   EXPECT_THAT(refusal(weights, {"router=spread"}), HasSubstr("no layer with experts"));
+  EXPECT_THAT(refusal(weights, {"experts=ints"}), HasSubstr("no experts of int4_g128"));
   EXPECT_THAT(refusal(weights, {"delta=parts"}), HasSubstr("no layer with a delta rule"));
   weights.layers[0].router = weights.layers[0].delta.qkv = weights.layers[0].q;
   EXPECT_EQ(refusal(weights, {"router=spread", "delta=parts"}), "");
+  ExpertWeights& expert = weights.layers[0].experts.emplace_back();
+  expert.gate = expert.up = expert.down = weights.layers[0].q;
+  EXPECT_EQ(refusal(weights, {"experts=ints"}), "");
+  EXPECT_FALSE(parse_device_kernels(std::vector<std::string>{"experts=bricks"}).int_experts);
 }
 
 TEST(DeviceKernels, AFormatWithoutKernelsIsRefusedByTheNameOfItsMatrix) {

@@ -1,5 +1,5 @@
 // Experts on the device: the choice against the CPU's, products against double arithmetic.
-#include "op/experts/experts_cuda.h"
+#include "op/experts/int_experts_cuda.h"
 
 #include <cmath>
 
@@ -405,6 +405,136 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
         }
       }
     }
+}
+
+/// Integers of one token: gate and up choose, norm and multiply; the sum chooses too, with weights. Rows of several
+/// groups a warp, more tiles than a batch has, heights that are no whole tiles, every rule of a choice.
+TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
+  struct Case {
+    int n_experts;
+    ExpertRule rule;
+    bool shared, normed;
+    int d_model, d_ff;
+  };
+  const ExpertRule softmax{.n_used = 2, .renormalised = true}, whole{.n_used = 3, .scale = 2},
+      groups{.n_used = 4, .renormalised = true, .sigmoid = true, .n_groups = 4, .n_groups_used = 2, .scale = 2.5f};
+  const WeightFormat& format = *find_weight_format("int4_g128").or_throw();
+  for (const auto& [n_experts, rule, shared, normed, d_model, d_ff] :
+       {Case{5, softmax, false, true, 128, 128},
+        {6, whole, true, true, 384, 256},
+        {40, groups, true, false, 256, 384},
+        {3, softmax, true, true, 2304, 128},
+        {2, {.n_used = 1, .renormalised = true}, true, true, 1280, 640}}) {
+    const int n_all = n_experts + shared, n_chosen = rule.n_used + shared;
+    Rng rng(uint64_t(d_model) + 1);
+    std::vector<std::vector<std::byte>> rows;
+    std::vector<std::vector<float>> decoded;
+    std::vector<Linear> matrices[3];
+    std::vector<const Linear*> of_role[3];
+    const std::vector<std::vector<const std::vector<float>*>> no_biases(
+        3, std::vector<const std::vector<float>*>(size_t(n_all)));
+    for (int role = 0; role < 3; ++role)
+      for (int e = 0; e < n_all; ++e) {
+        const int64_t n_out = role < 2 ? d_ff : d_model, n_in = role < 2 ? d_model : d_ff;
+        const auto blocks = random_blocks(format, rng, 1 / std::sqrt(double(n_in)), n_out * n_in);
+        rows.emplace_back(blocks.begin(), blocks.end());
+        format.decode(rows.back().data(), n_out * n_in, decoded.emplace_back(size_t(n_out * n_in)).data());
+        matrices[role].push_back({.format = &format, .n_out = n_out, .n_in = n_in});
+      }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Linear& m = matrices[i / size_t(n_all)][i % size_t(n_all)];
+      m.rows = rows[i].data();
+      of_role[i / size_t(n_all)].push_back(&m);
+    }
+    const std::span all(of_role);
+    const DeviceExpertMatmul gated(stream(), all.first(2), std::span(no_biases).first(2), true),
+        last(stream(), all.last(1), std::span(no_biases).last(1));
+
+    const Choice c = buffers_for(1, n_experts, rule.n_used, shared);
+    const auto scores = normal_floats(7, n_all, 2), bias = normal_floats(8, n_experts, 0.3),
+               norm = normal_floats(9, d_model);
+    set_scores(c, scores);
+    std::vector<float> copy = scores;
+    std::vector<Route> routes(size_t(rule.n_used));
+    CpuContext context(1);
+    choose_experts(context, {copy.data(), 1, n_experts}, rule, rule.sigmoid ? bias.data() : nullptr, routes);
+    if (shared) routes.push_back({n_experts, 1 / (1 + std::exp(-scores.back()))});
+    const gpu::Buffer db = up(bias), dn = up(norm), dx = up(normal_floats(4, d_model)),
+                      act = up(std::vector<float>(size_t(n_chosen * d_ff + 1), 7.0f));
+    const ExpertRouter router{.rule = rule, .choice_bias = rule.sigmoid ? db.as<float>() : nullptr};
+    ASSERT_TRUE(gated.can_choose(c.of, rule) && last.can_choose(c.of, rule));
+    const auto x = down(dx.as<float>(), d_model);
+    // Of a group an activation is off by half a step, its largest value / 127 / 254, and by the roundings that make it
+    // (x, inverse, step: 3); sums of integers are exact, groups are added in floats.
+    const auto product = [&](int role, int expert, int64_t row, const std::vector<float>& values, double& error) {
+      const int64_t n_in = role < 2 ? d_model : d_ff;
+      const float* const w = &decoded[size_t(role * n_all + expert)][size_t(row * n_in)];
+      double sum = 0;
+      for (int64_t group = 0; group < n_in / 128; ++group) {
+        double top = 0, size = 0, of_weights = 0;
+        for (int64_t k = 128 * group; k < 128 * (group + 1); ++k) {
+          sum += double(w[k]) * values[size_t(k)];
+          size += std::abs(double(w[k]) * values[size_t(k)]), of_weights += std::abs(w[k]);
+          top = std::max(top, double(std::abs(values[size_t(k)])));
+        }
+        error += of_weights * top * (0.5 / 127 / 254 + 3 * 0x1p-24) + size * double(n_in / 128 + 8) * 0x1p-24;
+      }
+      return sum;
+    };
+    for (const BrickGlu glu : {BrickGlu::silu, BrickGlu::clamped_swiglu}) {
+      gated.run_chosen(stream(), {.choice = c.of,
+                                  .router = router,
+                                  .x = dx.as<float>(),
+                                  .norm_weight = normed ? dn.as<float>() : nullptr,
+                                  .norm_eps = 1e-6f,
+                                  .glu = glu,
+                                  .y = act.as<float>(),
+                                  .overlap = true});
+      const auto got = down(act.as<float>(), n_chosen * d_ff + 1);
+      EXPECT_EQ(got.back(), 7.0f) << "wrote past its end";
+      std::vector<float> values(x);
+      double squares = 0;
+      for (const float v : x) squares += double(v) * v;
+      const double factor = normed ? 1 / std::sqrt(squares / d_model + 1e-6) : 1;
+      for (int i = 0; normed && i < d_model; ++i) values[size_t(i)] *= norm[size_t(i)];
+      for (int slot = 0; slot < n_chosen; ++slot)
+        for (int row = 0; row < d_ff; ++row) {
+          double errors[2] = {}, sums[2];
+          for (int role = 0; role < 2; ++role) {
+            sums[role] = factor * product(role, routes[size_t(slot)].expert, row, values, errors[role]);
+            // The weight's product and a factor of squares in float.
+            errors[role] = factor * errors[role] + 40 * 0x1p-24 * std::abs(sums[role]);
+          }
+          // Slopes: of silu below 1.1, of the clamped form below 1.1 and 1; both times the other one.
+          const double expected = activated(glu, sums[0], sums[1]), bound = 1.1 * errors[0] * (1 + std::abs(sums[1])) +
+                                                                            errors[1] * (1 + std::abs(sums[0])) +
+                                                                            8 * 0x1p-24 * std::abs(expected);
+          ASSERT_NEAR(got[size_t(slot * d_ff + row)], expected, bound)
+              << d_model << "x" << d_ff << " slot " << slot << " row " << row;
+        }
+    }
+    const auto of_down = down(act.as<float>(), n_chosen * d_ff);
+    for (const bool add : {false, true}) {
+      const gpu::Buffer out = up(std::vector<float>(size_t(d_model + 1), 0.5f));
+      last.run_chosen(
+          stream(),
+          {.choice = c.of, .router = router, .x = act.as<float>(), .add = add, .y = out.as<float>(), .overlap = true});
+      const auto got = down(out.as<float>(), d_model + 1);
+      EXPECT_EQ(got.back(), 0.5f) << "wrote past its end";
+      for (int row = 0; row < d_model; ++row) {
+        double sum = add ? 0.5 : 0, bound = 0x1p-24 * sum;
+        for (int slot = 0; slot < n_chosen; ++slot) {
+          const std::vector<float> values(of_down.begin() + slot * d_ff, of_down.begin() + (slot + 1) * d_ff);
+          const Route& route = routes[size_t(slot)];
+          double error = 0;
+          const double p = product(2, route.expert, row, values, error);
+          sum += route.weight * p;
+          bound += route.weight * (error + (20 + n_chosen) * 0x1p-24 * std::abs(p));  // the weight, as for choices
+        }
+        ASSERT_NEAR(got[size_t(row)], sum, bound) << d_model << "x" << d_ff << " row " << row;
+      }
+    }
+  }
 }
 
 /// Every slot once, in areas of its expert, whatever the experts' shares.

@@ -413,6 +413,28 @@ TEST_F(ModelCuda, StatesAreTheSameBitsHoweverTheyMove) {
   EXPECT_LT(compare(one_by_one, of_prompt).nmse, 1e-10) << "a prompt is its tokens";
 }
 
+/// The kernels of one token that models with experts and a delta rule run, and those before them, which are there by
+/// name. An activation of experts has 15 bits in place of 22: a product is off by some 3e-5 of its size, and so are the
+/// logits of two layers, 1e-9 and little more when squared.
+TEST_F(ModelCuda, TokensByExpertsAndStatesAreThoseOfTheKernelsBefore) {
+  const char* spec = "synth:tiny-delta-128@weights=int4_g128";
+  const Model ours = Model::load(spec, {.device = "cuda"}),
+              before = Model::load(
+                  spec, {.device = "cuda", .kernels = {"experts=bricks", "router=last-block", "delta=heads"}});
+  const auto tokens = tokens_of(8, 512, 1);
+  Session session(ours, {.n_ctx = 32, .k = {.format = "f16"}, .v = {.format = "f16"}}),
+      other(before, {.n_ctx = 32, .k = {.format = "f16"}, .v = {.format = "f16"}});
+  EXPECT_THAT(session.kernels(),
+              testing::IsSupersetOf({"experts=ints+bricks+groups", "router=spread", "delta=parts+chunks"}));
+  EXPECT_THAT(other.kernels(),
+              testing::IsSupersetOf({"experts=bricks+groups", "router=last-block", "delta=heads+chunks"}));
+  for (const int32_t token : tokens) {
+    const auto logits = session.decode(token), expected = other.decode(token);
+    EXPECT_LT(compare(logits, expected).nmse, 1e-8);
+    EXPECT_FALSE(std::ranges::equal(logits, expected)) << "the same kernels ran";
+  }
+}
+
 /// Sampling leaves no surplus behind, which a state could not forget; the state file is the CPU's.
 TEST_F(ModelCuda, SamplingKeepsTheStatesOfWhatWasTaken) {
   const TempDir dir;

@@ -53,8 +53,9 @@ struct DeviceDelta {
   float* out = nullptr;     ///< [rows of the step, values]: the rule's output, in parts too
   float* chunks = nullptr;  ///< [chunks of the step, n_value_heads, kDeltaChunkFloats], aligned to 16 bytes
 };
-/// Two launches for the spans that go token by token in parts, one for whole heads, five for those with chunks. Token by token, results are the same
-/// bits however a prompt is cut and whatever else is in the step; by chunks they are near those.
+/// Two launches for the spans that go token by token in parts, one for whole heads, five for those with chunks. Token by
+/// token, results are the same bits however a prompt is cut and whatever else is in the step; by chunks they are near
+/// those.
 void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& d);
 
 }  // namespace ridge

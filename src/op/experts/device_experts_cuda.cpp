@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "op/experts/experts_cuda.h"
+#include "op/experts/int_experts_cuda.h"
 #include "op/gemv/f16_gemv_cuda.h"
 #include "op/gemv/rows_cuda.h"
 #include "op/linear.h"
@@ -135,6 +135,17 @@ void DeviceExpertMatmul::run_groups(gpu::StreamHandle stream, ExpertGroupCall ca
 void DeviceExpertMatmul::run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const {
   RIDGE_CHECK(can_sum(), "a sum over experts in {} groups", groups_.size());
   device_expert_sum_gemv(stream, groups_[0].bricks, call, roles_[0].bias.as<float>());
+}
+
+bool DeviceExpertMatmul::can_choose(const ExpertChoice& choice, const ExpertRule& rule) const {
+  const bool biased = std::ranges::any_of(roles_, [](const Role& role) { return role.bias_bytes > 0; });
+  return groups_.size() == 1 && groups_[0].in_bricks && (is_gated() || roles_.size() == 1) && !biased &&
+         has_int_experts(groups_[0].bricks, choice, rule);
+}
+
+void DeviceExpertMatmul::run_chosen(gpu::StreamHandle stream, const IntExpertsCall& call) const {
+  RIDGE_CHECK(can_choose(call.choice, call.router.rule), "experts of {} groups that choose", groups_.size());
+  device_int_experts(stream, groups_[0].bricks, call);
 }
 
 }  // namespace ridge

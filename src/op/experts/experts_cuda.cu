@@ -41,13 +41,13 @@ __global__ void __launch_bounds__(kRouteThreads)
 constexpr int kScoreValues = 16;
 
 /// Norm and scores of few tokens, spread over the whole device: a block has kRows scores, each of as many warps, whose
-/// threads keep their part of the weights from before the wait on. The norm's factor meets the sum at its end, so that
-/// both are made side by side. Blocks: (scores, tokens).
+/// threads keep their part of the weights from before the wait on. The norm's factor, of squares in float, meets the sum
+/// at its end, so that both are made side by side; h, where it is wanted, has one of squares in double. Blocks: (scores,
+/// tokens).
 template <int kRows>
 __global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertChoice c, const ExpertRouter r) {
   constexpr int kWarps = kRouteThreads / 32, kRowThreads = kRouteThreads / kRows, kRowWarps = kWarps / kRows;
-  __shared__ double squares_of[kWarps];
-  __shared__ float sums_of[kWarps];
+  __shared__ float squares_of[kWarps], sums_of[kWarps];
   const int thread = int(threadIdx.x), of_block = thread / kRowThreads, at = thread % kRowThreads;
   const int n_in = int(r.n_in), n_rows = c.n_scores() - (c.shared && !r.gates_shared);
   const int row = int(blockIdx.x) * kRows + of_block;
@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertCho
   for (int k = kScoreValues * kRowThreads + 32 * at; exists && k < n_in; k += 32 * kRowThreads) gpu::prefetch(w + k);
   gpu::wait_for_previous_grid();
 
-  float sums[2] = {};
-  double square = 0;
+  float sums[2] = {}, square = 0;
   for (int from = 0; from < n_in; from += kScoreValues * kRowThreads) {
     float values[kScoreValues];
 #pragma unroll
@@ -85,30 +84,28 @@ __global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertCho
 #pragma unroll
     for (int i = 0; i < kScoreValues; ++i) {
       sums[i % 2] = fmaf(weights[i], values[i], sums[i % 2]);
-      if (i % kRows == of_block) square += double(values[i]) * values[i];  // a block has every value once
+      if (i % kRows == of_block) square = fmaf(values[i], values[i], square);  // a block has every value once
     }
   }
   const float sum = gpu::warp_sum(sums[0] + sums[1]);
   if (r.norm_weight) square = gpu::warp_sum(square);
   if (thread % 32 == 0) sums_of[thread / 32] = sum, squares_of[thread / 32] = square;
   __syncthreads();
-  double mean = r.norm_eps;
-  if (r.norm_weight) {
-    double all = 0;
-    for (const double part : squares_of) all += part;
-    mean += all / n_in;
-  }
   if (exists && at == 0) {
-    float score = 0;
+    float score = 0, squares = 0;
     for (int i = 0; i < kRowWarps; ++i) score += sums_of[of_block * kRowWarps + i];
-    if (r.norm_weight) score *= guarded_factor(float(mean), 1.0f / sqrtf(float(mean)));
+    for (const float part : squares_of) squares += part;
+    const float mean = squares / float(n_in) + r.norm_eps;
+    if (r.norm_weight) score *= guarded_factor(mean, 1.0f / sqrtf(mean));
     if (r.bias && row < c.n_experts) score += r.bias[row];
     c.scores[token * c.n_scores() + row] = score;
   }
   if (!r.norm_weight || !r.h) return;
-  const double factor = 1.0 / sqrt(mean);  // as device_rms_norm()
+  double squares = 0;
+  for (int k = thread; k < n_in; k += kRouteThreads) squares += double(x[k]) * x[k];
+  const double factor = 1.0 / sqrt(gpu::block_sum<kRouteThreads>(squares) / double(n_in) + r.norm_eps);
   for (int k = int(blockIdx.x) * kRouteThreads + thread; k < n_in; k += int(gridDim.x) * kRouteThreads)
-    r.h[token * n_in + k] = float(x[k] * factor * r.norm_weight[k]);
+    r.h[token * n_in + k] = float(x[k] * factor * r.norm_weight[k]);  // as device_rms_norm()
 }
 
 /// Norm, scores and choice of few tokens: a warp a score, and the last block of a token chooses. Blocks: (scores,

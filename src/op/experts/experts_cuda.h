@@ -81,6 +81,8 @@ void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice,
 void device_group_experts(gpu::StreamHandle stream, const ExpertChoice& choice, int32_t* counts,
                           const ExpertGroups& groups);
 
+struct IntExpertsCall;  // int_experts_cuda.h
+
 /// Matrices of one role of all experts, or two roles with the same input (gate and up). Formats in bricks go through
 /// tensor cores with activations in two planes (gemv's "bricks"), all others through rows that are decoded as they
 /// come.
@@ -116,6 +118,9 @@ class DeviceExpertMatmul {
   }
   /// Biases are the product's own. Scratch grows as needed.
   void run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const;
+  /// Whether run_chosen() serves one token: is_gated() or one role, without biases, where has_int_experts().
+  bool can_choose(const ExpertChoice& choice, const ExpertRule& rule) const;
+  void run_chosen(gpu::StreamHandle stream, const IntExpertsCall& call) const;
   int64_t bytes() const;  ///< of all experts
   /// "bricks" or "rows" of each launch; "groups" where many tokens have can_group().
   std::vector<std::string_view> kernels() const;

@@ -1,0 +1,323 @@
+// Products of one token with its experts in bricks of int4_g128, as integers. A block chooses the experts for itself
+// (choice_cuda.h), its warps take the groups of a tile of rows in turn, and no block needs another one.
+//
+// A brick of int4_g128 is a tile of the integer mma as it is: a word of step s (brick_parts_cuda.h) has in the upper
+// nibbles of its bytes row r + 8, in the lower ones row r, of columns 16 s + 2 c, + 8, + 1 and + 9; a code is 8 more
+// than its value. Activations are those of op/gemv/int_tokens.h, in the order of these columns.
+#include <algorithm>
+
+#include "op/experts/choice_cuda.h"
+#include "op/experts/int_experts_cuda.h"
+#include "op/gemv/brick_matmul_cuda.h"
+#include "op/gemv/int_tokens.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kMostWarps = 16;
+constexpr int kDepth = 6, kShallow = 4;  ///< bricks of a warp on their way from memory, where there is room and else
+constexpr int kBrickBytes = 1056, kPlanes = 2;
+constexpr int kBatch = 8;                              ///< tiles of rows between two barriers
+constexpr int kImageBytes = kPlanes * kIntGroup + 16;  ///< of a group: int8, then two scales
+constexpr int kTileSums = 16 + 4;  ///< floats of a warp's sums; the warps of an addition meet different banks
+
+struct Plan {
+  ExpertChoice choice;
+  ExpertRouter router;
+  const uint8_t* bricks;  ///< of all experts
+  int64_t expert_bytes;
+  int n_groups, n_row_tiles;          ///< of an expert
+  int n_bricks, n_tiles;              ///< of a tile of rows, and how many of them there are in all
+  int warp_bricks;                    ///< of a tile, at most
+  int images_at, sums_at, choice_at;  ///< in shared memory, behind the rings
+  const float* x;
+  const float* norm;
+  float eps;
+  int n_in, n_out;
+  BrickGlu glu;
+  bool add;
+  float* y;
+};
+
+struct Brick {
+  uint4 chunks[2];
+  float2 scales;  ///< of rows r and r + 8
+
+  /// `mine` is 16 lane bytes into a brick.
+  __device__ void load(const uint8_t* mine, int lane) {
+    chunks[0] = *reinterpret_cast<const uint4*>(mine);
+    chunks[1] = *reinterpret_cast<const uint4*>(mine + 512);
+    const auto* const of_rows = reinterpret_cast<const uint16_t*>(mine - 16 * lane + 1024) + lane / 4;
+    scales = gpu::unpack_f16(of_rows[0] | uint32_t(of_rows[8]) << 16);
+  }
+  /// Adds the products of rows r, r, r + 8, r + 8 with both planes. image: of the group; column: lane's of the mma.
+  __device__ void add_to(float (&sums)[4], const uint8_t* image, int column, int c) const {
+    const uint32_t words[8] = {chunks[0].x, chunks[0].y, chunks[0].z, chunks[0].w,
+                               chunks[1].x, chunks[1].y, chunks[1].z, chunks[1].w};
+    const uint8_t* const values = image + column * kIntGroup + 16 * c;
+    int sum[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 b = *reinterpret_cast<const uint4*>(values + half_offset(column, half));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t first = words[4 * half + 2 * i], second = words[4 * half + 2 * i + 1];
+        const auto upper = [](uint32_t word) { return (word & 0xF0F0F0F0u) ^ 0x80808080u; };
+        const uint32_t a[4] = {upper(first << 4), upper(first), upper(second << 4), upper(second)};
+        if (half + i == 0) gpu::mma_s8_from(__float_as_int(kIntRound), sum, a, b.x, b.y);
+        else gpu::mma_s8(sum, a, i == 0 ? b.x : b.z, i == 0 ? b.y : b.w);
+      }
+    }
+    // As in int_sums.h: a sum is a float that is kIntRound larger.
+    const float2 steps = *reinterpret_cast<const float2*>(image + kPlanes * kIntGroup);
+    const float2 less = {-kIntRound * scales.x, -kIntRound * scales.y};
+    sums[0] = __fmaf_rn(__fmaf_rn(__int_as_float(sum[0]), scales.x, less.x), steps.x, sums[0]);
+    sums[1] = __fmaf_rn(__fmaf_rn(__int_as_float(sum[1]), scales.x, less.x), steps.y, sums[1]);
+    sums[2] = __fmaf_rn(__fmaf_rn(__int_as_float(sum[2]), scales.y, less.y), steps.x, sums[2]);
+    sums[3] = __fmaf_rn(__fmaf_rn(__int_as_float(sum[3]), scales.y, less.y), steps.y, sums[3]);
+  }
+};
+
+/// kSum: tiles of rows of all experts as one long row, each times its weight; otherwise tiles of gate and up, expert by
+/// expert. What a chain makes of scores is read before the wait: the grid before has waited for them itself before it
+/// let this one start.
+template <bool kSum, int kStages>
+__global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid_constant__ Plan p) {
+  constexpr int kHeld = kSum ? 3 : 2;  // groups of x that a warp asks for together
+  __shared__ ChoiceRoom room;
+  __shared__ float squares_of[kMostWarps];
+  auto* const shared = gpu::dynamic_shared<uint8_t>();
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warps = int(blockDim.x) / 32;
+  const int n_mine = (p.n_bricks - warp + n_warps - 1) / n_warps;  // bricks of a tile, every n_warps-th
+  const int n_tiles = (p.n_tiles - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
+
+  if constexpr (!kSum) {
+    gpu::wait_for_previous_grid();
+    gpu::let_next_grid_start();
+  } else {
+    gpu::let_next_grid_start();
+  }
+  // Lane 4 s + c has the columns of step s, in the order of a brick's bytes.
+  float4 x[kHeld], norm[kHeld];
+  const auto columns_of = [&](const float* row, int group) {
+    const float* const from = row + group * kIntGroup + lane / 4 * 16 + lane % 4 * 2;
+    const float2 first = *reinterpret_cast<const float2*>(from), second = *reinterpret_cast<const float2*>(from + 8);
+    return make_float4(first.x, second.x, first.y, second.y);
+  };
+  const auto load_x = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (from + i >= n_mine) break;
+      const int brick = warp + (from + i) * n_warps;  // of a sum: of the experts' rows one after another
+      x[i] = columns_of(p.x, brick);
+      if (!kSum && p.norm) norm[i] = columns_of(p.norm, brick);
+    }
+  };
+  if constexpr (!kSum) load_x(0);
+  choose(p.choice, p.router, p.choice.scores, room, reinterpret_cast<float*>(shared + p.choice_at), kSum);
+
+  // The ring of a warp, and the brick that comes into it next: all of a tile, then those of the next tile.
+  uint8_t* const ring = shared + warp * kStages * kBrickBytes + 16 * lane;
+  int fed_tile = kSum ? int(blockIdx.x) : int(blockIdx.x) % p.n_row_tiles,
+      fed_slot = kSum ? 0 : int(blockIdx.x) / p.n_row_tiles, fed_brick = warp, left = n_mine * n_tiles;
+  if constexpr (kSum) fed_slot = warp / p.n_groups, fed_brick = warp - fed_slot * p.n_groups;
+  int fed = 0;  // of the tile
+  const auto feed = [&](uint8_t* to) {
+    const bool wanted = left-- > 0;
+    const int expert = wanted ? room.experts[fed_slot] : 0;
+    const uint8_t* const from =
+        p.bricks + expert * p.expert_bytes + (int64_t(fed_tile) * p.n_groups + fed_brick) * kBrickBytes + 16 * lane;
+    gpu::copy_async16_if(wanted, to, from);
+    gpu::copy_async16_if(wanted, to + 512, from + 512);
+    gpu::copy_async16_if(wanted && lane < 2, to + 1024, from + 1024);
+    gpu::copy_commit();
+    fed_brick += n_warps;
+    if (++fed < n_mine) {
+      if constexpr (kSum)
+        while (fed_brick >= p.n_groups) fed_brick -= p.n_groups, ++fed_slot;
+      return;
+    }
+    fed = 0;
+    fed_tile += int(gridDim.x);
+    if constexpr (kSum) {
+      fed_slot = warp / p.n_groups, fed_brick = warp - fed_slot * p.n_groups;
+    } else {
+      fed_brick = warp;
+      while (fed_tile >= p.n_row_tiles) fed_tile -= p.n_row_tiles, ++fed_slot;
+    }
+  };
+  for (int i = 0; i < kStages; ++i) feed(ring + i * kBrickBytes);
+
+  // A warp makes int8 of what its own bricks need.
+  if constexpr (kSum) gpu::wait_for_previous_grid();
+  uint8_t* const images = shared + p.images_at + warp * p.warp_bricks * kImageBytes;
+  float square = 0;
+  for (int from = 0; from < n_mine; from += kHeld) {
+    if (kSum || from > 0) load_x(from);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (from + i >= n_mine) break;
+      float4 v = x[i];
+      if (!kSum && p.norm) {
+        square = __fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmaf_rn(v.w, v.w, square))));
+        v = make_float4(v.x * norm[i].x, v.y * norm[i].y, v.z * norm[i].z, v.w * norm[i].w);
+      }
+      uint8_t* const image = images + (from + i) * kImageBytes;
+      auto* const steps = reinterpret_cast<float*>(image + kPlanes * kIntGroup);
+      quantize_group(v, 0, kPlanes, image, steps);
+      if constexpr (kSum) {
+        const float weight = room.weights[(warp + (from + i) * n_warps) / p.n_groups];
+        if (lane == 0) steps[0] *= weight, steps[1] *= weight;
+      }
+    }
+  }
+  if (!kSum && p.norm) {
+    square = gpu::warp_sum(square);
+    if (lane == 0) squares_of[warp] = square;
+  }
+  __syncwarp();
+
+  // At the end of a batch half a warp adds up the sums of a tile. Columns that no plane has are the last plane again.
+  auto* const sums_at = reinterpret_cast<float*>(shared + p.sums_at);  // [kBatch][n_warps][kTileSums]
+  const int r = lane / 4, c = lane % 4, column = min(r, kPlanes - 1), row = lane % 16;
+  int ring_at = 0;
+  for (int first = 0; first < n_tiles; first += kBatch) {
+    const int n_here = min(kBatch, n_tiles - first);
+    /// Of item 2 warp + lane / 16 of the batch: where its row goes; nowhere when null.
+    const auto place_of = [&](int item) -> float* {
+      const int tile = int(blockIdx.x) + (first + item) * int(gridDim.x);
+      if (item >= n_here) return nullptr;
+      if constexpr (kSum) return 16 * tile + row < p.n_out ? p.y + 16 * tile + row : nullptr;
+      const int slot = tile / p.n_row_tiles, of_slot = 8 * (tile - slot * p.n_row_tiles) + row;
+      return row < 8 && of_slot < p.n_out ? p.y + int64_t(slot) * p.n_out + of_slot : nullptr;
+    };
+    float* place = place_of(2 * warp + lane / 16);
+    float old = kSum && p.add && place ? *place : 0;
+    for (int i = 0; i < n_here; ++i) {
+      float sums[4] = {};
+      const uint8_t* image = images;
+#pragma unroll 1
+      for (int j = 0; j < n_mine; ++j, image += kImageBytes) {
+        gpu::copy_wait<kStages - 1>();
+        __syncwarp();  // the brick has come, of all lanes
+        Brick brick;
+        brick.load(ring + ring_at, lane);
+        __syncwarp();
+        feed(ring + ring_at);
+        ring_at = ring_at == (kStages - 1) * kBrickBytes ? 0 : ring_at + kBrickBytes;
+        brick.add_to(sums, image, column, c);
+      }
+      if (c > 0) continue;
+      float* const mine = sums_at + (i * n_warps + warp) * kTileSums + r;
+      mine[0] = sums[0] + sums[1];
+      mine[8] = sums[2] + sums[3];
+    }
+    __syncthreads();
+    float factor = 1;
+    if (!kSum && p.norm) {
+      float all = 0;
+      for (int w = 0; w < n_warps; ++w) all += squares_of[w];
+      const float mean = all / float(p.n_in) + p.eps;
+      factor = guarded_factor(mean, rsqrtf(mean));
+    }
+    for (int item = 2 * warp + lane / 16; item - lane / 16 < n_here; item += 2 * n_warps) {  // the same for a warp
+      if (item >= 2 * n_warps) {
+        place = place_of(item);
+        old = kSum && p.add && place ? *place : 0;
+      }
+      float sum = 0;
+      if (item < n_here) {
+        const float* const parts = sums_at + item * n_warps * kTileSums + row;
+#pragma unroll 4
+        for (int w = 0; w < n_warps; ++w) sum += parts[w * kTileSums];
+      }
+      if constexpr (kSum) {
+        if (place) *place = p.add ? old + sum : sum;
+      } else {
+        sum *= factor;
+        const float up = __shfl_down_sync(gpu::kAllLanes, sum, 8);
+        if (place) *place = bricks::gated(p.glu, sum, up);
+      }
+    }
+    if (first + kBatch < n_tiles) __syncthreads();
+  }
+  gpu::copy_wait<0>();
+}
+
+/// n_chained: experts whose rows are one long row.
+Plan make_plan(const BrickMatrix& w, const IntExpertsCall& call, int n_chained) {
+  Plan p{.choice = call.choice,
+         .router = call.router,
+         .bricks = w.data.as<uint8_t>(),
+         .expert_bytes = w.bytes(),
+         .n_groups = int(w.n_in / kIntGroup),
+         .n_row_tiles = int(w.n_tiles()),
+         .x = call.x,
+         .norm = call.norm_weight,
+         .eps = call.norm_eps,
+         .n_in = int(w.n_in),
+         .n_out = int(w.n_out[0]),
+         .glu = call.glu,
+         .add = call.add,
+         .y = call.y};
+  p.n_bricks = n_chained * p.n_groups;
+  p.n_tiles = w.paired ? call.choice.n_chosen() * p.n_row_tiles : p.n_row_tiles;
+  p.warp_bricks = int(gpu::ceil_div(p.n_bricks, kMostWarps));
+  return p;
+}
+
+/// Shared memory of a launch.
+struct Launch {
+  Plan plan;
+  int n_warps, stages, shared_bytes;
+
+  Launch(const BrickMatrix& w, const IntExpertsCall& call)
+      : plan(make_plan(w, call, w.paired ? 1 : call.choice.n_chosen())),
+        n_warps(int(gpu::ceil_div(plan.n_bricks, plan.warp_bricks))),
+        stages(kDepth) {
+    lay_out();
+    if (fits()) return;
+    stages = kShallow;
+    lay_out();
+  }
+  void lay_out() {
+    plan.images_at = n_warps * stages * kBrickBytes;
+    plan.sums_at = plan.images_at + n_warps * plan.warp_bricks * kImageBytes;
+    plan.choice_at = plan.sums_at + kBatch * n_warps * kTileSums * 4;
+    shared_bytes = plan.choice_at + 4 * choice_floats(plan.choice, plan.router.rule);
+  }
+  /// Beside what is not dynamic.
+  bool fits() const { return shared_bytes + 2048 <= gpu::most_shared_bytes(); }
+
+  template <bool kSum, int kStages>
+  void run(gpu::StreamHandle stream, bool overlap) const {
+    const auto kernel = expert_kernel<kSum, kStages>;
+    gpu::allow_shared_bytes("shared memory of integer experts", kernel, size_t(shared_bytes));
+    const int n_blocks = std::min(plan.n_tiles, gpu::multiprocessors() * std::max(1, kMostWarps / n_warps));
+    gpu::launch(kSum ? "integer sum of experts" : "integer experts", kernel,
+                {unsigned(n_blocks), unsigned(32 * n_warps), size_t(shared_bytes), stream, overlap}, plan);
+  }
+};
+
+}  // namespace
+
+bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const ExpertRule& rule) {
+  return w.format == BrickFormat::int4_g128 && w.n_parts == 1 &&
+         Launch(w, {.choice = choice, .router = {.rule = rule}}).fits();
+}
+
+void device_int_experts(gpu::StreamHandle stream, const BrickMatrix& w, const IntExpertsCall& call) {
+  bricks::expect(call.x && call.y && call.choice.n_tokens == 1 && call.choice.scores && w.data.bytes() > 0,
+                 "integer experts: one token, with scores, x and y");
+  bricks::expect(
+      has_int_experts(w, call.choice, call.router.rule) && (!w.paired || !call.add) && (w.paired || !call.norm_weight),
+      "integer experts: a matrix or a call that they do not serve");
+  const Launch launch(w, call);
+  const bool deep = launch.stages == kDepth;
+  if (w.paired && deep) launch.run<false, kDepth>(stream, call.overlap);
+  else if (w.paired) launch.run<false, kShallow>(stream, call.overlap);
+  else if (deep) launch.run<true, kDepth>(stream, call.overlap);
+  else launch.run<true, kShallow>(stream, call.overlap);
+}
+
+}  // namespace ridge

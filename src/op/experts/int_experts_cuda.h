@@ -1,0 +1,33 @@
+// Products of one token with its experts on a device, int4_g128 times integers: gate and up with the norm in front, and
+// the sum over the experts. Both choose the experts from the scores for themselves. Activations are rounded as
+// op/gemv/int_gemv_cuda.h has it, in two planes.
+#pragma once
+
+#include "op/experts/experts_cuda.h"
+
+namespace ridge {
+
+/// Pointers are device memory.
+struct IntExpertsCall {
+  ExpertChoice choice;  ///< of one token; of its memory only the scores are used
+  ExpertRouter router;  ///< how to choose from them
+  /// Gate and up: [n_in]. The sum: [n_chosen, n_in], in order of the experts' number. Aligned to 8 bytes.
+  const float* x = nullptr;
+  const float* norm_weight = nullptr;  ///< of gate and up: [n_in], x is RMS-normalised first. May be null
+  float norm_eps = 0;
+  BrickGlu glu = BrickGlu::silu;
+  bool add = false;    ///< of the sum: to y, or in its place
+  float* y = nullptr;  ///< gate and up: [n_chosen, n_out]; the sum: [n_out]
+  /// Programmatic dependent launch. The sum reads the scores before it waits: they come from the grid before gate and
+  /// up or an earlier one.
+  bool overlap = false;
+};
+
+/// Whether these kernels serve a matrix of experts, of gate and up in pairs or of down, on this device.
+bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const ExpertRule& rule);
+
+/// Of pairs: y of every expert is glu(gate, up). Otherwise: y is the sum of the experts' products, each times its
+/// weight. `w` says what one expert is, its data holds all of them one after another. Without biases.
+void device_int_experts(gpu::StreamHandle stream, const BrickMatrix& w, const IntExpertsCall& call);
+
+}  // namespace ridge
