@@ -10,6 +10,13 @@
 
 namespace ridge {
 
+/// Asks for all of a multiprocessor's cache as shared memory. Kernels are resident side by side only where they have it
+/// split alike, and of scores, gate and up, and the sum over experts each starts beside the one before.
+template <class... Parameters>
+void share_split(void (*kernel)(Parameters...)) {
+  gpu::check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100), "shared memory split");
+}
+
 /// Where a choice works and what it leaves, for all threads of the block: the experts in order of their number.
 struct ChoiceRoom {
   double sums[kMostExperts / 32];

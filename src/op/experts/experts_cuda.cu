@@ -248,6 +248,7 @@ void launch_scores(gpu::StreamHandle stream, const ExpertChoice& choice, const E
                       : rows == 4 ? score_kernel<4>
                                   : score_kernel<8>;
   const dim3 blocks(unsigned(blocks_of(rows)), unsigned(choice.n_tokens));
+  if (router.scores_only) share_split(kernel);
   gpu::launch("router", kernel, {blocks, kRouteThreads, 0, stream, router.overlap}, choice, router);
 }
 

@@ -293,6 +293,7 @@ struct Launch {
   void run(gpu::StreamHandle stream, bool overlap) const {
     const auto kernel = expert_kernel<kSum, kStages>;
     gpu::allow_shared_bytes("shared memory of integer experts", kernel, size_t(shared_bytes));
+    share_split(kernel);
     const int n_blocks = std::min(plan.n_tiles, gpu::multiprocessors() * std::max(1, kMostWarps / n_warps));
     gpu::launch(kSum ? "integer sum of experts" : "integer experts", kernel,
                 {unsigned(n_blocks), unsigned(32 * n_warps), size_t(shared_bytes), stream, overlap}, plan);
