@@ -17,7 +17,7 @@ MOST_PARAMETERS, MOST_BOOLS = 6, 1
 # Functions that were so when this check began. A name leaves the list with its function; none joins it.
 KNOWN = """
 RankedSampling begin decoded default_kv_side delta_step_ref described encode encode_row escape_of first_request
-for_groups format_of index_of magnitude pick plan_step_buffers pool put_map quantize_int4 quantize_ternary
+for_groups format_of index_of magnitude pick plan_step_buffers pool put_map quantize_ternary
 quantize_tokens query_forms read_format result_row run store_row strip strip_ends tile_int_scores tile_values
 tokenize tokens told tuple write_quoted write_row
 """.split()

@@ -16,6 +16,10 @@ namespace ridge::gpu {
 __device__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// D = A B + start in every element.
 __device__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/// D = A B + D, bytes of A without a sign, those of B with one, K = 32.
+__device__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/// The same with K = 16: word i of a is row r (i = 0) or r + 8, k = 4c; b is column r, k = 4c.
+__device__ void mma_u8s8_k16(int (&d)[4], const uint32_t (&a)[2], uint32_t b);
 /// D = A B + D, f16, K = 16, float sums. Two elements a word, from the k that is named on.
 /// Word i of a: row r (i even) or r + 8 (odd), k = 2c (i < 2) or 8 + 2c. Word i of b: column r, k = 8 i + 2c.
 __device__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
@@ -67,6 +71,9 @@ __device__ uint32_t sub_f16x2(uint32_t a, uint32_t b);
 __device__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c);
 /// (a & b) | c in one instruction; with two constants the compiler makes two of it.
 __device__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c);
+/// The bits of `mask` from a, the others from b, in one instruction.
+template <uint32_t mask>
+__device__ __forceinline__ uint32_t select_bits(uint32_t a, uint32_t b);
 
 /// Bytes of high:low by the nibbles of the selector's low half, bits 0-2 which byte, bit 3 its sign alone eight times.
 /// CUDA's own __byte_perm() spends an instruction on clearing bit 3.
@@ -89,6 +96,17 @@ __device__ __forceinline__ void mma_s8_from(int start, int (&d)[4], const uint32
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
+}
+
+__device__ __forceinline__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_u8s8_k16(int (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
 #define RIDGE_MMA_HALF(name, type)                                                                      \
@@ -236,6 +254,12 @@ __device__ __forceinline__ uint32_t sub_f16x2(uint32_t a, uint32_t b) {
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t bits;
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+  return bits;
+}
+template <uint32_t mask>
+__device__ __forceinline__ uint32_t select_bits(uint32_t a, uint32_t b) {
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(bits) : "n"(mask), "r"(a), "r"(b));
   return bits;
 }
 __device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {

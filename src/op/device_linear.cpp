@@ -35,6 +35,14 @@ Support half_brick_format(const DeviceLinearProblem& p) {
   if (has_name(p, "bf16")) return {false, "one plane of bf16 has 8 bits of an activation"};
   return brick_format(p);
 }
+Support int_brick_format(const DeviceLinearProblem& p) {
+  if (!has_name(p, "q4_k") && !has_name(p, "q5_k") && !has_name(p, "q6_k"))
+    return {false, fmt::format("{} is not q4_k, q5_k or q6_k", p.matrix.format->name)};
+  constexpr int64_t kMostColumns = 1 << 16;  // kIntBrickColumns of op/gemv/int_gemv_cuda.h: a block holds a row of x
+  if (p.matrix.n_in > kMostColumns)
+    return {false, fmt::format("rows of {} columns are longer than {}", p.matrix.n_in, kMostColumns)};
+  return {};
+}
 Support int4_format(const DeviceLinearProblem& p) {
   if (has_name(p, "int4_g128")) return {};
   return {false, fmt::format("{} is not int4_g128", p.matrix.format->name)};
@@ -55,15 +63,16 @@ Support both(const DeviceLinearProblem& p) {
 
 std::span<const DeviceLinearVariant> device_linear_variants() {
   static constexpr DeviceLinearVariant kVariants[] = {
-      {"f32", DevicePacking::floats, 0, floats_support},
-      {"bricks", DevicePacking::bricks, 2, both<brick_format, few_only>},
-      {"bricks-2planes", DevicePacking::bricks, 2, both<brick_format, many_only>},
-      {"bricks-f16", DevicePacking::bricks, 1, both<half_brick_format, many_only>},
-      {"int-1plane", DevicePacking::ints, 1, both<int4_format, few_only>},
-      {"int-2planes", DevicePacking::ints, 2, both<int4_format, few_only>},
-      {"int4-f16", DevicePacking::ints, 1, both<int4_format, many_only>},
-      {"ternary", DevicePacking::ints, 1, both<ternary_format, few_only>},
-      {"ternary-int8", DevicePacking::ints, 1, both<ternary_format, many_only>},
+      {"f32", DevicePacking::floats, 0, 0, floats_support},
+      {"bricks-int8", DevicePacking::bricks, 2, 8, both<int_brick_format, few_only>},
+      {"bricks", DevicePacking::bricks, 2, 16, both<brick_format, few_only>},
+      {"bricks-2planes", DevicePacking::bricks, 2, 16, both<brick_format, many_only>},
+      {"bricks-f16", DevicePacking::bricks, 1, 16, both<half_brick_format, many_only>},
+      {"int-1plane", DevicePacking::ints, 1, 8, both<int4_format, few_only>},
+      {"int-2planes", DevicePacking::ints, 2, 8, both<int4_format, few_only>},
+      {"int4-f16", DevicePacking::ints, 1, 16, both<int4_format, many_only>},
+      {"ternary", DevicePacking::ints, 1, 8, both<ternary_format, few_only>},
+      {"ternary-int8", DevicePacking::ints, 1, 8, both<ternary_format, many_only>},
   };
   return kVariants;
 }

@@ -26,7 +26,8 @@ struct DeviceLinearProblem {
 struct DeviceLinearVariant {
   std::string_view name;
   DevicePacking packing;
-  int planes;  ///< numbers of 8 (ints) or 16 bits (bricks) that an activation becomes; 0: it stays a float
+  int planes;      ///< numbers that an activation becomes; 0: it stays a float
+  int plane_bits;  ///< of each: 8 or 16
   Support (*supports)(const DeviceLinearProblem& p);
 };
 /// Worst to best; of int4_g128 the accurate one is the best.

@@ -115,6 +115,11 @@ class DeviceMatmul {
   void plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases, bool glu,
             const ForcedKernels& forced);
   void run(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
+  /// Whether few tokens become integers; more are two planes of halves.
+  static bool runs_int_bricks(const Group& group, int64_t n_tokens);
+  /// Outputs and biases of an IntCall or IntGemmCall.
+  template <class Call>
+  void fill_call(const Group& group, const MatmulCall& call, Call& c) const;
   void run_bricks(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
   void run_ints(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
   void run_floats(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;

@@ -168,6 +168,10 @@ void DeviceMatmul::plan_scratch(const MatmulCall& call, PlannedScratch& scratch)
         if (!apart && call.output == MatmulOutput::add) scratch.up.ensure(n * n_out_[size_t(g.first)]);
         break;
       case DevicePacking::bricks: {
+        if (runs_int_bricks(g, n)) {
+          scratch.ints.ensure<std::byte>(int_gemv_scratch_bytes(g.bricks, n));
+          break;
+        }
         const BrickCall c{.n_tokens = std::min(n, most_brick_tokens(g.bricks)), .norm_weight = call.norm_weight};
         scratch.bricks.ensure<std::byte>(scratch_bytes(g.bricks, c, g.kernel(n).planes));
         break;
@@ -230,8 +234,18 @@ void DeviceMatmul::run(gpu::StreamHandle stream, const Group& g, const MatmulCal
   }
 }
 
+bool DeviceMatmul::runs_int_bricks(const Group& g, int64_t n_tokens) {
+  return g.few->packing == DevicePacking::bricks && g.few->plane_bits == 8 && n_tokens <= kIntBrickTokens;
+}
+
 void DeviceMatmul::run_bricks(gpu::StreamHandle stream, const Group& g, const MatmulCall& call,
                               MatmulScratch& scratch) const {
+  if (runs_int_bricks(g, call.n_tokens)) {
+    IntCall c{.n_tokens = call.n_tokens, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+    c.planes = g.few->planes;
+    fill_call(g, call, c);
+    return device_int_gemv(stream, g.bricks, c, scratch.ints);
+  }
   BrickCall c{.norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
   c.residual = call.output == MatmulOutput::add;
   c.glu = call.output == MatmulOutput::relu2_glu ? BrickGlu::relu2 : BrickGlu::silu;
@@ -252,32 +266,33 @@ void DeviceMatmul::run_bricks(gpu::StreamHandle stream, const Group& g, const Ma
   }
 }
 
+template <class Call>
+void DeviceMatmul::fill_call(const Group& g, const MatmulCall& call, Call& c) const {
+  c.bias = biases_[size_t(g.first)];  // of the group's matrices, one after another, as its rows are
+  c.output = call.output == MatmulOutput::store      ? IntOutput::store
+             : call.output == MatmulOutput::add      ? IntOutput::add
+             : call.output == MatmulOutput::silu_glu ? IntOutput::silu_glu
+                                                     : IntOutput::relu2_glu;
+  c.n_parts = g.gated ? 1 : g.count;
+  for (int i = 0; i < c.n_parts; ++i) {
+    c.n_out[i] = n_out_[size_t(g.first + i)];
+    c.y[i] = call.y[g.first + i];
+  }
+  c.overlap = call.overlap;
+}
+
 void DeviceMatmul::run_ints(gpu::StreamHandle stream, const Group& g, const MatmulCall& call,
                             MatmulScratch& scratch) const {
   const int64_t n = call.n_tokens;
-  const IntOutput output = call.output == MatmulOutput::store      ? IntOutput::store
-                           : call.output == MatmulOutput::add      ? IntOutput::add
-                           : call.output == MatmulOutput::silu_glu ? IntOutput::silu_glu
-                                                                   : IntOutput::relu2_glu;
-  const float* const bias = biases_[size_t(g.first)];  // of the group's matrices, one after another, as its rows are
-  const auto fill = [&](auto c) {
-    c.bias = bias;
-    c.output = output;
-    c.n_parts = g.gated ? 1 : g.count;
-    for (int i = 0; i < c.n_parts; ++i) {
-      c.n_out[i] = n_out_[size_t(g.first + i)];
-      c.y[i] = call.y[g.first + i];
-    }
-    c.overlap = call.overlap;
-    return c;
-  };
   if (n > kFewTokens) {
-    const IntGemmCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
-    return device_int_gemm(stream, g.ints, fill(c), scratch.ints);
+    IntGemmCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
+    fill_call(g, call, c);
+    return device_int_gemm(stream, g.ints, c, scratch.ints);
   }
   IntCall c{.n_tokens = n, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
   c.planes = g.kernel(n).planes;
-  device_int_gemv(stream, g.ints, fill(c), scratch.ints);
+  fill_call(g, call, c);
+  device_int_gemv(stream, g.ints, c, scratch.ints);
 }
 
 void DeviceMatmul::run_floats(gpu::StreamHandle stream, const Group& g, const MatmulCall& call,

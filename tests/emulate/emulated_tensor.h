@@ -48,6 +48,11 @@ void mma(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value) {
 struct Bytes {
   int operator()(uint32_t word, int i, bool) const { return int8_t(word >> (8 * i)); }
 };
+struct MixedBytes {
+  int operator()(uint32_t word, int i, bool is_a) const {
+    return is_a ? int(word >> (8 * i) & 255u) : int(int8_t(word >> (8 * i)));
+  }
+};
 struct F16 {
   float operator()(uint32_t word, int i, bool) const { return f16_to_f32(uint16_t(word >> (16 * i))); }
 };
@@ -63,6 +68,13 @@ inline void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1
 inline void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   for (int& x : d) x = start;
   mma_s8(d, a, b0, b1);
+}
+inline void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulated::mma<int, 4>(d, a, b0, b1, emulated::MixedBytes());
+}
+inline void mma_u8s8_k16(int (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+  const uint32_t both[4] = {a[0], a[1], 0, 0};
+  mma_u8s8(d, both, b, 0);
 }
 inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulated::mma<float, 2>(d, a, b0, b1, emulated::F16());
@@ -106,6 +118,10 @@ inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
   return pack_f16(x.x - y.x, x.y - y.y);
 }
 inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
+template <uint32_t mask>
+uint32_t select_bits(uint32_t a, uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
 /// Exact for sums of f16 that need no more than a float's bits.
 inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   const float2 x = unpack_f16(a), y = unpack_f16(b), z = unpack_f16(c);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "format/list.h"
+#include "format/q6_k.h"
 #include "gpu/device_data.h"
 #include "op/gemm/tensor_gemm_cuda.h"
 #include "op/gemv/bricks_cuda.h"
@@ -79,6 +80,18 @@ struct BrickRows {
     for (float& m : magnitude) m = std::abs(m);
   }
 };
+
+/// What a product passes through in place of each weight: |scale code| and |min|, or 32 |scale|.
+inline std::vector<double> product_sizes(const BrickRows& w) {
+  std::vector<double> sizes(w.magnitude.begin(), w.magnitude.end());
+  if (w.format.name != "q6_k") return sizes;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    Q6_K::Block block;
+    std::memcpy(&block, &w.bytes[i / 256 * sizeof block], sizeof block);
+    sizes[i] += 64 * std::abs(double(f16_to_f32(block.d)) * block.scales[i % 256 / 16]);
+  }
+  return sizes;
+}
 
 /// Products in double, and what a kernel may be off by.
 struct BrickReference {

@@ -46,28 +46,30 @@ struct Bounded {
   std::vector<double> y, bound;
 };
 
-/// int4_g128 with activations of one or two bytes. Half a step for every weight of a group, where the step itself is
-/// known to 2^-13 (one plane) or 2^-6 (two); three rounded factors a group, float sums of groups and warps.
-Bounded with_int8(const BrickRows& w, const Floats& x, int planes) {
+/// int4_g128, or bricks in super-blocks of 256, with activations of one or two bytes. Half a step for every weight of a
+/// group, where the step itself is known to 2^-13 (one plane) or 2^-6 (two); three rounded factors a group (of a
+/// super-block 20, with its minima), float sums of groups and warps.
+Bounded with_int8(const BrickRows& w, const Floats& x, int planes, size_t columns = 128) {
+  const std::vector<double> sizes = product_sizes(w);
   Bounded e;
   for (size_t t = 0; t < x.size() / kIn; ++t)
     for (int64_t row = 0; row < w.n_out; ++row) {
       double value = 0, size = 0, error = 0;
-      for (size_t group = 0; group < kIn; group += 128) {
+      for (size_t group = 0; group < kIn; group += columns) {
         double top = 0, weights = 0;
-        for (size_t k = group; k < group + 128; ++k) {
+        for (size_t k = group; k < group + columns; ++k) {
           const double weight = w.weights[size_t(row) * kIn + k], v = x[t * kIn + k];
           top = std::max(top, std::abs(v));
           weights += std::abs(weight);
           value += weight * v;
-          size += std::abs(weight * v);
+          size += sizes[size_t(row) * kIn + k] * std::abs(v);
         }
         const double half = planes == 1 ? top / 254 * (1 + 0x1p-13) : top / 127 / 508 * (1 + 0x1p-6);
         error += half * weights;
         size += half * weights;
       }
       e.y.push_back(value);
-      e.bound.push_back(error + double(5 * kIn / 128 + 48) * 0x1p-24 * size);
+      e.bound.push_back(error + double((columns == 128 ? 5 : 22) * kIn / columns + 48) * 0x1p-24 * size);
     }
   return e;
 }
@@ -97,6 +99,7 @@ Bounded expected_of(const BrickRows& w, const Floats& x, std::string_view kernel
   if (kernel == "f32") return with_factors(w, x, double(kIn + 2) * 0x1p-24, 0);
   if (kernel == "int-1plane") return with_int8(w, x, 1);
   if (kernel == "int-2planes") return with_int8(w, x, 2);
+  if (kernel == "bricks-int8" && ssize(x) <= kIntBrickTokens * kIn) return with_int8(w, x, 2, 256);
   // Weights and activations to 2^-11 each; small activations to 2^-25 where the token's largest is at least 2^14; the
   // weights here are in f16's normal range or off by 2^-25.
   const bool is_wide = kernel == "bricks-f16" && ssize(x) >= kFewestWideTokens * kIn && gpu::device_has_warpgroups();
@@ -178,9 +181,10 @@ TEST_F(DeviceMatmulCuda, ScratchOfManyTokensIsThatOfAPart) {
 }
 
 TEST_F(DeviceMatmulCuda, ForcedKernelsHaveTheirOwnRounding) {
-  const std::tuple<const char*, const char*, const char*, int64_t> cases[] = {{"int4_g128", "gemv", "int-1plane", 3},
-                                                                              {"f16", "gemm", "bricks-2planes", 70},
-                                                                              {"q4_k", "gemm", "bricks-f16", 70}};
+  const std::tuple<const char*, const char*, const char*, int64_t> cases[] = {
+      {"int4_g128", "gemv", "int-1plane", 3}, {"f16", "gemm", "bricks-2planes", 70}, {"q4_k", "gemm", "bricks-f16", 70},
+      {"q4_k", "gemv", "bricks-int8", 3},     {"q5_k", "gemv", "bricks-int8", 1},    {"q6_k", "gemv", "bricks-int8", 4},
+      {"q6_k", "gemv", "bricks-int8", 5}};
   for (const auto& [format, op, kernel, n] : cases) {
     const BrickRows rows(format, 37, kIn, 2);
     const Linear m = linear_of(rows);
@@ -189,6 +193,37 @@ TEST_F(DeviceMatmulCuda, ForcedKernelsHaveTheirOwnRounding) {
     const Floats x = normal_floats(3, n * kIn);
     const Bounded e = expected_of(rows, x, kernel);
     EXPECT_TRUE(within(run(product, {37}, x)[0], e.y, e.bound)) << kernel;
+  }
+}
+
+TEST_F(DeviceMatmulCuda, KQuantsAsIntegersInEveryPlace) {
+  const ForcedKernels forced = {{"gemv", "bricks-int8"}};
+  const BrickRows q("q4_k", 48, kIn, 5), k("q4_k", 21, kIn, 6), v("q6_k", 16, kIn, 7);  // k begins in a tile of its own
+  const Linear mq = linear_of(q), mk = linear_of(k), mv = linear_of(v);
+  const Floats k_bias = normal_floats(8, 21);
+  const DeviceMatmul parts = make({&mk, &mq, &mv}, {&k_bias, nullptr, nullptr}, false, forced);
+  const DeviceMatmul glu = make({&mk, &mk}, {}, true, forced);
+  EXPECT_THAT(parts.kernels(1), ElementsAre("bricks-int8", "bricks-int8"));
+  for (const int64_t n : {1, 2, 4}) {
+    const Floats x = normal_floats(uint64_t(n), n * kIn);
+    const std::vector<Floats> y = run(parts, {21, 48, 16}, x, MatmulOutput::add, 2.5f);
+    const BrickRows* const rows[] = {&k, &q, &v};
+    for (size_t i = 0; i < 3; ++i) {
+      Bounded e = expected_of(*rows[i], x, "bricks-int8");
+      for (size_t at = 0; at < e.y.size(); ++at) {
+        e.y[at] += 2.5 + (i == 0 ? double(k_bias[at % 21]) : 0.0);
+        e.bound[at] += 0x1p-22 * (std::abs(e.y[at]) + e.bound[at] + 5);
+      }
+      EXPECT_TRUE(within(y[i], e.y, e.bound)) << i << ", tokens " << n;
+    }
+    const Bounded p = expected_of(k, x, "bricks-int8");
+    Bounded e;
+    for (size_t i = 0; i < p.y.size(); ++i) {
+      const double positive = std::max(p.y[i], 0.0);
+      e.y.push_back(positive * positive * p.y[i]);
+      e.bound.push_back(3 * std::pow(std::abs(p.y[i]) + p.bound[i], 2) * p.bound[i] + 0x1p-20 * std::abs(e.y.back()));
+    }
+    EXPECT_TRUE(within(run(glu, {21}, x, MatmulOutput::relu2_glu)[0], e.y, e.bound)) << "tokens " << n;
   }
 }
 

@@ -72,13 +72,13 @@ TEST_F(OpBenchCuda, EveryMatmulKernelPasses) {
   OpBenchParams params = on_device(Op::gemv);
   params.batch = {1, 5};
   params.kernels = {"all"};
-  for (const char* name : {"f32", "f16", "bf16", "q8_0", "int4_g128", "i2_s"})
+  for (const char* name : {"f32", "f16", "bf16", "q8_0", "q4_k", "int4_g128", "i2_s"})
     params.weights.push_back(find_weight_format(name).or_throw());
   // Where there is cuBLASLt, its baselines too: cublaslt of f16, two-op of int4_g128.
   const size_t of_library = LibraryGemm::why_not().empty() ? 2 : 0;
-  // f32: one kernel; f16, bf16, q8_0: bricks with and without overlap; int4_g128: these and three of integers; i2_s:
-  // ternary with and without overlap.
-  expect_timed(run(params), 2 * (1 + 2 + 2 + 2 + 5 + 2 + of_library));
+  // f32: one kernel; f16, bf16, q8_0, q4_k: bricks with and without overlap, q4_k of up to four tokens integers too;
+  // int4_g128: bricks and three of integers; i2_s: ternary with and without overlap.
+  expect_timed(run(params), 2 * (1 + 2 + 2 + 2 + 2 + 5 + 2 + of_library) + 2);
 }
 
 TEST_F(OpBenchCuda, WithoutANameTheKernelOfModelsIsTimed) {

@@ -94,6 +94,13 @@ TEST(DeviceLinear, AForcedKernelServesOrSaysWhyNot) {
   EXPECT_THAT(usage_error([&] { choice(problem("int4_g128", 100), forced); }),
               AllOf(HasSubstr("gemm=bricks-2planes"), HasSubstr("no bricks of int4_g128"), HasSubstr("can: int4-f16")));
   EXPECT_THAT(usage_error([&] { choice(problem("bf16", 100), {{"gemm", "bricks-f16"}}); }), HasSubstr("8 bits"));
+  const ForcedKernels int8 = {{"gemv", "bricks-int8"}};
+  for (const std::string_view format : {"q4_k", "q5_k", "q6_k"})
+    EXPECT_EQ(choice(problem(format, 1), int8), "bricks-int8") << format;
+  EXPECT_THAT(usage_error([&] { choice(problem("q8_0", 1), int8); }), HasSubstr("q8_0 is not q4_k, q5_k or q6_k"));
+  DeviceLinearProblem long_rows = problem("q4_k", 1);
+  long_rows.matrix.n_in = (1 << 16) + 256;
+  EXPECT_THAT(usage_error([&] { choice(long_rows, int8); }), HasSubstr("rows of 65792 columns"));
 }
 
 TEST(KernelTables, ChoicesAreCheckedAgainstTheTables) {

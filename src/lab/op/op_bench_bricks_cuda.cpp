@@ -1,19 +1,25 @@
-// bricks: device_f16_gemv, float activations with weights in bricks on f16 tensor cores. bricks-overlap:
-// with programmatic dependent launch, each call's weights read while the one before it ends.
+// bricks: device_f16_gemv, float activations with weights in bricks on f16 tensor cores. bricks-int8: device_int_gemv,
+// activations of 15 bits on integer tensor cores. -overlap: with programmatic dependent launch, each call's weights read
+// while the one before it ends.
 #include <cmath>
 
 #include "lab/op/op_data.h"
 #include "lab/op/op_kernels.h"
 #include "op/gemm/tensor_gemm_cuda.h"
+#include "op/gemv/int_gemv_cuda.h"
 
 namespace ridge::lab {
 namespace {
 
+struct Which {
+  bool int8, overlap;
+};
+
 class GemvBricks : public OpRun {
  public:
-  GemvBricks(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed, bool overlap)
+  GemvBricks(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed, Which which)
       : p_(p),
-        overlap_(overlap),
+        which_(which),
         x_host_(random_values(seed, x_values(p))),
         pool_(coded_pool(*p.weights, p.n_in, seed + 1)),
         x_(device_sets(stream, x_host_, n_sets)),
@@ -26,42 +32,64 @@ class GemvBricks : public OpRun {
       device_fill_bricks(stream, weights_.back(), 0, 0, n_out, rows_there.as<void>());
     }
     stream.synchronize();
-    scratch_ = gpu::Buffer(brick_scratch_bytes(weights_[0], call(0)));
+    if (!which_.int8) scratch_ = gpu::Buffer(brick_scratch_bytes(weights_[0], call(0)));
   }
 
   void queue(gpu::StreamHandle stream, int set) override {
-    device_f16_gemv(stream, weights_[size_t(set)], call(set), scratch_);
+    if (!which_.int8) return device_f16_gemv(stream, weights_[size_t(set)], call(set), scratch_);
+    device_int_gemv(stream, weights_[size_t(set)],
+                    {.n_tokens = p_.n_tokens,
+                     .x = x_.at(set),
+                     .planes = 2,
+                     .n_out = {p_.n_out},
+                     .y = {y_.at(set)},
+                     .overlap = which_.overlap},
+                    int_scratch_);
   }
 
   OpCheck check(const gpu::Stream& stream, int set) override {
     if (reference_.empty()) reference_ = matmul_reference(p_, x_host_, pool_.rows);
+    const std::vector<float> y = values_of(stream, y_.at(set), y_values(p_));
+    // Rounding the activations of a super-block, and sums in float over super-blocks as below.
+    if (which_.int8)
+      return check_nmse(y, reference_, int8_bound(x_host_, 256, 127.0 * 254) + 9 * p_.n_in * 0x1p-46,
+                        "all outputs against sums in double");
     // x is held to 22 bits (16 beside bf16 weights), and each of the n_in / 16 products that a sum goes through may
     // cut 2^-23 off it; sums of codes with a zero point pass through values about three times the result.
     const double x_error = p_.weights->name == "bf16" ? 0x1p-16 : 0x1p-21;
-    return check_nmse(values_of(stream, y_.at(set), y_values(p_)), reference_,
-                      std::pow(x_error + 3 * p_.n_in / 16 * 0x1p-23, 2), "all outputs against sums in double");
+    return check_nmse(y, reference_, std::pow(x_error + 3 * p_.n_in / 16 * 0x1p-23, 2),
+                      "all outputs against sums in double");
   }
 
  private:
   BrickCall call(int set) const {
-    BrickCall c{.n_tokens = p_.n_tokens, .x = x_.at(set), .overlap = overlap_};
+    BrickCall c{.n_tokens = p_.n_tokens, .x = x_.at(set), .overlap = which_.overlap};
     c.y[0] = y_.at(set);
     return c;
   }
 
   OpProblem p_;
-  bool overlap_;
+  Which which_;
   std::vector<float> x_host_;
   CodedPool pool_;
   DeviceSets x_, y_;
   std::vector<BrickMatrix> weights_;
   gpu::Buffer scratch_;
+  IntScratch int_scratch_;
   std::vector<float> reference_;
 };
 
 Support supports(const OpProblem& p, const OpDevice&) {
   return find_brick_format(p.weights->name) ? Support{}
                                             : Support{false, fmt::format("there are no bricks of {}", p.weights->name)};
+}
+
+Support supports_int8(const OpProblem& p, const OpDevice&) {
+  const auto format = find_brick_format(p.weights->name);
+  if (!format || !has_int_gemv(*format)) return {false, "reads q4_k, q5_k and q6_k only"};
+  if (p.n_tokens > kIntBrickTokens) return {false, fmt::format("serves up to {} tokens", kIntBrickTokens)};
+  if (p.n_in > kIntBrickColumns) return {false, fmt::format("serves rows of up to {} columns", kIntBrickColumns)};
+  return {};
 }
 
 int64_t set_bytes(const OpProblem& p) {
@@ -72,14 +100,16 @@ int64_t set_bytes(const OpProblem& p) {
   return set_stride(rows * row_bytes) + set_of_xy(p);
 }
 
-template <bool kOverlap>
+template <bool kInt8, bool kOverlap>
 std::unique_ptr<OpRun> open(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) {
-  return std::make_unique<GemvBricks>(p, stream, n_sets, seed, kOverlap);
+  return std::make_unique<GemvBricks>(p, stream, n_sets, seed, Which{kInt8, kOverlap});
 }
 
 }  // namespace
 
-const OpKernel kGemvBricks = {Op::gemv, "bricks", supports, set_bytes, open<false>};
-const OpKernel kGemvBricksOverlap = {Op::gemv, "bricks-overlap", supports, set_bytes, open<true>};
+const OpKernel kGemvBricks = {Op::gemv, "bricks", supports, set_bytes, open<false, false>};
+const OpKernel kGemvBricksOverlap = {Op::gemv, "bricks-overlap", supports, set_bytes, open<false, true>};
+const OpKernel kGemvBricksInt8 = {Op::gemv, "bricks-int8", supports_int8, set_bytes, open<true, false>};
+const OpKernel kGemvBricksInt8Overlap = {Op::gemv, "bricks-int8-overlap", supports_int8, set_bytes, open<true, true>};
 
 }  // namespace ridge::lab

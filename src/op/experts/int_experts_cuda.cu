@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
       }
       uint8_t* const image = images + (from + i) * kImageBytes;
       auto* const steps = reinterpret_cast<float*>(image + kPlanes * kIntGroup);
-      quantize_group(v, 0, kPlanes, image, steps);
+      quantize_group<IntKind::int4_g128>(v, 0, kPlanes, image, steps);
       if constexpr (kSum) {
         const float weight = room.weights[(warp + (from + i) * n_warps) / p.n_groups];
         if (lane == 0) steps[0] *= weight, steps[1] *= weight;

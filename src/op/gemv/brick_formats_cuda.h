@@ -81,7 +81,7 @@ struct BrickQ4_0 : Nibbles<128>, TinyF16<8>, BlockScales<1024, 4> {
   }
 };
 
-struct BrickQ4_1 : Nibbles<128>, TinyF16<0>, ScalesAndMins<1024> {
+struct BrickQ4_1 : Nibbles<128>, TinyF16<0>, ScalesAndMins<1024, 16> {
   using Block = Q4_1::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1280, kScaleSteps = 2, kGemvStages = 7, kSums = 1;
   static constexpr bool kHasMin = true;
@@ -93,7 +93,7 @@ struct BrickQ4_1 : Nibbles<128>, TinyF16<0>, ScalesAndMins<1024> {
   }
 };
 
-struct BrickQ5_0 : FiveBits<128>, TinyF16<16>, BlockScales<FiveBits<128>::kCodeBytes, 4> {
+struct BrickQ5_0 : FiveBits<128>, TinyF16<16, FiveBits<128>::kLowerOf>, BlockScales<FiveBits<128>::kCodeBytes, 4> {
   using Block = Q5_0::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1408, kScaleSteps = 2, kGemvStages = 6, kSums = 1;
 
@@ -102,7 +102,9 @@ struct BrickQ5_0 : FiveBits<128>, TinyF16<16>, BlockScales<FiveBits<128>::kCodeB
   }
 };
 
-struct BrickQ5_1 : FiveBits<128>, TinyF16<0>, ScalesAndMins<FiveBits<128>::kCodeBytes> {
+struct BrickQ5_1 : FiveBits<128>,
+                   TinyF16<0, FiveBits<128>::kLowerOf>,
+                   ScalesAndMins<FiveBits<128>::kCodeBytes, FiveBits<128>::kLowerOf> {
   using Block = Q5_1::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 1536, kScaleSteps = 2, kGemvStages = 6, kSums = 1;
   static constexpr bool kHasMin = true;

@@ -24,7 +24,7 @@ __device__ inline uint32_t chunk_fields(uint32_t first, uint32_t second, uint32_
 
 /// Scales and minima of q4_k and q5_k, behind the codes 16 bytes a row: d and dmin, then fields s, m, s', m' of every
 /// chunk (scale and minimum of its two sub-blocks).
-template <int kCodeBytes>
+template <int kCodeBytes, int kLowerOf>
 struct SubBlockScales {
   using ChunkScales = Scales<2>;
   template <class Block>
@@ -48,7 +48,7 @@ struct SubBlockScales {
     for (int half = 0; half < 2; ++half) {
       const uint4 row = *reinterpret_cast<const uint4*>(brick + kCodeBytes + 16 * (lane / 4 + 8 * half));
       const float2 d = gpu::unpack_f16(row.x);  // d, dmin
-      const float min_step = d.y * (half == 1 ? TinyF16<0>::kLower * 0x1p-6f : 0x1p-6f);
+      const float min_step = d.y * (half == 1 ? kLowerOf * 0x1p-6f : 0x1p-6f);
       const float scale_zero = d.x * -0x1p23f, min_zero = min_step * -0x1p23f;
       uint32_t fields = chunk_fields(row.y, row.z, row.w, chunk);
 #pragma unroll
@@ -204,7 +204,7 @@ struct BrickQ3_K : TinyF16<4, 8> {
   }
 };
 
-struct BrickQ4_K : Nibbles<256>, TinyF16<0>, SubBlockScales<2048> {
+struct BrickQ4_K : Nibbles<256>, TinyF16<0>, SubBlockScales<2048, 16> {
   using Block = Q4_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 2304, kScaleSteps = 2, kGemvStages = 4, kSums = 1;
   static constexpr bool kHasMin = true;
@@ -215,7 +215,9 @@ struct BrickQ4_K : Nibbles<256>, TinyF16<0>, SubBlockScales<2048> {
   }
 };
 
-struct BrickQ5_K : FiveBits<256>, TinyF16<0>, SubBlockScales<FiveBits<256>::kCodeBytes> {
+struct BrickQ5_K : FiveBits<256>,
+                   TinyF16<0, FiveBits<256>::kLowerOf>,
+                   SubBlockScales<FiveBits<256>::kCodeBytes, FiveBits<256>::kLowerOf> {
   using Block = Q5_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 2816, kScaleSteps = 2, kGemvStages = 4, kSums = 1;
   static constexpr bool kHasMin = true;
@@ -228,9 +230,10 @@ struct BrickQ5_K : FiveBits<256>, TinyF16<0>, SubBlockScales<FiveBits<256>::kCod
   }
 };
 
-/// q6_k: the low four bits as nibbles; the upper two bits in the lane's second share, of steps 2w and 2w + 1 in word w:
-/// element 2i + h of step s is bits 16 h + 2 field(s % 2, i); then 16 scales a row and d of each row.
-struct BrickQ6_K : TinyF16<32> {
+/// q6_k: nibbles, the lower four bits of the codes of a row r and the upper four of a row r + 8; the other two bits in
+/// the lane's second share, of steps 2w and 2w + 1 in word w: of columns 2c + h + 8i of step s they begin at bit
+/// 16h + 8i + 4 (s % 2) + 2 for row r, two below for row r + 8. Then 16 scales a row and d of each row.
+struct BrickQ6_K : TinyF16<32, 4> {
   using Block = Q6_K::Block;
   static constexpr int kGroup = 256, kColumns = 256, kBytes = 3360, kScaleSteps = 1, kGemvStages = 3, kSums = 2;
   static constexpr int kHigh = 2048, kScales = 3072, kD = 3328;
@@ -240,11 +243,6 @@ struct BrickQ6_K : TinyF16<32> {
   };
   using ChunkScales = Scales<4>;
 
-  /// Where the upper bits of words i of a step lie, so that few shifts bring them above their nibbles.
-  __device__ static constexpr int field(int step, int i) {
-    return step == 0 ? (i % 2 == 0 ? 2 + i / 2 : 4 + i / 2) : (i % 2 == 0 ? i / 2 : 6 + i / 2);
-  }
-
   __device__ static uint32_t code(const Block* row, int64_t k) {
     const Block& block = row[k / 256];
     const int i = int(k % 256), half = i / 128, quarter = i % 128 / 32, l = i % 32;
@@ -253,11 +251,15 @@ struct BrickQ6_K : TinyF16<32> {
   }
   template <class Get>
   __device__ static void put(const Get& get, int lane, uint8_t* brick) {
-    Nibbles<256>::put(get, lane, brick);
+    Nibbles<256>::put([&](int step, int e) { return get(step, e) >> (e / 2 % 2 * 2); }, lane, brick);
     for (int word = 0; word < kColumns / 32; ++word) {
       uint32_t bits = 0;
       for (int s = 0; s < 2; ++s)
-        for (int e = 0; e < 8; ++e) bits |= get(2 * word + s, e) >> 4 << (16 * (e % 2) + 2 * field(s, e / 2));
+        for (int e = 0; e < 8; ++e) {
+          const uint32_t code = get(2 * word + s, e);
+          const bool lower_row = e / 2 % 2 == 1;
+          bits |= (lower_row ? code & 3u : code >> 4) << (16 * (e % 2) + 8 * (e / 4) + 4 * s + (lower_row ? 0 : 2));
+        }
       *lane_word(brick + kHigh, word, lane) = bits;
     }
   }
@@ -274,12 +276,11 @@ struct BrickQ6_K : TinyF16<32> {
   __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
     const uint32_t low = pick(codes.low, step), high = codes.high[step / 2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool lower_row = i % 2 == 1;
-      const int shift = 2 * field(step % 2, i) - (lower_row ? 8 : 4);
-      const uint32_t upper = shift < 0 ? high << (shift < 0 ? -shift : 0) : high >> (shift < 0 ? 0 : shift);
-      const uint32_t nibbles = low >> (8 * (i / 2)) & (lower_row ? 0x00F000F0u : 0x000F000Fu);
-      a[i] = gpu::and_or(upper, lower_row ? 0x03000300u : 0x00300030u, nibbles);
+    for (int i = 0; i < 2; ++i) {
+      const int right = 4 * (step % 2) + 8 * i - 2;
+      const uint32_t bits = (right < 0 ? high << -right : high >> right) & 0x003C003Cu;
+      a[2 * i] = gpu::select_bits<0x000F000F>(low >> (8 * i), bits);
+      a[2 * i + 1] = gpu::select_bits<0x00F000F0>(low >> (8 * i), bits);
     }
   }
   __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {

@@ -107,7 +107,7 @@ struct BlockScales {
 };
 
 /// fp16 scales and minima, [row][group of the brick] in pairs behind the codes: a weight is scale * code + min.
-template <int kCodeBytes>
+template <int kCodeBytes, int kLowerOf>
 struct ScalesAndMins {
   using ChunkScales = Scales<2>;
   template <class Block>
@@ -122,7 +122,7 @@ struct ScalesAndMins {
       const uint8_t* from = brick + kCodeBytes + 16 * (lane / 4 + 8 * half) + 8 * chunk;
       const uint2 pairs = *reinterpret_cast<const uint2*>(from);
       const float2 first = gpu::unpack_f16(pairs.x), second = gpu::unpack_f16(pairs.y);
-      const float minus = half == 1 ? -TinyF16<0>::kLower : -1.0f;
+      const float minus = half == 1 ? -float(kLowerOf) : -1.0f;
       scales.scale[half][0] = first.x, scales.scale[half][1] = second.x;
       scales.min[half][0] = minus * first.y, scales.min[half][1] = minus * second.y;
     }
@@ -164,25 +164,28 @@ struct Nibbles : StepWords<kBrickColumns, NibblePlaces> {
   }
 };
 
-/// Codes of five bits: nibbles, then a word of bits a lane and chunk, [chunk][lane]. Halves of words 2i and 2i + 1 of
-/// step s have bit place(2s + i) and the one four above it: a shift brings both above their nibbles.
+/// Codes of five bits: nibbles, then a word of single bits a lane and chunk, [chunk][lane]. The nibble of a row r is the
+/// code's lower four bits, that of a row r + 8 its upper four. The other bits of step s, of columns 2c + h + 8i, are bit
+/// 16h + 8i + 2s + 1 for row r and the one below for row r + 8: a shift brings both beside their nibbles.
 template <int kBrickColumns>
 struct FiveBits {
-  static constexpr int kHigh = 8 * kBrickColumns, kCodeBytes = 10 * kBrickColumns;
+  static constexpr int kHigh = 8 * kBrickColumns, kCodeBytes = 10 * kBrickColumns, kLowerOf = 8;
   struct Codes {
     uint4 low;
     uint32_t high;
   };
-  __device__ static constexpr int place(int pair) { return pair < 4 ? pair : pair + 4; }
 
   template <class Get>
   __device__ static void put(const Get& get, int lane, uint8_t* brick) {
-    Nibbles<kBrickColumns>::put(get, lane, brick);
+    Nibbles<kBrickColumns>::put([&](int step, int e) { return get(step, e) >> (e / 2 % 2); }, lane, brick);
     for (int chunk = 0; chunk < kBrickColumns / 64; ++chunk) {
       uint32_t bits = 0;
       for (int s = 0; s < 4; ++s)
-        for (int e = 0; e < 8; ++e)
-          bits |= get(4 * chunk + s, e) >> 4 << (16 * (e % 2) + place(2 * s + e / 4) + 4 * (e / 2 % 2));
+        for (int e = 0; e < 8; ++e) {
+          const uint32_t code = get(4 * chunk + s, e);
+          const bool lower_row = e / 2 % 2 == 1;
+          bits |= (lower_row ? code & 1u : code >> 4) << (16 * (e % 2) + 8 * (e / 4) + 2 * s + !lower_row);
+        }
       reinterpret_cast<uint32_t*>(brick + kHigh)[32 * chunk + lane] = bits;
     }
   }
@@ -193,10 +196,10 @@ struct FiveBits {
     const uint32_t low = pick(codes.low, step);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int pair = 2 * step + i;
-      const uint32_t bits = pair < 4 ? codes.high << (4 - pair) : codes.high >> pair;
-      a[2 * i] = gpu::and_or(bits, 0x00100010u, low >> (8 * i) & 0x000F000Fu);
-      a[2 * i + 1] = gpu::and_or(bits, 0x01000100u, low >> (8 * i) & 0x00F000F0u);
+      const int right = 2 * step + 8 * i - 3;
+      const uint32_t bits = (right < 0 ? codes.high << -right : codes.high >> right) & 0x00180018u;
+      a[2 * i] = gpu::select_bits<0x000F000F>(low >> (8 * i), bits);
+      a[2 * i + 1] = gpu::select_bits<0x00F000F0>(low >> (8 * i), bits);
     }
   }
 };

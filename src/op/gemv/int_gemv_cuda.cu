@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens
   const int token = int(blockIdx.x), n_groups = tokens.n_groups;
   const int begin = kKind == IntKind::ternary ? 0 : int(blockIdx.y) * kQuantizeGroups;
   const int n = kKind == IntKind::ternary ? n_groups : min(kQuantizeGroups, n_groups - begin);
-  image.values += int64_t(begin) * tokens.column_pitch * kIntGroup;
+  image.values += int64_t(begin) * tokens.column_pitch * int_group(kKind);
   image.scales += begin * tokens.scale_pitch;
   quantize_tokens<kKind>(tokens, token, token + 1, begin, n, image, gpu::dynamic_shared<double>(), tops);
 }
@@ -34,6 +34,15 @@ void launch_quantize(const IntJob& job, gpu::StreamHandle stream, bool overlap) 
               {dim3(unsigned(job.tokens.n_tokens), parts), 32 * kQuantizeWarps, squares, stream, overlap}, job.tokens,
               job.image);
 }
+void launch_quantize(IntKind kind, const IntJob& job, gpu::StreamHandle stream, bool overlap) {
+  switch (kind) {
+    case IntKind::ternary: return launch_quantize<IntKind::ternary>(job, stream, overlap);
+    case IntKind::int4_g128: return launch_quantize<IntKind::int4_g128>(job, stream, overlap);
+    case IntKind::q4_k:  // the minima's factor of x, and no other difference
+    case IntKind::q5_k: return launch_quantize<IntKind::q4_k>(job, stream, overlap);
+    case IntKind::q6_k: return launch_quantize<IntKind::q6_k>(job, stream, overlap);
+  }
+}
 
 void require(bool holds, const char* what) {
   if (!holds) throw Error(ErrorKind::failure, std::string("device_int_gemv: ") + what);
@@ -41,61 +50,108 @@ void require(bool holds, const char* what) {
 
 bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-void check_operands(const IntWeights& w, const IntCall& call, const IntPlan& plan) {
+/// Weights as a launch reads them, in tiles of their own or in bricks.
+struct IntMatrix {
+  IntKind kind;
+  bool gated;
+  int64_t n_out, n_in, n_row_tiles;
+  const uint8_t* tiles;
+  const float* row_scale;
+  const BrickMatrix* bricks;  // or null
+
+  explicit IntMatrix(const IntWeights& w)
+      : kind(w.kind),
+        gated(w.gated),
+        n_out(w.n_out),
+        n_in(w.n_in),
+        n_row_tiles(w.n_row_tiles()),
+        tiles(w.tiles.as<uint8_t>()),
+        row_scale(w.row_scale.as<float>()),
+        bricks(nullptr) {}
+  explicit IntMatrix(const BrickMatrix& w)
+      : kind(w.format == BrickFormat::q4_k   ? IntKind::q4_k
+             : w.format == BrickFormat::q5_k ? IntKind::q5_k
+                                             : IntKind::q6_k),
+        gated(w.paired),
+        n_out(std::accumulate(w.n_out, w.n_out + w.n_parts, int64_t(0))),
+        n_in(w.n_in),
+        n_row_tiles(w.n_tiles()),
+        tiles(w.data.as<uint8_t>()),
+        row_scale(nullptr),
+        bricks(&w) {}
+
+  int64_t n_groups() const { return n_in / int_group(kind); }
+  int most_tokens(int planes) const { return bricks ? kIntBrickTokens : kIntColumns / planes; }
+};
+
+void check_operands(const IntMatrix& w, const IntCall& call, const IntPlan& plan) {
   const bool gated = call.output == IntOutput::silu_glu || call.output == IntOutput::relu2_glu;
   require(gated == w.gated, "the output does not suit the packing of the weights");
   require(!gated || !call.bias, "a bias of gated weights");
   require(call.n_parts >= 1 && call.n_parts <= (gated ? 1 : kMostIntParts), "parts");
   require(std::accumulate(call.n_out, call.n_out + call.n_parts, int64_t(0)) == w.n_out && w.n_out < INT32_MAX,
           "parts that are not the weights' rows");
-  require(call.planes == 1 || (call.planes == 2 && w.kind == IntKind::int4_g128), "planes");
+  require(w.bricks ? call.planes == 2 : call.planes == 1 || (call.planes == 2 && w.kind == IntKind::int4_g128),
+          "planes");
+  if (w.bricks) {
+    require(has_int_gemv(w.bricks->format) && w.n_in <= kIntBrickColumns, "bricks of another format or too long");
+    require(call.n_parts == w.bricks->n_parts && std::equal(call.n_out, call.n_out + call.n_parts, w.bricks->n_out),
+            "parts that are not the bricks'");
+    require(plan.row_warps == 0, "bricks in chunks");
+  }
   require(aligned16(call.x) && aligned16(call.norm_weight), "x or the norm's weight is not aligned to 16 bytes");
   require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
-  require(plan.warps >= 1 && plan.warps <= kIntMostWarps && plan.blocks >= 1 && plan.blocks <= w.n_row_tiles() &&
-              plan.rows * int64_t(plan.blocks) >= w.n_row_tiles(),
+  require(plan.warps >= 1 && plan.warps <= kIntMostWarps && plan.blocks >= 1 && plan.blocks <= w.n_row_tiles &&
+              plan.rows * int64_t(plan.blocks) >= w.n_row_tiles,
           "the plan");
   require(plan.row_warps == 0 || (plan.warps % plan.row_warps == 0 && !plan.quantize_inside), "the plan with chunks");
 }
 
 /// Of activations that a kernel before quantises: values, and scales.
-std::array<int64_t, 2> image_bytes(const IntWeights& weights, const IntPlan& plan, int columns) {
+std::array<int64_t, 2> image_bytes(const IntMatrix& w, const IntPlan& plan, int n_tokens, int planes) {
   const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-  return {rounded(int_column_pitch(plan, columns) * weights.n_in), rounded(weights.n_groups() * 32 * plan.tiles_of_8)};
+  return {rounded(int_column_pitch(plan, n_tokens * planes) * w.n_in),
+          rounded(4 * w.n_groups() * int_scale_pitch(w.kind, plan, n_tokens))};
 }
 
 /// At most kIntColumns columns.
-void run_part(gpu::StreamHandle stream, const IntWeights& weights, const IntCall& call, const IntPlan& plan,
+void run_part(gpu::StreamHandle stream, const IntMatrix& weights, const IntCall& call, const IntPlan& plan,
               IntScratch& scratch) {
   const int n_tokens = int(call.n_tokens), columns = n_tokens * call.planes;
   require(columns <= 8 * plan.tiles_of_8, "the plan has too few columns");
   const int64_t n_groups = weights.n_groups();
 
-  IntJob job = {.tiles = weights.tiles.as<uint8_t>(),
+  const BrickMatrix* const bricks = weights.bricks;
+  const int64_t rows_per_tile = weights.gated ? kIntTileRows / 2 : kIntTileRows;
+  const bool padded =
+      bricks && bricks->n_parts > 1 &&
+      std::any_of(call.n_out, call.n_out + call.n_parts - 1, [&](int64_t rows) { return rows % rows_per_tile != 0; });
+  IntJob job = {.tiles = weights.tiles,
                 .tokens = {call.x, call.norm_weight, call.norm_eps, n_tokens, call.planes, int(n_groups),
-                           int_column_pitch(plan, columns), 8 * plan.tiles_of_8},
+                           int_column_pitch(plan, columns), int_scale_pitch(weights.kind, plan, n_tokens)},
                 .at = int_shared(weights.kind, plan, weights.n_in, n_tokens, call.planes),
-                .target = {.row_scale = weights.row_scale.as<float>(),
+                .target = {.row_scale = weights.row_scale,
                            .bias = call.bias,
                            .n_parts = 0,
+                           .padded = padded,
                            .n_out = weights.n_out,
-                           .n_row_tiles = int(weights.n_row_tiles()),
+                           .n_row_tiles = int(weights.n_row_tiles),
                            .n_tokens = n_tokens,
                            .output = call.output}};
   IntTarget& target = job.target;
   for (int i = 0; i < call.n_parts; ++i) {
-    const bool joins = i > 0 && n_tokens == 1 && call.y[i] == call.y[i - 1] + call.n_out[i - 1];
+    const bool joins = i > 0 && n_tokens == 1 && !padded && call.y[i] == call.y[i - 1] + call.n_out[i - 1];
     if (!joins) target.y[target.n_parts++] = call.y[i];
+    if (padded) target.first_tile_row[i] = int(bricks->first_tile(i) * rows_per_tile);
     int& end = target.first_row[target.n_parts];
     end = (joins ? end : target.first_row[target.n_parts - 1]) + int(call.n_out[i]);
   }
-  const bool ternary = weights.kind == IntKind::ternary;
   if (!plan.quantize_inside) {
-    const auto [value_bytes, scale_bytes] = image_bytes(weights, plan, columns);
+    const auto [value_bytes, scale_bytes] = image_bytes(weights, plan, n_tokens, call.planes);
     auto* const data = scratch.data.ensure<uint8_t>(value_bytes + scale_bytes + 4 * n_tokens);
     job.image = {data, reinterpret_cast<float*>(data + value_bytes),
                  reinterpret_cast<float*>(data + value_bytes + scale_bytes)};
-    if (ternary) launch_quantize<IntKind::ternary>(job, stream, call.overlap);
-    else launch_quantize<IntKind::int4_g128>(job, stream, call.overlap);
+    launch_quantize(weights.kind, job, stream, call.overlap);
   }
   if (plan.row_warps > 0) launch_int_chunks(weights.kind, job, plan, stream);
   else launch_int_stream(weights.kind, job, plan, stream, call.overlap || !plan.quantize_inside);
@@ -109,10 +165,9 @@ IntDevice this_device() {
   return {n_processors, shared_bytes};
 }
 
-/// Calls run(part of the call) for tokens that fit in one launch each.
+/// Calls run(part of the call) for up to `most` tokens each.
 template <class Run>
-void in_parts(const IntWeights& w, const IntCall& call, const Run& run) {
-  const int64_t most = kIntColumns / call.planes;
+void in_parts(const IntMatrix& w, int64_t most, const IntCall& call, const Run& run) {
   for (int64_t first = 0; first < call.n_tokens; first += most) {
     IntCall part = call;
     part.n_tokens = std::min(most, call.n_tokens - first);
@@ -122,31 +177,69 @@ void in_parts(const IntWeights& w, const IntCall& call, const Run& run) {
   }
 }
 
-}  // namespace
+IntPlan plan_of(const IntMatrix& w, int n_tokens, int planes) {
+  return plan_int_gemv(w.kind, w.n_row_tiles, w.n_in, n_tokens, planes, this_device());
+}
 
-int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes) {
-  const IntPlan plan = plan_int_gemv(w.kind, w.n_row_tiles(), w.n_in, int(n_tokens), planes, this_device());
-  if (w.n_out == 0 || plan.quantize_inside) return 0;
-  const auto [values, scales] = image_bytes(w, plan, int(n_tokens) * planes);
+void run_with(gpu::StreamHandle stream, const IntMatrix& w, const IntCall& call, const IntPlan& plan,
+              IntScratch& scratch) {
+  if (w.n_out == 0) return;
+  check_operands(w, call, plan);
+  in_parts(w, w.most_tokens(call.planes), call, [&](const IntCall& part) { run_part(stream, w, part, plan, scratch); });
+}
+
+void run_planned(gpu::StreamHandle stream, const IntMatrix& w, const IntCall& call, IntScratch& scratch) {
+  if (w.n_out == 0) return;
+  check_operands(w, call, {.rows = int(w.n_row_tiles), .blocks = 1});
+  const auto planned = [&](int64_t n_tokens) -> const IntPlan& {
+    IntPlan& plan = scratch.plans[{int64_t(w.kind), w.n_row_tiles, w.n_in, n_tokens, call.planes}];
+    if (plan.blocks == 0) plan = plan_of(w, int(n_tokens), call.planes);  // asks for the device
+    return plan;
+  };
+  const auto run = [&](const IntCall& part, const auto& again) -> void {
+    const IntPlan& plan = planned(part.n_tokens);
+    if (plan.warps > 0) return run_part(stream, w, part, plan, scratch);
+    require(part.n_tokens > 1, "this device has too little shared memory per block for a row of activations");
+    in_parts(w, (part.n_tokens + 1) / 2, part, [&](const IntCall& half) { again(half, again); });
+  };
+  in_parts(w, w.most_tokens(call.planes), call, [&](const IntCall& part) { run(part, run); });
+}
+
+int64_t scratch_bytes(const IntMatrix& w, int n_tokens, int planes) {
+  if (w.n_out == 0) return 0;
+  const IntPlan plan = plan_of(w, n_tokens, planes);
+  if (plan.warps == 0 && n_tokens > 1) return scratch_bytes(w, (n_tokens + 1) / 2, planes);
+  if (plan.quantize_inside) return 0;
+  const auto [values, scales] = image_bytes(w, plan, n_tokens, planes);
   return values + scales + 4 * n_tokens;
 }
 
-void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch) {
-  if (w.n_out == 0) return;
-  check_operands(w, call, {.rows = int(w.n_row_tiles()), .blocks = 1});
-  in_parts(w, call, [&](const IntCall& part) {
-    IntPlan& plan = scratch.plans[{int64_t(w.kind), w.n_row_tiles(), w.n_in, part.n_tokens, part.planes}];
-    if (plan.blocks == 0)  // asks for the device
-      plan = plan_int_gemv(w.kind, w.n_row_tiles(), w.n_in, int(part.n_tokens), part.planes, this_device());
-    run_part(stream, w, part, plan, scratch);
-  });
+}  // namespace
+
+bool has_int_gemv(BrickFormat format) {
+  return format == BrickFormat::q4_k || format == BrickFormat::q5_k || format == BrickFormat::q6_k;
 }
 
+int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes) {
+  return scratch_bytes(IntMatrix(w), int(n_tokens), planes);
+}
+int64_t int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens) {
+  return scratch_bytes(IntMatrix(w), int(n_tokens), 2);
+}
+
+void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch) {
+  run_planned(stream, IntMatrix(w), call, scratch);
+}
+void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, IntScratch& scratch) {
+  run_planned(stream, IntMatrix(w), call, scratch);
+}
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, const IntPlan& plan,
                      IntScratch& scratch) {
-  if (w.n_out == 0) return;
-  check_operands(w, call, plan);
-  in_parts(w, call, [&](const IntCall& part) { run_part(stream, w, part, plan, scratch); });
+  run_with(stream, IntMatrix(w), call, plan, scratch);
+}
+void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, const IntPlan& plan,
+                     IntScratch& scratch) {
+  run_with(stream, IntMatrix(w), call, plan, scratch);
 }
 
 }  // namespace ridge

@@ -4,6 +4,8 @@
 // int4_g128  Activations become int8 per token and group of 128: step = max|x| / 127 (at least 1e-30 / 127), q =
 //            round(x / step). With two planes what that rounding lost is rounded again, in steps of step / 254: about
 //            15 bits. Sums in a group are exact, groups are added as float32.
+// q4_k, q5_k, q6_k  The same with two planes and a step for every 256 columns. Integers, scales and minima of such a
+//            super-block are multiplied and added exactly, its two sums become float32.
 // ternary    The product of op/gemv/ternary.h bit for bit, after rms_norm_ref of op/norm_rope when there is a norm
 //            (whose double sum is added in another order).
 // The result of a token depends on the shape, the number of tokens and the plan, never on timing. A token with a NaN
@@ -13,6 +15,7 @@
 #include <array>
 #include <map>
 
+#include "op/gemv/bricks_cuda.h"
 #include "op/gemv/int_weights_cuda.h"
 
 namespace ridge {
@@ -32,7 +35,7 @@ struct IntCall {
   const float* x = nullptr;            ///< [n_tokens, n_in], aligned to 16 bytes
   const float* norm_weight = nullptr;  ///< [n_in], aligned to 16 bytes: x is RMS-normalised first. May be null
   float norm_eps = 0;
-  int planes = 1;               ///< of int4_g128, 1 or 2
+  int planes = 1;               ///< of int4_g128, 1 or 2; of bricks 2
   const float* bias = nullptr;  ///< [n_out of all parts]; may be null, and is with gated weights
   IntOutput output = IntOutput::store;
   int n_parts = 1;                    ///< outputs, one for each matrix or one for them all; 1 with gated weights
@@ -43,11 +46,11 @@ struct IntCall {
 
 /// How a product is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.
 struct IntPlan {
-  int tiles_of_8 = 1;           ///< columns of the mma in eights: 1, 2, 4 or 8
-  int rows = 1;                 ///< most tiles of rows of a block
-  int blocks = 0;               ///< they share the tiles of rows evenly
-  int warps = 8;                ///< per block, at most kIntMostWarps
-  int depth = 4;                ///< of the stream: KB of a warp on their way from memory, one of kIntDepths
+  int tiles_of_8 = 1;  ///< columns of the mma in eights: 1, 2, 4 or 8; of bricks 1
+  int rows = 1;        ///< most tiles of rows of a block
+  int blocks = 0;      ///< they share the tiles of rows evenly
+  int warps = 8;       ///< per block, at most kIntMostWarps; 0: so many tokens of bricks do not fit
+  int depth = 4;       ///< of the stream: KB of a warp on their way from memory, one of kIntDepths; of bricks 4 or 6
   bool quantize_inside = true;  ///< each block makes the int8 values it needs; otherwise a kernel before
   /// 0: the stream, for at most 16 columns. Otherwise activations come in chunks, quantised before, and the warps are
   /// so many times some that take turns at a row.
@@ -58,6 +61,9 @@ inline constexpr int kIntDepths[] = {4, 6, 8};
 
 /// Most columns (tokens times planes) of one launch; more tokens are several.
 inline constexpr int kIntColumns = 64;
+/// Most tokens of a product with bricks, and most columns of a row of its weights.
+inline constexpr int kIntBrickTokens = 4;
+inline constexpr int64_t kIntBrickColumns = 1 << 16;
 
 /// What a plan must know of a device.
 struct IntDevice {
@@ -87,6 +93,12 @@ int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes
 
 /// Queues the product of `w` and call.x. Throws Error(failure) for operands that do not fit together.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch);
+/// The same with bricks of q4_k, q5_k or q6_k, whose parts are the call's, and at most kIntBrickTokens tokens.
+void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, IntScratch& scratch);
+void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, const IntPlan& plan,
+                     IntScratch& scratch);
+bool has_int_gemv(BrickFormat format);
+int64_t int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens);
 /// The same with a plan for min(n_tokens, kIntColumns / planes) tokens.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, const IntPlan& plan,
                      IntScratch& scratch);

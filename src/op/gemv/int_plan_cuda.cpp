@@ -7,15 +7,15 @@ namespace ridge {
 namespace {
 
 /// A block has at least so many slots to sum, so that small products leave processors to their neighbours in time.
-constexpr int least_slots(IntKind kind) { return kind == IntKind::ternary ? 24 : 12; }
+constexpr int least_slots(IntKind kind) { return kind == IntKind::ternary ? 24 : is_brick_kind(kind) ? 6 : 12; }
 /// Most groups of activations that every block quantises for itself, of one token and of several: what more would cost,
-/// a kernel before costs.
+/// a kernel before costs. A super-block counts as two.
 constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 24;
-/// Rows of at most so many slots go to two blocks a processor, whose beginnings and ends overlap, unless a processor
-/// has more than kMostOfTwo slots.
+/// Rows of at most so many groups of 128 go to two blocks a processor, whose beginnings and ends overlap, unless a
+/// processor has more than kMostOfTwo groups.
 constexpr int64_t kShortRow = 32, kMostOfTwo = 512;
 /// From so many slots on a row takes all warps of a block, which then have fewer groups of activations to quantise.
-constexpr int64_t kLongRow = 64;
+constexpr int64_t long_row(IntKind kind) { return is_brick_kind(kind) ? 32 : 64; }
 /// Of shared memory, what the system keeps of a block's, and what a processor has beyond the most of one block.
 constexpr int64_t kSystemBytes = 1024;
 
@@ -26,7 +26,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tokens, int planes,
                       const IntDevice& device) {
   const int columns = n_tokens * planes;
-  const int64_t n_groups = n_in / kIntGroup, row_slots = ceil_div(n_groups, int_slot_groups(kind));
+  const int64_t n_groups = n_in / int_group(kind), row_slots = ceil_div(n_groups, int_slot_groups(kind));
   const auto shared_bytes = [&](const IntPlan& p) { return int_gemv_shared_bytes(kind, p, n_in, n_tokens, planes); };
   const auto fits = [&](const IntPlan& p) { return shared_bytes(p) <= device.shared_bytes; };
   const auto fits_twice = [&](const IntPlan& p) {
@@ -36,7 +36,7 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
   plan.tiles_of_8 = columns <= 8 ? 1 : columns <= 16 ? 2 : columns <= 32 ? 4 : 8;
   // Ternary activations take two barriers a token.
   const int64_t most_inside = n_tokens == 1 ? kMostInside : kMostInsideOfSeveral;
-  plan.quantize_inside = kind == IntKind::ternary ? n_tokens == 1 : n_tokens * n_groups <= most_inside;
+  plan.quantize_inside = kind == IntKind::ternary ? n_tokens == 1 : n_tokens * n_in / kIntGroup <= most_inside;
 
   // All processors if there is enough to do, and as few warps as do not take longer.
   const auto spread = [&](int64_t n_blocks) {
@@ -44,17 +44,23 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
     plan.rows = int(std::min(std::max(rows, ceil_div(least_slots(kind), row_slots)), n_row_tiles));
     plan.blocks = int(ceil_div(n_row_tiles, plan.rows));
     const int64_t steps = ceil_div(plan.rows * row_slots, kIntMostWarps);
-    plan.warps = row_slots >= kLongRow ? kIntMostWarps : int(ceil_div(plan.rows * row_slots, steps));
-    plan.depth = steps > 4 ? 6 : 4;
+    plan.warps = row_slots >= long_row(kind) ? kIntMostWarps : int(ceil_div(plan.rows * row_slots, steps));
+    plan.depth = steps > (is_brick_kind(kind) ? 1 : 4) ? 6 : 4;
   };
-  const int64_t rows = ceil_div(n_row_tiles, device.n_processors);
-  if (kind == IntKind::int4_g128 && plan.tiles_of_8 == 1 && row_slots <= kShortRow && rows * row_slots <= kMostOfTwo) {
+  const int64_t rows = ceil_div(n_row_tiles, device.n_processors), row_groups = n_in / kIntGroup;
+  // Of bricks one token has few enough registers.
+  const bool fits_registers = is_brick_kind(kind) ? n_tokens == 1 : kind == IntKind::int4_g128 && plan.tiles_of_8 == 1;
+  if (fits_registers && row_groups <= kShortRow && rows * row_groups <= kMostOfTwo) {
     spread(2 * int64_t(device.n_processors));
     while (!fits_twice(plan) && plan.depth > 4) plan.depth -= 2;
     if (fits_twice(plan)) return plan;
   }
   spread(device.n_processors);
   while (!fits(plan) && plan.depth > 4) plan.depth -= 2;
+  if (is_brick_kind(kind)) {
+    while (plan.warps > 0 && !fits(plan)) plan.warps -= 1;
+    return plan;
+  }
   if (plan.tiles_of_8 <= 2 && fits(plan)) return plan;
 
   // Chunks: all of a block's tiles of rows at once if there are warps, and as many warps for each as have room.

@@ -5,7 +5,7 @@
 
 namespace ridge {
 
-/// Groups that a warp fetches and uses at a time: about 1 KB.
+/// Groups that a warp fetches and uses at a time: about 1 KB, or a brick.
 constexpr int int_slot_groups(IntKind kind) { return kind == IntKind::ternary ? 2 : 1; }
 
 /// Floats from one token's 16 sums to the next: the lanes of a warp then write to different banks.
@@ -19,11 +19,18 @@ inline constexpr int kIntChunkSteps = 4;
 constexpr int int_column_pitch(const IntPlan& plan, int n_columns) {
   return plan.tiles_of_8 == 1 ? n_columns : (n_columns + 7) / 8 * 8;
 }
+/// Floats of a group in an image beside the values; of bricks a multiple of 16 bytes.
+constexpr int int_scale_pitch(IntKind kind, const IntPlan& plan, int n_tokens) {
+  return is_brick_kind(kind) ? n_tokens * int_sub_blocks(kind) + 4 : 8 * plan.tiles_of_8;
+}
+
+/// Slots of a warp's ring in the stream. Of bricks, which are larger, one is in use while the others come.
+constexpr int int_ring_slots(IntKind kind, int depth) { return is_brick_kind(kind) ? depth / 2 : depth; }
 
 /// Offsets in bytes.
 struct IntShared {
-  int values;   ///< [groups][column pitch][128] int8, in the order of int_tokens.h; of a row, or of two chunks
-  int scales;   ///< [groups][8 tiles_of_8] float
+  int values;   ///< [groups][column pitch][group] int8, in the order of int_tokens.h; of a row, or of two chunks
+  int scales;   ///< [groups][scale pitch] float
   int sums;     ///< float or int32, [kIntSumPitch] of: stream [warps + rows][tokens]; chunks [warps][kIntEndTokens]
   int squares;  ///< ternary: [tokens][warps] double; int4_g128: [tokens][warps][32] float
   int tops;     ///< [tokens][warps] float
@@ -34,9 +41,9 @@ struct IntShared {
 
 constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, int n_tokens, int planes) {
   const bool ternary = kind == IntKind::ternary, chunks = plan.row_warps > 0;
-  const int64_t depth = chunks ? kIntChunkSteps : plan.depth;
+  const int64_t depth = chunks ? kIntChunkSteps : int_ring_slots(kind, plan.depth);
   const int64_t groups =
-      chunks ? 2 * kIntChunkSteps * (plan.warps / plan.row_warps) * int_slot_groups(kind) : n_in / kIntGroup;
+      chunks ? 2 * kIntChunkSteps * (plan.warps / plan.row_warps) * int_slot_groups(kind) : n_in / int_group(kind);
   int64_t at = 0;
   const auto take = [&](int64_t bytes) {
     const int64_t here = at;
@@ -45,8 +52,8 @@ constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, 
   };
   IntShared s = {};
   take(plan.warps * depth * int_slot_groups(kind) * int_tile_bytes(kind));  // the rings
-  s.values = take(groups * int_column_pitch(plan, n_tokens * planes) * kIntGroup);
-  s.scales = take(groups * 8 * plan.tiles_of_8 * 4);
+  s.values = take(groups * int_column_pitch(plan, n_tokens * planes) * int_group(kind));
+  s.scales = take(groups * int_scale_pitch(kind, plan, n_tokens) * 4);
   s.sums = take((chunks ? plan.warps * kIntEndTokens : int64_t(plan.warps + plan.rows) * n_tokens) * kIntSumPitch * 4);
   const int64_t n_inside = plan.quantize_inside ? n_tokens : 0;
   s.squares = take(n_inside * plan.warps * (ternary ? 8 : 32 * 4));

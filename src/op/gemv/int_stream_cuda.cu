@@ -1,6 +1,7 @@
 #include <string>
 #include <type_traits>
 
+#include "op/gemv/int_brick_sums.h"
 #include "op/gemv/int_kernels_cuda.h"
 #include "ridge/error.h"
 
@@ -41,9 +42,12 @@ __device__ void copy_image(const IntImage& from, const IntImage& to, int n_value
   for (int i = thread + n_threads; i < n_scales; i += n_threads) reinterpret_cast<float4*>(to.scales)[i] = scales[i];
 }
 
-/// kOne: int4_g128 and a single token, which every block quantises; kTiles is 1.
-template <IntKind kKind, int kTiles, int kDepth, bool kOne>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kernel(const __grid_constant__ Work w) {
+/// kColumns: eights of columns; of bricks, the most tokens. kDepth: slots of a ring. kOne: a single token, not of ternary
+/// weights, which every block quantises; kColumns is 1.
+template <IntKind kKind, int kColumns, int kDepth, bool kOne>
+__global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_kernel(const __grid_constant__ Work w) {
+  constexpr bool kBricks = is_brick_kind(kKind);
+  constexpr int kTiles = kBricks ? 1 : kColumns;
   constexpr int kTileBytes = int_tile_bytes(kKind), kSlotGroups = int_slot_groups(kKind);
   constexpr int kSlotBytes = kSlotGroups * kTileBytes;
   using Sum = std::conditional_t<kKind == IntKind::ternary, int, float>;
@@ -59,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kern
       slot = begin - row * row_slots;
 
   // Every warp has its own ring of slots, of which a lane copies and reads its own bytes; only scales cross lanes.
-  constexpr bool kCrossLanes = kKind == IntKind::int4_g128;
+  constexpr bool kCrossLanes = kKind != IntKind::ternary;
   uint8_t* const ring = shared + warp * kDepth * kSlotBytes + 16 * lane;
   const uint8_t* from =
       w.job.tiles + 16 * lane +
@@ -67,7 +71,13 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kern
           kTileBytes;
   int to_feed = left, fed_slot = slot;
   const auto feed = [&](uint8_t* to) {
-    if constexpr (kKind == IntKind::int4_g128) {
+    if constexpr (kBricks) {
+      const bool wanted = to_feed-- > 0;
+#pragma unroll
+      for (int i = 0; i < kSlotBytes; i += 512)
+        gpu::copy_async16_if(wanted && (i + 512 <= kSlotBytes || 16 * lane + i < kSlotBytes), to + i, from + i);
+      from += kSlotBytes;
+    } else if constexpr (kKind == IntKind::int4_g128) {
       const bool wanted = to_feed-- > 0;
       gpu::copy_async16_if(wanted, to, from);
       gpu::copy_async16_if(wanted, to + 512, from + 512);
@@ -83,20 +93,22 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kern
     }
     gpu::copy_commit();
   };
-  for (int i = 0; i < kDepth; ++i) feed(ring + i * kSlotBytes);  // weights do not depend on the grid before
+  // Weights do not depend on the grid before. A tile is read into registers, then its slot fed again; of bricks the
+  // slot that was used before.
+  for (int i = 0; i < kDepth - kBricks; ++i) feed(ring + i * kSlotBytes);
 
   const IntImage mine = {shared + w.job.at.values, reinterpret_cast<float*>(shared + w.job.at.scales),
                          reinterpret_cast<float*>(shared + w.job.at.factors)};
   const int n_tokens = kOne ? 1 : w.job.tokens.n_tokens, column_pitch = w.job.tokens.column_pitch;
   if constexpr (kOne) {
     auto* const squares = reinterpret_cast<float*>(shared + w.job.at.squares);
-    if (w.job.tokens.norm) quantize_one_int4<true>(w.job.tokens, mine, squares);
-    else quantize_one_int4<false>(w.job.tokens, mine, squares);
+    if (w.job.tokens.norm) quantize_one<kKind, true>(w.job.tokens, mine, squares);
+    else quantize_one<kKind, false>(w.job.tokens, mine, squares);
     gpu::wait_for_previous_grid();  // for warps that had nothing to quantise
   } else if (w.job.image.values) {
     gpu::wait_for_previous_grid();
-    copy_image(w.job.image, mine, n_groups * column_pitch * (kIntGroup / 16),
-               kKind == IntKind::int4_g128 ? n_groups * 2 * kTiles : 0, n_tokens);
+    copy_image(w.job.image, mine, n_groups * column_pitch * (int_group(kKind) / 16),
+               kKind == IntKind::ternary ? 0 : n_groups * w.job.tokens.scale_pitch / 4, n_tokens);
     __syncthreads();
   } else {
     quantize_tokens<kKind>(w.job.tokens, 0, n_tokens, 0, n_groups, mine, shared + w.job.at.squares,
@@ -119,43 +131,49 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kern
   auto* const last_warp = first_warp + n_rows;
   const int n_columns = n_tokens * w.job.tokens.planes, n_tiles = (n_columns + 7) / 8;
   const Columns columns = Columns::of_lane<kTiles>(lane, n_columns);
-  const int group_values = column_pitch * kIntGroup, eight_tokens = w.job.tokens.planes == 2 ? 4 : 8;
+  const int group_values = column_pitch * int_group(kKind);
+  const int slot_scales = kBricks ? w.job.tokens.scale_pitch : 8 * kTiles;
+  auto sums = [&] {
+    if constexpr (kBricks) return Sums<kKind, kColumns>(lane, n_tokens);
+    else return Sums<kKind, kColumns>();
+  }();
   int ring_at = 0;
   while (left > 0) {
-    Sums<kKind, kTiles> sums;
+    sums.begin();
     const uint8_t* values = mine.values + slot * kSlotGroups * group_values;
-    const float* scales = mine.scales + slot * 8 * kTiles + lane % 4 * 2;
+    const float* scales = mine.scales + slot * slot_scales + (kBricks ? 0 : lane % 4 * 2);
     if (lane == 0 && slot == 0) first_warp[row] = warp;
     if (lane == 0 && slot + left >= row_slots) last_warp[row] = warp;
     const int end = min(slot + left, row_slots);
     left -= end - slot;
     for (; slot < end; ++slot) {
-      gpu::copy_wait<kDepth - 1>();
+      gpu::copy_wait<kDepth - 1 - kBricks>();
       if constexpr (kCrossLanes) __syncwarp();
-      Tile<kKind> weights[kSlotGroups];
+      if constexpr (kBricks) {
+        feed(ring + (ring_at == 0 ? (kDepth - 1) * kSlotBytes : ring_at - kSlotBytes));
+        sums.add(ring + ring_at - 16 * lane, values, scales, lane);
+      } else {
+        Tile<kKind> weights[kSlotGroups];
 #pragma unroll
-      for (int i = 0; i < kSlotGroups; ++i) weights[i].load(ring + ring_at + i * kTileBytes, lane);
-      if constexpr (kCrossLanes) __syncwarp();
-      feed(ring + ring_at);
+        for (int i = 0; i < kSlotGroups; ++i) weights[i].load(ring + ring_at + i * kTileBytes, lane);
+        if constexpr (kCrossLanes) __syncwarp();
+        feed(ring + ring_at);
+        sums.add(weights[0], values, scales, columns, n_tiles);
+        if constexpr (kSlotGroups == 2)
+          if (2 * slot + 1 < n_groups) sums.add(weights[1], values + group_values, scales, columns, n_tiles);
+      }
       ring_at = ring_at == (kDepth - 1) * kSlotBytes ? 0 : ring_at + kSlotBytes;
-      sums.add(weights[0], values, scales, columns, n_tiles);
-      if constexpr (kSlotGroups == 2)
-        if (2 * slot + 1 < n_groups) sums.add(weights[1], values + group_values, scales, columns, n_tiles);
       values += kSlotGroups * group_values;
-      scales += 8 * kTiles;
+      scales += slot_scales;
     }
-    Sum* const mine_at = sums_at + (warp + row) * n_tokens * kIntSumPitch;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-      store_eight(sums.of[n], w.job.tokens.planes, n_tokens - n * eight_tokens, lane,
-                  mine_at + n * eight_tokens * kIntSumPitch);
+    sums.store(sums_at + (warp + row) * n_tokens * kIntSumPitch, w.job.tokens.planes, n_tokens, lane);
     slot = 0;
     ++row;
   }
   __syncthreads();
 
   // Several tokens at a time, in fewer rounds; one eight of ternary columns has no registers for it.
-  if constexpr (!kOne && (kKind == IntKind::int4_g128 || kTiles > 1))
+  if constexpr (!kOne && (kKind == IntKind::int4_g128 || kColumns > 1))
     if (n_items > 2 * n_warps) {
       const int quad_bits = quad_bits_of(n_tokens);
       for (int first = 2 * warp; first < n_rows << quad_bits; first += 2 * n_warps) {  // the same for all lanes
@@ -213,22 +231,25 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) int_stream_kern
   }
 }
 
-template <IntKind kKind, int kTiles, int kDepth, bool kOne>
+template <IntKind kKind, int kColumns, int kDepth, bool kOne>
 void launch_kernel(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
-  auto* const kernel = int_stream_kernel<kKind, kTiles, kDepth, kOne>;
+  auto* const kernel = int_stream_kernel<kKind, kColumns, kDepth, kOne>;
   gpu::allow_shared_bytes("int_gemv", kernel, size_t(w.job.at.bytes));
   gpu::launch("int_gemv", kernel,
               {unsigned(plan.blocks), unsigned(32 * plan.warps), size_t(w.job.at.bytes), stream, overlap}, w);
 }
 
-template <IntKind kKind, int kTiles, bool kOne>
+template <IntKind kKind, int kColumns, bool kOne>
 void launch_depth(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
   switch (plan.depth) {
-    case 4: return launch_kernel<kKind, kTiles, 4, kOne>(w, plan, stream, overlap);
-    case 6: return launch_kernel<kKind, kTiles, 6, kOne>(w, plan, stream, overlap);
-    case 8: return launch_kernel<kKind, kTiles, 8, kOne>(w, plan, stream, overlap);
-    default: throw Error(ErrorKind::failure, "device_int_gemv: no kernel of depth " + std::to_string(plan.depth));
+    case 4: return launch_kernel<kKind, kColumns, int_ring_slots(kKind, 4), kOne>(w, plan, stream, overlap);
+    case 6: return launch_kernel<kKind, kColumns, int_ring_slots(kKind, 6), kOne>(w, plan, stream, overlap);
+    case 8:
+      if constexpr (!is_brick_kind(kKind)) return launch_kernel<kKind, kColumns, 8, kOne>(w, plan, stream, overlap);
+      break;
+    default: break;
   }
+  throw Error(ErrorKind::failure, "device_int_gemv: no kernel of depth " + std::to_string(plan.depth));
 }
 
 template <IntKind kKind>
@@ -239,6 +260,15 @@ void launch_tiles(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, 
   if (plan.tiles_of_8 == 1) return launch_depth<kKind, 1, false>(w, plan, stream, overlap);
   if (plan.tiles_of_8 == 2) return launch_depth<kKind, 2, false>(w, plan, stream, overlap);
   throw Error(ErrorKind::failure, "device_int_gemv: a stream of " + std::to_string(8 * plan.tiles_of_8) + " columns");
+}
+
+template <IntKind kKind>
+void launch_bricks(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
+  const int n_tokens = w.job.tokens.n_tokens;
+  if (n_tokens == 1 && plan.quantize_inside) return launch_depth<kKind, 1, true>(w, plan, stream, overlap);
+  if (n_tokens == 1) return launch_depth<kKind, 1, false>(w, plan, stream, overlap);
+  if (n_tokens == 2) return launch_depth<kKind, 2, false>(w, plan, stream, overlap);
+  launch_depth<kKind, 4, false>(w, plan, stream, overlap);
 }
 
 }  // namespace
@@ -252,8 +282,13 @@ void launch_int_stream(IntKind kind, const IntJob& job, const IntPlan& plan, gpu
                   .slots1 = IntShares((rows.each + 1) * row_slots, plan.warps),
                   .row_slots = IntDivisor(row_slots),
                   .n_tokens = IntDivisor(job.tokens.n_tokens)};
-  if (kind == IntKind::ternary) launch_tiles<IntKind::ternary>(w, plan, stream, overlap);
-  else launch_tiles<IntKind::int4_g128>(w, plan, stream, overlap);
+  switch (kind) {
+    case IntKind::int4_g128: return launch_tiles<IntKind::int4_g128>(w, plan, stream, overlap);
+    case IntKind::ternary: return launch_tiles<IntKind::ternary>(w, plan, stream, overlap);
+    case IntKind::q4_k: return launch_bricks<IntKind::q4_k>(w, plan, stream, overlap);
+    case IntKind::q5_k: return launch_bricks<IntKind::q5_k>(w, plan, stream, overlap);
+    case IntKind::q6_k: return launch_bricks<IntKind::q6_k>(w, plan, stream, overlap);
+  }
 }
 
 }  // namespace ridge

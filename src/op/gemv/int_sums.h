@@ -13,9 +13,21 @@ struct IntTarget {
   float* y[kMostIntParts];
   int first_row[kMostIntParts + 1];  // of every part, and the end of the last
   int n_parts;
-  int64_t n_out;  // of all parts
+  bool padded;                        // every part begins with a tile of its own
+  int first_tile_row[kMostIntParts];  // of every part, padding counted, where there is any
+  int64_t n_out;                      // of all parts
   int n_row_tiles, n_tokens;
   IntOutput output;
+
+  /// Which row a row of the tiles is; one past the last where it is none.
+  __device__ int64_t output_row(int64_t row) const {
+    if (!padded) return row;
+    int64_t skipped = 0, end = first_row[1];
+#pragma unroll
+    for (int i = 1; i < kMostIntParts; ++i)
+      if (i < n_parts && row >= first_tile_row[i]) skipped = first_tile_row[i] - first_row[i], end = first_row[i + 1];
+    return row - skipped < end ? row - skipped : n_out;
+  }
 
   /// Row `row` of a token.
   __device__ float* place(int64_t token, int64_t row) const {
@@ -37,6 +49,33 @@ struct IntJob {
   IntShared at;
   IntTarget target;
 };
+
+/// A warp's sums of eight columns into [n_tokens][kIntSumPitch]; the two planes of a token, which lie in one lane, are
+/// added.
+template <class Sum>
+__device__ void store_eight(const Sum (&of)[4], int planes, int n_tokens, int lane, Sum* to) {
+  const int r = lane / 4, c = lane % 4;
+#pragma unroll
+  for (int below = 0; below < 2; ++below) {
+    const Sum first = of[2 * below], second = of[2 * below + 1];
+    Sum* row = to + r + 8 * below;
+    if (planes == 2) {
+      if (c < n_tokens) row[c * kIntSumPitch] = first + second;
+    } else {
+      if (2 * c < n_tokens) row[2 * c * kIntSumPitch] = first;
+      if (2 * c + 1 < n_tokens) row[(2 * c + 1) * kIntSumPitch] = second;
+    }
+  }
+}
+
+/// Those of all eights.
+template <class Sum, int kTiles>
+__device__ void store_eights(const Sum (&of)[kTiles][4], int planes, int n_tokens, int lane, Sum* to) {
+  const int eight_tokens = planes == 2 ? 4 : 8;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+    store_eight(of[n], planes, n_tokens - n * eight_tokens, lane, to + n * eight_tokens * kIntSumPitch);
+}
 
 /// Sums of a lane: rows r, r and r + 8, r + 8; columns 2c, 2c + 1 of each eight.
 template <IntKind kKind, int kTiles>
@@ -82,6 +121,10 @@ template <int kTiles>
 struct Sums<IntKind::int4_g128, kTiles> {
   float of[kTiles][4] = {};
 
+  __device__ void begin() { *this = {}; }
+  __device__ void store(float* to, int planes, int n_tokens, int lane) const {
+    store_eights(of, planes, n_tokens, lane, to);
+  }
   /// Adds a group: values and scales are those of the group, the latter from the lane's columns on. Of kTiles eights
   /// of columns, n_tiles are there.
   __device__ void add(const Tile<IntKind::int4_g128>& tile, const uint8_t* values, const float* scales,
@@ -120,6 +163,10 @@ template <int kTiles>
 struct Sums<IntKind::ternary, kTiles> {
   int of[kTiles][4] = {};  // 64 times the sums
 
+  __device__ void begin() { *this = {}; }
+  __device__ void store(int* to, int planes, int n_tokens, int lane) const {
+    store_eights(of, planes, n_tokens, lane, to);
+  }
   __device__ void add(const Tile<IntKind::ternary>& tile, const uint8_t* values, const float*, const Columns& columns,
                       int n_tiles) {
     const uint32_t words[4] = {tile.codes.x, tile.codes.y, tile.codes.z, tile.codes.w};
@@ -141,24 +188,6 @@ struct Sums<IntKind::ternary, kTiles> {
   }
 };
 
-/// A warp's sums of eight columns into [n_tokens][kIntSumPitch]; the two planes of a token, which lie in one lane, are
-/// added.
-template <class Sum>
-__device__ void store_eight(const Sum (&of)[4], int planes, int n_tokens, int lane, Sum* to) {
-  const int r = lane / 4, c = lane % 4;
-#pragma unroll
-  for (int below = 0; below < 2; ++below) {
-    const Sum first = of[2 * below], second = of[2 * below + 1];
-    Sum* row = to + r + 8 * below;
-    if (planes == 2) {
-      if (c < n_tokens) row[c * kIntSumPitch] = first + second;
-    } else {
-      if (2 * c < n_tokens) row[2 * c * kIntSumPitch] = first;
-      if (2 * c + 1 < n_tokens) row[(2 * c + 1) * kIntSumPitch] = second;
-    }
-  }
-}
-
 // --- The end of a tile ---
 
 /// Tokens of a row that half a warp ends at a time, where there are many: an end is a chain of loads from shared
@@ -179,7 +208,7 @@ __device__ Ends load_ends(const IntTarget& w, int tile, int token, int row) {
   Ends ends = {};
   if (tile >= w.n_row_tiles || token >= w.n_tokens) return ends;
   if (kKind == IntKind::ternary) ends.row_scale = w.row_scale[tile * kIntTileRows + row];
-  const int64_t at = int64_t(tile) * kIntTileRows + row;
+  const int64_t at = w.output_row(int64_t(tile) * kIntTileRows + row);
   if (at >= w.n_out) return ends;
   if (w.bias) ends.bias = w.bias[at];
   if (w.output == IntOutput::add) ends.y = *w.place(token, at);
@@ -206,7 +235,7 @@ __device__ void write_outputs(const IntTarget& w, int tile, int token, int row, 
     *w.place(token, at) = __fmul_rn(gate, up);
     return;
   }
-  const int64_t at = int64_t(tile) * kIntTileRows + row;
+  const int64_t at = w.output_row(int64_t(tile) * kIntTileRows + row);
   if (at >= w.n_out || token >= w.n_tokens) return;
   if (w.bias) p = __fadd_rn(p, ends.bias);
   *w.place(token, at) = w.output == IntOutput::add ? __fadd_rn(ends.y, p) : p;

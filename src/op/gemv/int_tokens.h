@@ -5,8 +5,11 @@
 // of token t at 2 t + p), and 8 tiles_of_8 floats: steps / 16 of int4_g128 (weights are 16 times themselves there).
 // Word j = 8 m + 4 h + c of a group, its columns 4 j .. 4 j + 3, is what lane 4 (column % 8) + c gives to mma m as word
 // h of B; word_offset() puts the words of a lane's mmas 0 and 1 beside each other, and of 2 and 3, and odd columns
-// start with the second half, so that a warp's loads of 16 bytes meet every bank once.
+// start with the second half, so that a warp's loads of 16 bytes meet every bank once. int_brick_sums.h says what an
+// image for bricks holds.
 #pragma once
+
+#include <type_traits>
 
 #include "gpu/tensor.h"
 #include "op/gemv/int_shared.h"
@@ -19,15 +22,15 @@ struct IntTokens {
   const float* norm;  // or null
   float eps;
   int n_tokens, planes;
-  int n_groups;      // of a row
+  int n_groups;      // of a row, int_group(kind) columns each
   int column_pitch;  // columns of a group in an image, used or not
-  int scale_pitch;   // 8 tiles_of_8
+  int scale_pitch;   // floats of a group in an image
 };
 
 struct IntImage {
   uint8_t* values;
   float* scales;
-  float* factors;  // [n_tokens]: multiplies a token's sums. int4_g128: 1/rms; ternary: a / 127
+  float* factors;  // [n_tokens]: multiplies a token's sums. ternary: a / 127; others: 1/rms
 };
 
 __device__ inline int half_offset(int column, int half) { return 64 * (half ^ (column & 1)); }
@@ -39,10 +42,33 @@ __device__ inline uint32_t pack_int8(int a, int b, int c, int d) {
   return (uint32_t(a) & 255u) | (uint32_t(b) & 255u) << 8 | (uint32_t(c) & 255u) << 16 | uint32_t(d) << 24;
 }
 
-/// Largest |value| of a warp's; NaN when one is (its bits are the largest).
-__device__ inline float warp_top(float4 v) {
+/// What a lane has of a super-block: columns k .. k + 3 and k + 8 .. k + 11, k = 16 (lane / 2) + 4 (lane % 2).
+struct Octet {
+  float4 first, second;
+};
+/// What a lane has of a group.
+template <IntKind kKind>
+using IntValues = std::conditional_t<is_brick_kind(kKind), Octet, float4>;
+
+/// Bits of the largest |value|; NaN when one is (its bits are the largest).
+__device__ inline unsigned top_bits(float4 v) {
   const auto bits = [](float f) { return __float_as_uint(f) & 0x7FFFFFFFu; };
-  return __uint_as_float(__reduce_max_sync(gpu::kAllLanes, max(max(bits(v.x), bits(v.y)), max(bits(v.z), bits(v.w)))));
+  return max(max(bits(v.x), bits(v.y)), max(bits(v.z), bits(v.w)));
+}
+/// Largest |value| of a warp's.
+__device__ inline float warp_top(float4 v) { return __uint_as_float(__reduce_max_sync(gpu::kAllLanes, top_bits(v))); }
+__device__ inline float warp_top(const Octet& v) {
+  return __uint_as_float(__reduce_max_sync(gpu::kAllLanes, max(top_bits(v.first), top_bits(v.second))));
+}
+__device__ inline float add_squares(float4 v, float sum) {
+  return __fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmaf_rn(v.w, v.w, sum))));
+}
+__device__ inline float add_squares(const Octet& v, float sum) {
+  return add_squares(v.first, add_squares(v.second, sum));
+}
+__device__ inline float4 times(float4 v, float4 w) { return make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w); }
+__device__ inline Octet times(const Octet& v, const Octet& w) {
+  return {times(v.first, w.first), times(v.second, w.second)};
 }
 
 /// 1.5 * 2^23: a float below 2^22 that is added to it is rounded to a whole number, which the sum has in its low bits.
@@ -55,29 +81,79 @@ __device__ inline uint32_t pack_rounded(float a, float b, float c, float d) {
   return gpu::select_bytes(ab, cd, 0x5410);
 }
 
-/// A warp quantises a group of one token, four values a lane. Conversions have few units, so additions round.
-__device__ inline void quantize_group(float4 v, int token, int planes, uint8_t* values, float* scales) {
-  constexpr float kLeastTop = 1e-30f;
-  const int lane = int(threadIdx.x % 32);
-  float top = warp_top(v);
-  top = top < kLeastTop ? kLeastTop : top;                           // keeps NaN
-  const float inverse = gpu::fast_reciprocal(0.25f * top) * 31.75f;  // 127 / top, whose quarter is never too large
-  const float step = __fmaf_rn(top, 1.0f / 127.0f, top - top);  // NaN when a value is NaN or infinite: so are all sums
-  const float a = __fmaf_rn(v.x, inverse, kIntRound), b = __fmaf_rn(v.y, inverse, kIntRound),
-              c = __fmaf_rn(v.z, inverse, kIntRound), d = __fmaf_rn(v.w, inverse, kIntRound);
-  const int column = token * planes;
+/// How the values of a group become integers. Conversions have few units, so additions round.
+struct IntSteps {
+  float inverse, step;
+
+  __device__ explicit IntSteps(float top) {
+    constexpr float kLeastTop = 1e-30f;
+    top = top < kLeastTop ? kLeastTop : top;               // keeps NaN
+    inverse = gpu::fast_reciprocal(0.25f * top) * 31.75f;  // 127 / top, whose quarter is never too large
+    step = __fmaf_rn(top, 1.0f / 127.0f, top - top);       // NaN when a value is NaN or infinite: so are all sums
+  }
+  /// kIntRound and the integer of the first plane.
+  __device__ float first(float f) const { return __fmaf_rn(f, inverse, kIntRound); }
+  /// Of the second: what is left is at most half a step, 127 finer ones.
+  __device__ float rest(float f, float q) const {
+    return __fmaf_rn(__fmaf_rn(kIntRound - q, step, f), inverse * 254.0f, kIntRound);
+  }
+};
+
+/// A warp quantises a group of one token.
+template <IntKind kKind>
+__device__ void quantize_group(float4 v, int token, int planes, uint8_t* values, float* scales) {
+  const int lane = int(threadIdx.x % 32), column = token * planes;
+  const IntSteps steps(warp_top(v));
+  const float step = steps.step;
+  const float a = steps.first(v.x), b = steps.first(v.y), c = steps.first(v.z), d = steps.first(v.w);
   *reinterpret_cast<uint32_t*>(values + column * kIntGroup + word_offset(column, lane)) = pack_rounded(a, b, c, d);
   if (lane == 0) scales[column] = step * 0.0625f;
   if (planes == 1) return;
-  const float finer = inverse * 254.0f;  // what is left is at most half a step: 127 finer ones
-  const auto rest = [&](float f, float q) { return __fmaf_rn(__fmaf_rn(kIntRound - q, step, f), finer, kIntRound); };
   *reinterpret_cast<uint32_t*>(values + (column + 1) * kIntGroup + word_offset(column + 1, lane)) =
-      pack_rounded(rest(v.x, a), rest(v.y, b), rest(v.z, c), rest(v.w, d));
+      pack_rounded(steps.rest(v.x, a), steps.rest(v.y, b), steps.rest(v.z, c), steps.rest(v.w, d));
   if (lane == 0) scales[column + 1] = step * (0.0625f / 254.0f);
 }
 
-__device__ inline float4 load_group(const float* row, int group) {
+/// The same of a super-block: step l / 2 of 16 columns is of lane l, words c = 2 (l % 2) and 2 (l % 2) + 1 of it.
+template <IntKind kKind>
+__device__ void quantize_group(const Octet& v, int token, int n_tokens, uint8_t* values, float* scales) {
+  constexpr int kSubBlocks = int_sub_blocks(kKind), kLanes = 32 / kSubBlocks;
+  const int lane = int(threadIdx.x % 32);
+  const IntSteps steps(warp_top(v));
+  const float x[2][4] = {{v.first.x, v.second.x, v.first.y, v.second.y},
+                         {v.first.z, v.second.z, v.first.w, v.second.w}};
+  uint8_t* const to = values + token * 512 + lane / 8 * 128 + lane % 2 * 32 + lane / 2 % 4 * 4;
+  float sum = 0;
+#pragma unroll
+  for (int word = 0; word < 2; ++word) {
+    float q[4], finer[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      q[i] = steps.first(x[word][i]), finer[i] = steps.rest(x[word][i], q[i]);
+      sum += __fmaf_rn(254.0f, q[i] - kIntRound, finer[i] - kIntRound);  // exact
+    }
+    *reinterpret_cast<uint32_t*>(to + 16 * word) = pack_rounded(q[0], q[1], q[2], q[3]);
+    *reinterpret_cast<uint32_t*>(to + 64 + 16 * word) = pack_rounded(finer[0], finer[1], finer[2], finer[3]);
+  }
+#pragma unroll
+  for (int by = 1; by < kLanes; by *= 2) sum += __shfl_xor_sync(gpu::kAllLanes, sum, by);
+  if (lane % kLanes == 0)
+    scales[token * kSubBlocks + lane / kLanes] =
+        kKind == IntKind::q6_k ? __int_as_float(__float2int_rn(sum)) : sum * 0x1p-6f;
+  if (lane == 0) scales[n_tokens * kSubBlocks + token] = steps.step * (1.0f / 254.0f);
+}
+
+template <class Values>
+__device__ Values load_group(const float* row, int group);
+template <>
+__device__ inline float4 load_group<float4>(const float* row, int group) {
   return *reinterpret_cast<const float4*>(row + group * kIntGroup + 4 * int(threadIdx.x % 32));
+}
+template <>
+__device__ inline Octet load_group<Octet>(const float* row, int group) {
+  const int lane = int(threadIdx.x % 32);
+  const auto* from = reinterpret_cast<const float4*>(row + group * 256 + lane / 2 * 16 + lane % 2 * 4);
+  return {from[0], from[2]};
 }
 
 /// A warp's way through groups from .. to - 1 of tokens up to `last`, of which it takes every n_warps-th.
@@ -89,24 +165,25 @@ struct Walk {
   }
 };
 
-/// body(token, group, values of x, of the norm's weight) for this lane's four columns of the groups from .. to - 1 of
+/// body(token, group, values of x, of the norm's weight) for this lane's columns of the groups from .. to - 1 of
 /// tokens first .. last - 1 that are this warp's. Loads come in batches, whose latencies overlap; the norm's weights do
 /// not wait for the grid before.
-template <class Body>
+template <IntKind kKind, class Body>
 __device__ void for_groups(const IntTokens& in, const float* norm, int first, int last, int from, int to,
                            const Body& body) {
-  constexpr int kBatch = 4;
+  using Values = IntValues<kKind>;
+  constexpr int kBatch = is_brick_kind(kKind) ? 2 : 4;
   const int n_warps = int(blockDim.x / 32);
   Walk at = {first, from + int(threadIdx.x / 32)};
   at.settle(from, to);
   while (at.token < last) {
-    float4 x[kBatch] = {}, weight[kBatch] = {};
+    Values x[kBatch] = {}, weight[kBatch] = {};
     if (norm) {
       Walk ahead = at;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (ahead.token >= last) break;
-        weight[i] = load_group(norm, ahead.group);
+        weight[i] = load_group<Values>(norm, ahead.group);
         ahead.group += n_warps;
         ahead.settle(from, to);
       }
@@ -116,7 +193,7 @@ __device__ void for_groups(const IntTokens& in, const float* norm, int first, in
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (ahead.token >= last) break;
-      x[i] = load_group(in.x + int64_t(ahead.token) * in.n_groups * kIntGroup, ahead.group);
+      x[i] = load_group<Values>(in.x + int64_t(ahead.token) * in.n_groups * int_group(kKind), ahead.group);
       ahead.group += n_warps;
       ahead.settle(from, to);
     }
@@ -131,11 +208,17 @@ __device__ void for_groups(const IntTokens& in, const float* norm, int first, in
   }
 }
 
-/// int4_g128: tokens first .. last - 1, groups begin .. begin + n - 1, by a whole block. The norm's factor is left to
-/// the sums. squares [tokens][warps][32] is the block's; ends with a barrier, after which `factors` may be read past
-/// the next one.
-__device__ inline void quantize_int4(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
-                                     float* squares) {
+/// Tokens first .. last - 1, of each groups begin .. begin + n - 1.
+struct IntPart {
+  int first, last, begin, n;
+};
+
+/// int4_g128 and bricks: a part by a whole block. The norm's factor is left to the sums. squares [tokens][warps][32] is
+/// the block's; ends with a barrier, after which `factors` may be read past the next one.
+template <IntKind kKind>
+__device__ void quantize_steps(const IntTokens& in, const IntPart& part, const IntImage& out, float* squares) {
+  using Values = IntValues<kKind>;
+  const auto [first, last, begin, n] = part;
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
   const int from = in.norm ? 0 : begin, to = in.norm ? in.n_groups : begin + n;
   float square = 0;  // this lane's, of token `summed`
@@ -143,16 +226,17 @@ __device__ inline void quantize_int4(const IntTokens& in, int first, int last, i
   const auto keep_before = [&](int token) {
     for (; summed < token; ++summed, square = 0) squares[((summed - first) * n_warps + warp) * 32 + lane] = square;
   };
-  for_groups(in, in.norm, first, last, from, to, [&](int token, int group, float4 v, float4 weight) {
+  for_groups<kKind>(in, in.norm, first, last, from, to, [&](int token, int group, Values v, Values weight) {
     if (in.norm) {
       keep_before(token);
-      square = __fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmaf_rn(v.w, v.w, square))));
-      v = make_float4(v.x * weight.x, v.y * weight.y, v.z * weight.z, v.w * weight.w);
+      square = add_squares(v, square);
+      v = times(v, weight);
     }
     const int at = group - begin;
     if (at >= 0 && at < n)
-      quantize_group(v, token, in.planes, out.values + int64_t(at) * in.column_pitch * kIntGroup,
-                     out.scales + at * in.scale_pitch);
+      quantize_group<kKind>(v, token, is_brick_kind(kKind) ? in.n_tokens : in.planes,
+                            out.values + int64_t(at) * in.column_pitch * int_group(kKind),
+                            out.scales + at * in.scale_pitch);
   });
   if (in.norm) keep_before(last);
   __syncthreads();
@@ -162,42 +246,44 @@ __device__ inline void quantize_int4(const IntTokens& in, int first, int last, i
       float sum = 0;
 #pragma unroll 4
       for (int i = 0; i < n_warps; ++i) sum += squares[((t - first) * n_warps + i) * 32 + lane];
-      const float mean = __fdiv_rn(gpu::warp_sum(sum), float(in.n_groups * kIntGroup)) + in.eps;
+      const float mean = __fdiv_rn(gpu::warp_sum(sum), float(in.n_groups * int_group(kKind))) + in.eps;
       factor = guarded_factor(mean, __fdiv_rn(1.0f, __fsqrt_rn(mean)));
     }
     if (lane == 0) out.factors[t] = factor;
   }
 }
 
-/// quantize_int4 of the one token that there is, whole: up to kHeld groups of a warp are under way at a time. The last
+/// quantize_steps of the one token that there is, whole: up to kHeld groups of a warp are under way at a time. The last
 /// warp makes the factor, for it has least to sum.
-template <bool kNorm>
-__device__ inline void quantize_one_int4(const IntTokens& in, const IntImage& out, float* squares) {
-  constexpr int kHeld = kNorm ? 4 : 5;
+template <IntKind kKind, bool kNorm>
+__device__ void quantize_one(const IntTokens& in, const IntImage& out, float* squares) {
+  using Values = IntValues<kKind>;
+  constexpr int kHeld = is_brick_kind(kKind) ? (kNorm ? 2 : 3) : kNorm ? 4 : 5;  // registers
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
-  const int image_pitch = in.planes * kIntGroup;
+  const int image_pitch = in.planes * int_group(kKind);
   float square = 0;
   for (int first = warp; first < in.n_groups; first += kHeld * n_warps) {
-    float4 x[kHeld], weight[kHeld];
+    Values x[kHeld], weight[kHeld];
     if (kNorm) {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i)
-        if (first + i * n_warps < in.n_groups) weight[i] = load_group(in.norm, first + i * n_warps);
+        if (first + i * n_warps < in.n_groups) weight[i] = load_group<Values>(in.norm, first + i * n_warps);
     }
     gpu::wait_for_previous_grid();
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
-      if (first + i * n_warps < in.n_groups) x[i] = load_group(in.x, first + i * n_warps);
+      if (first + i * n_warps < in.n_groups) x[i] = load_group<Values>(in.x, first + i * n_warps);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int group = first + i * n_warps;
       if (group >= in.n_groups) break;
-      float4 v = x[i];
+      Values v = x[i];
       if (kNorm) {
-        square = __fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmaf_rn(v.w, v.w, square))));
-        v = make_float4(v.x * weight[i].x, v.y * weight[i].y, v.z * weight[i].z, v.w * weight[i].w);
+        square = add_squares(v, square);
+        v = times(v, weight[i]);
       }
-      quantize_group(v, 0, in.planes, out.values + group * image_pitch, out.scales + group * 8);
+      quantize_group<kKind>(v, 0, is_brick_kind(kKind) ? 1 : in.planes, out.values + group * image_pitch,
+                            out.scales + group * (is_brick_kind(kKind) ? int_sub_blocks(kKind) + 4 : 8));
     }
   }
   if (kNorm) squares[warp * 32 + lane] = square;
@@ -209,7 +295,7 @@ __device__ inline void quantize_one_int4(const IntTokens& in, const IntImage& ou
 #pragma unroll
     for (int i = 0; i < kIntMostWarps; ++i)
       if (i < n_warps) sum += squares[i * 32 + lane];
-    const float mean = gpu::warp_sum(sum) / float(in.n_groups * kIntGroup) + in.eps;
+    const float mean = gpu::warp_sum(sum) / float(in.n_groups * int_group(kKind)) + in.eps;
     factor = guarded_factor(mean, rsqrtf(mean));
   }
   if (lane == 0) out.factors[0] = factor;
@@ -231,17 +317,19 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
     };
     const auto each_other = [&](const auto& body) {
       for (int group = warp + kHeld * n_warps; group < in.n_groups; group += n_warps)
-        body(group, load_group(row, group));
+        body(group, load_group<float4>(row, group));
     };
-    if (in.norm) each([&](int group, float4&, float4& w) { w = load_group(in.norm, group); });
+    if (in.norm) each([&](int group, float4&, float4& w) { w = load_group<float4>(in.norm, group); });
     gpu::wait_for_previous_grid();
-    each([&](int group, float4& v, float4&) { v = load_group(row, group); });
+    each([&](int group, float4& v, float4&) { v = load_group<float4>(row, group); });
 
     double by = 1;
     const auto normed = [&](float4 v, float4 w) {
       return make_float4(float(v.x * by * w.x), float(v.y * by * w.y), float(v.z * by * w.z), float(v.w * by * w.w));
     };
-    const auto other_normed = [&](int group, float4 v) { return in.norm ? normed(v, load_group(in.norm, group)) : v; };
+    const auto other_normed = [&](int group, float4 v) {
+      return in.norm ? normed(v, load_group<float4>(in.norm, group)) : v;
+    };
     if (in.norm) {
       double sum = 0;
       const auto add = [&](const float4& v) {
@@ -291,7 +379,7 @@ __device__ void quantize_tokens(const IntTokens& in, int first, int last, int be
                                 void* squares, float* tops) {
   if constexpr (kKind == IntKind::ternary)
     quantize_ternary(in, first, last, begin, n, out, static_cast<double*>(squares), tops);
-  else quantize_int4(in, first, last, begin, n, out, static_cast<float*>(squares));
+  else quantize_steps<kKind>(in, {first, last, begin, n}, out, static_cast<float*>(squares));
 }
 
 }  // namespace ridge

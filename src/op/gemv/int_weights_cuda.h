@@ -1,4 +1,5 @@
-// Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary.
+// Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary; the k-quants lie in
+// bricks (op/gemv/bricks_cuda.h).
 //
 // A tile is 16 rows times 128 columns (a group), int_tile_bytes(kind) long; the tiles of 16 rows follow one another, so
 // that rows are read as one stream. Rows past the last are zero. Lane 4 r + c of a warp owns rows r and r + 8 of a
@@ -18,10 +19,24 @@
 
 namespace ridge {
 
-enum class IntKind : uint8_t { int4_g128, ternary };
+enum class IntKind : uint8_t { int4_g128, ternary, q4_k, q5_k, q6_k };
+constexpr bool is_brick_kind(IntKind kind) { return kind >= IntKind::q4_k; }
 
 inline constexpr int kIntGroup = 128, kIntTileRows = 16;
-constexpr int int_tile_bytes(IntKind kind) { return kind == IntKind::int4_g128 ? 1056 : 512; }
+/// Columns of a tile, which share a step of an activation's integers.
+constexpr int int_group(IntKind kind) { return is_brick_kind(kind) ? 256 : kIntGroup; }
+constexpr int int_tile_bytes(IntKind kind) {
+  switch (kind) {
+    case IntKind::int4_g128: return 1056;
+    case IntKind::ternary: return 512;
+    case IntKind::q4_k: return 2304;
+    case IntKind::q5_k: return 2816;
+    case IntKind::q6_k: return 3360;
+  }
+  return 0;
+}
+/// Of a brick, each with a scale.
+constexpr int int_sub_blocks(IntKind kind) { return kind == IntKind::q6_k ? 16 : 8; }
 
 /// A row-major matrix on the device: Int4G128 blocks, or I2_S blocks with Linear::scale.
 struct IntRows {
