@@ -10,8 +10,9 @@
 """
 
 from ._library import (BadFileError, NoDeviceError, NoMemoryError, RidgeError, StoppedError, UsageError, lib as _lib)
+from ._batch import Batch
 from ._model import ChatMessage, Generation, Kld, Model, ModelInfo, Sampler, Session
 
 __version__ = _lib.ridge_version().decode()
-__all__ = ["BadFileError", "ChatMessage", "Generation", "Kld", "Model", "ModelInfo", "NoDeviceError", "NoMemoryError",
+__all__ = ["BadFileError", "Batch", "ChatMessage", "Generation", "Kld", "Model", "ModelInfo", "NoDeviceError", "NoMemoryError",
            "RidgeError", "Sampler", "Session", "StoppedError", "UsageError"]

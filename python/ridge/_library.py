@@ -77,6 +77,11 @@ class SessionOptions(Structure):
     _fields_ = [("size", c_size_t), ("kv", c_char_p), ("n_ctx", c_int32), ("n_ubatch", c_int32)]
 
 
+class BatchRow(Structure):
+    """ridge_batch_row"""
+    _fields_ = [("sequence", c_int32), ("tokens", Tokens), ("n", c_size_t)]
+
+
 class KvInfo(Structure):
     """ridge_kv_info"""
     _fields_ = [("size", c_size_t), ("k_bits", c_double), ("v_bits", c_double), ("bytes_per_token", c_int64),
@@ -133,6 +138,9 @@ CALLS = {
     "session_copy": [c_void_p, c_void_p],
     "session_save": [c_void_p, c_char_p],
     "session_load": [c_void_p, c_char_p],
+    "batch_create": [c_void_p, POINTER(SessionOptions), c_int32, POINTER(c_void_p)],
+    "batch_step": [c_void_p, POINTER(BatchRow), c_size_t, POINTER(Floats)],
+    "batch_truncate": [c_void_p, c_int32, c_int32],
     "sampler_create": [c_void_p, POINTER(SamplerOptions), POINTER(c_void_p)],
     "sampler_sample": [c_void_p, Floats, POINTER(c_int32)],
     "sampler_accept": [c_void_p, Tokens, c_size_t],
@@ -158,8 +166,8 @@ def _load() -> ctypes.CDLL:
     library.ridge_abi_version.restype = c_uint32
     for name in ("session_n_past", "session_n_ctx"):
         getattr(library, "ridge_" + name).argtypes = [c_void_p]
-    library.ridge_is_end.argtypes = [c_void_p, c_int32]
-    for name in ("model", "session", "sampler", "stream"):
+    library.ridge_is_end.argtypes = library.ridge_batch_n_past.argtypes = [c_void_p, c_int32]
+    for name in ("model", "session", "batch", "sampler", "stream"):
         free = getattr(library, f"ridge_{name}_free")
         free.argtypes, free.restype = [c_void_p], None
     for name in ("load", "chat", "session", "sampler", "generate", "kld"):

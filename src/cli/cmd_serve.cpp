@@ -355,7 +355,7 @@ static Action declare_serve(CLI::App& app) {
   in_group(app, "Output");
   app.add_flag("--log-prompts", f.log_prompts, "write prompts to the log");
   app.add_flag("--trace-ops", f.trace_ops,
-               "time ops by layer for /slots, /metrics and `ridge top` (CPU; two readings of the clock an op)");
+               "time ops by layer for /status, /metrics and `ridge top` (CPU; two readings of the clock an op)");
   add_output_flags(app, f.output, false);
   return [flags] { return serve_model(*flags); };
 }
@@ -366,7 +366,7 @@ extern const Command serve_command = {
     R"(OpenAI's API (/v1/chat/completions, /v1/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages)
 and a page for browsers at /, for many clients at once. One forward pass computes tokens of many requests and
 parts of prompts, shared prefixes are computed once, and a request may name its cache format (kv_quant). /kv,
-/slots and /metrics show the server's state. docs/serving.md and docs/serving-apis.md have every field. Ctrl-C
+/status and /metrics show the server's state. docs/serving.md and docs/serving-apis.md have every field. Ctrl-C
 ends the server cleanly.)",
     R"(ridge serve -m models/ridge-ref-q8_0.gguf --kv-quant rotor-3
 ridge serve -m model.gguf --spec-type draft --draft-model small.gguf

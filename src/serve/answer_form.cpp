@@ -16,17 +16,23 @@ AnswerForm answer_form(const Engine& engine, const ModelTemplate& chat_template,
   form.output.harmony = tokenizer.is_harmony();
   if (form.output.harmony) form.output.format = text::ToolFormat::harmony;
   if (form.output.harmony) form.output.header = text::harmony_header(prompt);
-  else form.output.in_reasoning = text::prompt_opens_reasoning(prompt);
+  else form.output.in_reasoning = text::opened_reasoning(prompt) != nullptr;
   for (const std::string_view mark : text::marks_of(form.output.format)) {
     const auto token = tokenizer.find_special(mark);
     if (!token || !tokenizer.is_control(*token)) continue;
     form.output.control.emplace_back(mark);
     form.marks.push_back(*token);
   }
-  if (form.output.harmony || form.output.in_reasoning || text::prompt_closes_reasoning(prompt)) return form;
+  if (form.output.harmony || text::prompt_closes_reasoning(prompt)) return form;
+  if (form.output.in_reasoning) {
+    form.close = text::opened_reasoning(prompt)->close;
+    return form;
+  }
   for (const text::ReasoningMarks& marks : text::reasoning_marks())
-    if (source.find(marks.open) != source.npos || tokenizer.find_special(marks.open))
+    if (source.find(marks.open) != source.npos || tokenizer.find_special(marks.open)) {
+      if (form.may_open.empty()) form.close = marks.close;
       form.may_open.push_back(marks.open);
+    }
   return form;
 }
 

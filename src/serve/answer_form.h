@@ -11,6 +11,8 @@ struct AnswerForm {
   /// Marks with which the model may begin to reason: its template or its vocabulary has them, and the prompt neither
   /// ends with one nor says that there is nothing to reason about.
   std::vector<std::string_view> may_open;
+  std::string_view close = {};  ///< the mark that ends this model's reasoning; empty: it does not reason, or in harmony
+  int reasoning_budget = -1;    ///< the reasoning has so many tokens at most; -1: no limit
 };
 
 /// Of a prompt that the template made, which therefore can be used. `tools`: null where calls are content.

@@ -112,7 +112,8 @@ std::optional<int64_t> read_max_tokens(const Fields& f, int64_t least) {
 /// Whether every prompt fits, and what is left for the answer.
 void check_length(const ApiModel& model, int64_t max_tokens, ApiRequest& request) {
   if (request.min_tokens > 0 && request.constraint)
-    refuse("min_tokens", "not together with response_format, grammar or a tool_choice that wants a call");
+    refuse("min_tokens",
+           "not together with response_format, grammar, thinking_budget_tokens or a tool_choice that wants a call");
   if (max_tokens >= 0 && request.min_tokens > max_tokens)
     refuse("min_tokens", fmt::format("{} is more than the limit of {} tokens", request.min_tokens, max_tokens));
   for (const auto& prompt : request.prompts) {
@@ -226,6 +227,7 @@ ApiRequest read_chat_request(const ApiModel& model, const Json& body) {
   // DeepSeek's calls are no JSON as a whole: one that must come does without its marks.
   if (choice.kind == ToolChoice::Kind::required && form.output.format == text::ToolFormat::deepseek)
     form.output.format = text::ToolFormat::json;
+  form.reasoning_budget = int(f.whole("thinking_budget_tokens", -1, 1 << 26).value_or(-1));
   request.constraint = model.structures->read(body, tools, form);
   request.output = std::move(form.output);
   request.marks = std::move(form.marks);

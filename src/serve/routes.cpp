@@ -127,7 +127,17 @@ int64_t newest_steps(const http::Request& request) {
 }
 
 void props(const Call& call) { send(call, props_json(call.scheduler(), call.model())); }
-void slots(const Call& call) { send(call, slots_json(call.scheduler(), newest_steps(call.request))); }
+void status(const Call& call) { send(call, status_json(call.scheduler(), newest_steps(call.request))); }
+
+/// ?fail_on_no_slot=1: 503 where all slots are busy.
+void slots(const Call& call) {
+  Json list = slots_json(call.scheduler());
+  const std::string* fails = call.request.param("fail_on_no_slot");
+  if (fails && *fails == "1" &&
+      std::ranges::all_of(list, [](const Json& slot) { return slot["is_processing"] == true; }))
+    throw ApiError{.status = 503, .message = "all slots are busy", .type = "unavailable_error"};
+  send(call, std::move(list));
+}
 
 void kv(const Call& call) {
   const std::string* by = call.request.param("by");
@@ -151,6 +161,7 @@ constexpr Route kRoutes[] = {
     {"GET", "/v1/models", Answerer::view, models},
     {"GET", "/v1/models/", Answerer::view, one_model},
     {"GET", "/props", Answerer::view, props},
+    {"GET", "/status", Answerer::view, status},
     {"GET", "/slots", Answerer::view, slots},
     {"GET", "/kv", Answerer::view, kv},
     {"POST", "/kv", Answerer::worker, set_kv},

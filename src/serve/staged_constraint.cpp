@@ -72,6 +72,15 @@ void StagedConstraint::enter(int number) {
   if (entered.grammar) place_.emplace(entered.grammar);
   grammar_goes_on_ = place_.has_value();
   line_end_ = entered.kind == Stage::Kind::may_open;
+  n_reasoned_ = 0;
+  end_used_up_reasoning();
+}
+
+/// The tokens that are forced already come first.
+void StagedConstraint::end_used_up_reasoning() {
+  if (stage().kind != Stage::Kind::reasoning || stage().budget < 0 || n_reasoned_ < stage().budget) return;
+  forced_.insert(forced_.end(), stage().closing.begin(), stage().closing.end());
+  enter(stage().next);
 }
 
 bool StagedConstraint::complete() const {
@@ -90,6 +99,8 @@ void StagedConstraint::mask(std::span<float> logits, int tokens_left) {
     for (const int32_t token : stage().barred) logits[size_t(token)] = kNever;
     return;
   }
+  const bool free_answer = plan_->stages[size_t(stage().next)].kind == Stage::Kind::free;
+  if (stage().kind == Stage::Kind::free || (stage().kind == Stage::Kind::may_open && free_answer)) return;
   if (stage().kind == Stage::Kind::words) tokens_left = std::numeric_limits<int>::max();  // no word is a short cut
   std::vector<int32_t> free;
   if (stage().kind == Stage::Kind::may_open) free = openers();
@@ -139,6 +150,7 @@ int32_t StagedConstraint::accept(int32_t token) {
     case Stage::Kind::may_open: return accept_opening(token);
     case Stage::Kind::reasoning: return accept_reasoning(token);
     case Stage::Kind::words: return accept_word(token), token;
+    case Stage::Kind::free: return token;
     default: return accept_answer(token), token;
   }
 }
@@ -168,7 +180,9 @@ int32_t StagedConstraint::accept_opening(int32_t token) {
   text_ = text;
   if (std::ranges::any_of(stage().marks.texts, [&](const std::string& open) { return open.starts_with(text); }))
     return token;
-  if (!grammar_goes_on_) throw_error(ErrorKind::failure, "token {} was sampled outside of its grammar", token);
+  const bool free_answer = plan_->stages[size_t(stage().next)].kind == Stage::Kind::free;
+  if (!grammar_goes_on_ && !free_answer)
+    throw_error(ErrorKind::failure, "token {} was sampled outside of its grammar", token);
   stage_ = stage().next;  // the place in the grammar stays
   return token;
 }
@@ -192,6 +206,8 @@ int32_t StagedConstraint::accept_reasoning(int32_t token) {
   });
   if (!closed) {
     text_.erase(0, text_.size() - std::min(text_.size(), longest));
+    ++n_reasoned_;
+    end_used_up_reasoning();
     return token;
   }
   const std::string rest = text_.substr(end);
@@ -199,7 +215,8 @@ int32_t StagedConstraint::accept_reasoning(int32_t token) {
   const std::string_view kept = piece.substr(0, piece.size() - std::min(piece.size(), rest.size()));
   enter(reasoning.next);
   line_end_ = rest.empty() && forced_.empty() && stage().kind == Stage::Kind::answer;
-  if (begun.empty() || (forced_.empty() && place_->accept_text(begun))) return token;
+  if (begun.empty() || stage().kind == Stage::Kind::free) return token;
+  if (forced_.empty() && place_->accept_text(begun)) return token;
   const std::vector<int32_t> spelled = spell(*plan_->vocabulary, kept);
   forced_.insert(forced_.begin(), spelled.begin() + 1, spelled.end());
   return spelled.front();

@@ -1,4 +1,4 @@
-// A grammar that rules a part of an answer: what stands in front of that part comes in stages.
+// A grammar that rules a part of an answer, or a limit of its reasoning: what stands in front of the part comes in stages.
 //
 //     reasoning   may_open -> reasoning -> answer
 //     harmony     words (analysis or final) -> reasoning -> answer
@@ -19,6 +19,7 @@ struct Stage {
     reasoning,  ///< any text up to one of `marks`, which stage `next` follows; no end token
     words,      ///< one of `words`, by `grammar`; each says which stage is next
     answer,     ///< a text of `grammar`, and the end
+    free,       ///< any text, and the end
   };
   struct Mark {
     std::vector<std::string> texts;
@@ -28,6 +29,8 @@ struct Stage {
   std::vector<int32_t> forced = {};
   Mark marks = {};
   std::vector<int32_t> barred = {};  ///< reasoning: tokens that may not come
+  int budget = -1;                   ///< reasoning: it has so many tokens at most; -1: no limit
+  std::vector<int32_t> closing = {};  ///< reasoning: tokens that end one which has used up its budget
   std::vector<std::pair<std::string, int>> words = {};
   std::shared_ptr<const grammar::CompiledGrammar> grammar = nullptr;
   int next = 0;
@@ -60,12 +63,14 @@ class StagedConstraint final : public TokenRule {
   std::vector<int32_t> openers() const;
   int32_t accept_opening(int32_t token);
   int32_t accept_reasoning(int32_t token);
+  void end_used_up_reasoning();
   void accept_word(int32_t token);
   void accept_answer(int32_t token);
 
   const std::shared_ptr<const StagePlan> plan_;
   int stage_ = 0;
   std::deque<int32_t> forced_;
+  int n_reasoned_ = 0;                        ///< tokens of the reasoning so far
   std::optional<grammar::Constraint> place_;  ///< in the grammar of the stage
   bool grammar_goes_on_ = true;               ///< may_open: what was written can also begin the answer
   bool line_end_ = false;                     ///< one may come

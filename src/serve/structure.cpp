@@ -160,6 +160,8 @@ Structures::Maker Structures::behind_reasoning(Stage answer, const AnswerForm& f
   if (form.output.harmony) return harmony({{"final", std::move(answer)}}, form);
   if (!form.output.in_reasoning && form.may_open.empty()) return maker({std::move(answer)}, 0);
   Stage opening{.kind = Stage::Kind::may_open, .next = 2}, reasoning{.kind = Stage::Kind::reasoning, .next = 2};
+  reasoning.budget = form.reasoning_budget;
+  reasoning.closing = tokens(form.close);
   for (const text::ReasoningMarks& marks : text::reasoning_marks()) add_mark(marks.close, form, reasoning.marks);
   for (const std::string_view open : form.may_open) add_mark(open, form, opening.marks);
   if (answer.forced.empty()) opening.grammar = answer.grammar;
@@ -200,6 +202,8 @@ Structures::Maker Structures::harmony(std::vector<std::pair<std::string, Stage>>
   stages[kReasoning] = {.kind = Stage::Kind::reasoning, .forced = tokens(kMessage), .next = 2};
   add_mark("<|end|>", form, stages[kReasoning].marks);
   stages[kReasoning].barred = tokens("<|start|><|channel|><|message|>");
+  stages[kReasoning].budget = form.reasoning_budget;
+  stages[kReasoning].closing = tokens("<|end|>");
   for (auto& [word, answer] : answers) stages.push_back(std::move(answer));
 
   if (!opens("analysis") && !opens("final") && !has_message) return maker(std::move(stages), 0);
@@ -246,6 +250,12 @@ Structures::Maker Structures::call(const Json& tools, const std::string& only, c
   return behind_reasoning(std::move(answer), form);
 }
 
+Structures::Maker Structures::free_answer(const AnswerForm& form) {
+  const Stage free{.kind = Stage::Kind::free};
+  if (form.output.harmony) return harmony({{"final", free}, {"commentary", free}}, form);
+  return form.output.in_reasoning || !form.may_open.empty() ? behind_reasoning(free, form) : Maker();
+}
+
 Structures::Maker Structures::read(const Json& body, const Json& tools, const AnswerForm& form) {
   const Fields f(body);
   const auto gbnf = f.text("grammar");
@@ -279,7 +289,7 @@ Structures::Maker Structures::read(const Json& body, const Json& tools, const An
   } else if (type == "json_object") {
     answer.grammar = compile("response_format", "object", true, [] { return grammar::any_json_object(); });
   }
-  if (!answer.grammar) return {};
+  if (!answer.grammar) return form.reasoning_budget < 0 ? Maker() : free_answer(form);
   if (form.output.harmony) answer.forced = tokens("<|message|>");
   return behind_reasoning(std::move(answer), form);
 }

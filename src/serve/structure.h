@@ -22,9 +22,9 @@ class Structures {
   explicit Structures(const Engine& engine, size_t max_bytes = kMaxGrammarBytes)
       : engine_(engine), max_bytes_(max_bytes) {}
 
-  /// A constraint for every choice of a request with `response_format`, `grammar`, or a `tool_choice` that wants a
-  /// call; null when it has none of them. It begins behind the reasoning that `form` tells of, in harmony with the
-  /// final channel. Throws ApiError.
+  /// A constraint for every choice of a request with `response_format`, `grammar`, a `tool_choice` that wants a call, or
+  /// a budget of its reasoning (`form`); null when it has none of them. A grammar begins behind the reasoning that
+  /// `form` tells of, in harmony with the final channel. Throws ApiError.
   Maker read(const Json& body, const Json& tools, const AnswerForm& form);
   size_t kept_bytes();
 
@@ -36,6 +36,8 @@ class Structures {
   /// One call of one of the tools (of `only`, unless it is empty), written in the form's way.
   Maker call(const Json& tools, const std::string& only, const AnswerForm& form);
   Maker harmony_call(const Json& tools, const std::string& only, const AnswerForm& form);
+  /// Any answer behind a reasoning with a budget; null where the model does not reason.
+  Maker free_answer(const AnswerForm& form);
   /// `answer` behind the reasoning that comes or may come.
   Maker behind_reasoning(Stage answer, const AnswerForm& form);
   /// A message in the channel analysis or none, then one of the answers, by the words that its header has behind

@@ -241,7 +241,7 @@ Json props_json(Scheduler& scheduler, const ApiModel& model) {
   return json;
 }
 
-Json slots_json(Scheduler& scheduler, int64_t n_steps) {
+Json status_json(Scheduler& scheduler, int64_t n_steps) {
   Json json;
   scheduler.inspect([&](Scheduler& s) {
     Json running = Json::array();
@@ -293,6 +293,34 @@ Json slots_json(Scheduler& scheduler, int64_t n_steps) {
     if (totals.ops) json["ops"] = ops_json(*totals.ops);
   });
   return json;
+}
+
+Json slots_json(Scheduler& scheduler) {
+  Json slots = Json::array();
+  scheduler.inspect([&](Scheduler& s) {
+    const PoolOptions& pool = s.options().pool;
+    const auto slot = [&](bool speculative, bool busy) {
+      return Json{{"id", slots.size()}, {"n_ctx", pool.n_ctx}, {"speculative", speculative}, {"is_processing", busy}};
+    };
+    for (const auto& [kv, runner] : s.runners())
+      for (const auto& job : runner->jobs()) {
+        const SamplerOptions& sampler = job->text.sampler;
+        Json one = slot(job->speculation != nullptr, true);
+        one["id_task"] = job->id;
+        one["params"] = {{"n_predict", job->request.options.max_tokens},
+                         {"temperature", sampler.temperature},
+                         {"top_k", sampler.top_k},
+                         {"top_p", sampler.top_p},
+                         {"min_p", sampler.min_p}};
+        Json next = {{"has_next_token", job->text.n_left > 0},
+                     {"n_decoded", job->result.tokens.size()},
+                     {"n_remain", job->text.n_left}};
+        one["next_token"] = Json::array({std::move(next)});
+        slots.push_back(std::move(one));
+      }
+    while (ssize(slots) < pool.max_seqs) slots.push_back(slot(false, false));
+  });
+  return slots;
 }
 
 Json kv_json(Scheduler& scheduler, KvDetail detail) {

@@ -14,7 +14,9 @@ namespace ridge::serve {
 Json models_json(const Models& models);
 Json props_json(Scheduler& scheduler, const ApiModel& model);
 /// The median time of a step is of the newest `n_steps` of those remembered.
-Json slots_json(Scheduler& scheduler, int64_t n_steps);
+Json status_json(Scheduler& scheduler, int64_t n_steps);
+/// The list of llama.cpp's server: a slot for each running sequence, then the idle ones. Texts are not told.
+Json slots_json(Scheduler& scheduler);
 /// What kv_json() says of rows: their norms and coding errors are copied from the device, layer by layer.
 enum class KvDetail : uint8_t { none, layers, pages };
 /// Bytes and pages of every pool, with such detail.

@@ -55,10 +55,11 @@ const FormatMarks& format_marks(ToolFormat format) {
   return kMarks[size_t(format)];
 }
 
-/// Whether the prompt ends with a mark that `of` names.
-bool ends_with_mark(std::string_view prompt, std::string_view ReasoningMarks::*of) {
+/// The marks of which the prompt ends with the one that `of` names; null: with none.
+const ReasoningMarks* last_mark(std::string_view prompt, std::string_view ReasoningMarks::*of) {
   prompt = strip(prompt, nullptr, false, true);
-  return std::ranges::any_of(kReasoning, [&](const ReasoningMarks& marks) { return prompt.ends_with(marks.*of); });
+  const auto* found = std::ranges::find_if(kReasoning, [&](const auto& marks) { return prompt.ends_with(marks.*of); });
+  return found == std::end(kReasoning) ? nullptr : found;
 }
 
 }  // namespace
@@ -82,8 +83,8 @@ ToolFormat detect_tool_format(std::string_view source) {
 
 std::span<const ReasoningMarks> reasoning_marks() { return kReasoning; }
 
-bool prompt_opens_reasoning(std::string_view prompt) { return ends_with_mark(prompt, &ReasoningMarks::open); }
-bool prompt_closes_reasoning(std::string_view prompt) { return ends_with_mark(prompt, &ReasoningMarks::close); }
+const ReasoningMarks* opened_reasoning(std::string_view prompt) { return last_mark(prompt, &ReasoningMarks::open); }
+bool prompt_closes_reasoning(std::string_view prompt) { return last_mark(prompt, &ReasoningMarks::close) != nullptr; }
 
 std::vector<std::string_view> marks_of(ToolFormat format) {
   if (format == ToolFormat::harmony) return {harmony_marks().begin(), harmony_marks().end()};

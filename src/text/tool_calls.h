@@ -39,8 +39,9 @@ struct ReasoningMarks {
   std::string_view open, close;
 };
 std::span<const ReasoningMarks> reasoning_marks();
-/// Does the prompt end with a mark that opens reasoning, so that the model's answer begins with reasoning?
-bool prompt_opens_reasoning(std::string_view prompt);
+/// The marks of the reasoning that the prompt ends with the opening mark of, so that the model's answer begins with
+/// reasoning; null where it does not.
+const ReasoningMarks* opened_reasoning(std::string_view prompt);
 /// Does the prompt end with a mark that closes reasoning: the model shall not reason?
 bool prompt_closes_reasoning(std::string_view prompt);
 /// All marks that the parser of this format looks for. Those that are control tokens of a vocabulary belong into
@@ -66,7 +67,7 @@ class OutputParser {
   struct Options {
     ToolFormat format = ToolFormat::none;  ///< none: calls are content (requests without tools)
     bool reasoning = true;                 ///< text between marks of reasoning at the begin of the answer is reasoning
-    bool in_reasoning = false;             ///< prompt_opens_reasoning()
+    bool in_reasoning = false;             ///< opened_reasoning()
     std::vector<std::string> control;      ///< marks that are control tokens: text that spells them is text
     bool harmony = false;                  ///< the answer has the form of harmony, whatever `format` says of calls
     std::string header;                    ///< harmony_header()

@@ -25,15 +25,15 @@ Status ask(const Target& target, bool by_page, const std::atomic<bool>* stop, Kn
     RIDGE_TRY(const std::string text, target.get("/props", stop));
     RIDGE_TRY(known.props, read_props(text));
   }
-  RIDGE_TRY(const std::string slots, target.get("/slots", stop));
-  const OpTimes before = std::move(known.slots.ops);
-  RIDGE_TRY(known.slots, read_slots(slots));
+  RIDGE_TRY(const std::string status, target.get("/status", stop));
+  const OpTimes before = std::move(known.status.ops);
+  RIDGE_TRY(known.status, read_status(status));
   // The last passes that were timed stay in sight while nothing runs.
-  if (known.slots.ops.passes != before.passes) known.ops = known.slots.ops.since(before);
+  if (known.status.ops.passes != before.passes) known.ops = known.status.ops.since(before);
   RIDGE_TRY(const std::string kv, target.get(by_page ? "/kv?by=page" : "/kv", stop));
   RIDGE_TRY(known.pools, read_pools(kv));
-  remember(known.tok_s, known.slots.tok_s);
-  remember(known.prompt_tok_s, known.slots.prompt_tok_s);
+  remember(known.tok_s, known.status.tok_s);
+  remember(known.prompt_tok_s, known.status.prompt_tok_s);
   return {};
 }
 

@@ -116,10 +116,10 @@ Result<Props> read_props(std::string_view text) {
   return props;
 }
 
-Result<Slots> read_slots(std::string_view text) {
-  RIDGE_TRY(const Json json, object_of(text, "/slots"));
+Result<ServerStatus> read_status(std::string_view text) {
+  RIDGE_TRY(const Json json, object_of(text, "/status"));
   const Json &step = field_of(json, "step"), &totals = field_of(json, "totals");
-  Slots s{.queue = count_of(json, "queue"), .parallel = count_of(json, "parallel")};
+  ServerStatus s{.queue = count_of(json, "queue"), .parallel = count_of(json, "parallel")};
   s.running = list_of<Sequence>(json, "running", [](const Json& one) {
     return Sequence{text_of(one, "id"),           text_of(one, "state"),          text_of(one, "kv_quant"),
                     count_of(one, "n_prompt"),    count_of(one, "n_prompt_done"), count_of(one, "n_cached"),

@@ -37,7 +37,7 @@ struct OpTimes {
   OpTimes since(const OpTimes& before) const;
 };
 
-struct Slots {
+struct ServerStatus {
   int64_t queue = 0, parallel = 0;
   std::vector<Sequence> running;
   double ms_p50 = 0, tok_s = 0, prompt_tok_s = 0;
@@ -71,10 +71,10 @@ struct Pool {
   std::vector<Layer> layers;
 };
 
-/// Of the answers to /props, /slots and /kv; pools have layers where the question was ?by=page. Fail only on text that
+/// Of the answers to /props, /status and /kv; pools have layers where the question was ?by=page. Fail only on text that
 /// is no JSON object. Lists are cut at 4096.
 Result<Props> read_props(std::string_view json);
-Result<Slots> read_slots(std::string_view json);
+Result<ServerStatus> read_status(std::string_view json);
 Result<std::vector<Pool>> read_pools(std::string_view json);
 
 /// The text that an event of an answer adds (content of a chat, text of a completion); a failure for an error event.

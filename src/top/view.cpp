@@ -164,7 +164,7 @@ std::string ops_text(const OpTimes& times, std::span<const std::pair<std::string
 }  // namespace
 
 void draw_requests(const View& view, Canvas& canvas, int top, int bottom) {
-  const Slots& s = view.known.slots;
+  const ServerStatus& s = view.known.status;
   int row = top;
   const bool roomy = bottom - top > 9;  // else the table comes before history and empty rows
   const int width = std::max(1, canvas.columns() - 10);
@@ -299,7 +299,7 @@ void draw_layers(const View& view, Canvas& canvas, int top, int bottom) {
   const OpTimes& times = view.known.ops;
   if (times.passes == 0) {
     canvas.put(top, 0,
-               view.known.slots.times_ops ? "no pass has run yet"
+               view.known.status.times_ops ? "no pass has run yet"
                                           : "ops are not timed here: ridge serve --trace-ops (CPU; GPU: ridge profile)",
                Style::dim);
     return;

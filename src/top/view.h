@@ -23,7 +23,7 @@ struct Chat {
 /// What the server said last, and whether it still answers.
 struct Known {
   Props props;
-  Slots slots;
+  ServerStatus status;
   OpTimes ops;  ///< of the newest passes: those between two polls
   std::vector<Pool> pools;
   std::vector<double> tok_s, prompt_tok_s;  ///< by poll, newest last

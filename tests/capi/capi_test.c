@@ -617,6 +617,7 @@ static int print_sizes(void) {
   SIZE(model_info);
   SIZE(chat_options);
   SIZE(session_options);
+  SIZE(batch_row);
   SIZE(kv_info);
   SIZE(sampler_options);
   SIZE(generate_options);

@@ -20,7 +20,7 @@ TREE = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(TREE / "python"))
 
 import ridge  # noqa: E402
-from ridge import _library, _model  # noqa: E402
+from ridge import _batch, _library, _model  # noqa: E402
 
 C_TESTS, MODELS = sys.argv[1], pathlib.Path(sys.argv[2])
 TINY, REFERENCE = str(MODELS / "stories260K.gguf"), MODELS / "ridge-ref-q8_0.gguf"
@@ -200,6 +200,22 @@ class Numpy(unittest.TestCase):
             with self.assertRaisesRegex(ridge.UsageError, "shape"):
                 sampler.sample(row[:7])
 
+    def test_a_batch_gives_what_sessions_give(self):
+        import numpy
+        texts = {2: PROMPT, 0: "The cat"}
+        with tiny() as model, ridge.Batch(model, 3) as batch:
+            alone = [numpy.array(model.logits(text)) for text in texts.values()]
+            rows = batch.step(texts)
+            self.assertFalse(rows.flags.owndata or rows.flags.writeable)
+            numpy.testing.assert_array_equal(rows, alone)
+            n = len(model.tokenize(PROMPT))
+            self.assertEqual([batch.n_past(one) for one in range(3)], [len(model.tokenize("The cat")), 0, n])
+            batch.truncate(2, n - 1)
+            numpy.testing.assert_array_equal(batch.step({2: model.tokenize(PROMPT)[-1:]})[0], alone[0])
+            for wrong in ({3: PROMPT}, {0: []}, {}):
+                with self.assertRaises(ridge.UsageError):
+                    batch.step(wrong)
+
     def test_rows_of_all_tokens(self):
         import numpy
         with tiny() as model:
@@ -219,7 +235,7 @@ class Numpy(unittest.TestCase):
 def run_doctests():
     failed = 0
     with tiny() as model:
-        for module in (ridge, _model):
+        for module in (ridge, _batch, _model):
             failed += doctest.testmod(module, extraglobs={"MODEL": TINY, "model": model}).failed
     return failed
 

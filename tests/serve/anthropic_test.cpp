@@ -167,6 +167,17 @@ TEST_F(AnthropicApi, EventsOfThinkingTextAndACall) {
   EXPECT_EQ(whole["role"], "assistant");
 }
 
+TEST_F(AnthropicApi, ABudgetEndsTheThinking) {
+  ChatMl model;
+  for (const char* mark : {"<think>", "</think>"}) model.add(mark, io::TokenType::control);
+  model.say(kLineEnd, {"<think>", "I", " think", " so", "</think>", "Yes", "<|im_end|>"});
+  open(model, kChatMl);
+  const Json answer = ok(kPath, request({{"thinking", {{"type", "enabled"}, {"budget_tokens", 2}}}}));
+  EXPECT_EQ(answer["content"][0]["thinking"], "I think");
+  EXPECT_EQ(answer["content"][1]["text"], "Yes");
+  EXPECT_EQ(answer["stop_reason"], "end_turn");
+}
+
 TEST_F(AnthropicApi, ReasonsOfTheEnd) {
   open_thinker();
   const auto end = [&](const Json& more) {

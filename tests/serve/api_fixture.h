@@ -98,7 +98,7 @@ class ApiTest : public testing::Test {
   bool wait_idle() {
     for (int i = 0; i < 500; ++i) {
       const Json kv = get("/kv");
-      if (kv["sequences"] == 0 && get("/slots")["queue"] == 0) return true;
+      if (kv["sequences"] == 0 && get("/status")["queue"] == 0) return true;
       std::this_thread::sleep_for(10ms);
     }
     return false;

@@ -244,7 +244,7 @@ TEST_F(ApiTest, SpeculationIsCountedAndMayBeLeftOut) {
   const int accepted = details["accepted_prediction_tokens"], rejected = details["rejected_prediction_tokens"];
   EXPECT_THAT(metrics, HasSubstr(fmt::format("\nridge_accepted_tokens_total {}\n", accepted)));
   EXPECT_THAT(metrics, HasSubstr(fmt::format("\nridge_proposed_tokens_total {}\n", accepted + rejected)));
-  EXPECT_EQ(get("/slots")["totals"]["accepted_tokens"], accepted);
+  EXPECT_EQ(get("/status")["totals"]["accepted_tokens"], accepted);
 }
 
 TEST_F(ApiTest, StructuredAnswersAreValidAtAnyTemperature) {
@@ -431,7 +431,7 @@ TEST_F(ApiTest, KeysAreAskedFor) {
   open({.keys = http::Keys::parse("one\ntwo\n", "keys").or_throw()});
   EXPECT_EQ(refused("/v1/completions", story(1).dump(), 401)["code"], "invalid_api_key");
   for (const char* open_path : {"/health", "/"}) EXPECT_EQ(client().get(open_path)->status, 200) << open_path;
-  for (const char* closed : {"/metrics", "/slots", "/kv", "/props", "/v1/models"})
+  for (const char* closed : {"/metrics", "/status", "/kv", "/props", "/v1/models"})
     EXPECT_EQ(client().get(closed)->status, 401) << closed;
   http::Headers headers;
   headers.add("Authorization", "Bearer two");
@@ -497,7 +497,7 @@ TEST_F(ApiTest, ClientsThatLeaveChangeNothingForOthers) {
   EXPECT_TRUE(wait_idle()) << "sequences of clients that left end";
   const Json kv = get("/kv");
   EXPECT_EQ(kv["pages"]["used"], 0);
-  EXPECT_GT(get("/slots")["totals"]["cancelled"].get<int>(), 4);
+  EXPECT_GT(get("/status")["totals"]["cancelled"].get<int>(), 4);
   EXPECT_THAT(client().get("/metrics")->body, HasSubstr("ridge_requests_cancelled_total"));
 }
 
@@ -506,7 +506,7 @@ TEST_F(ApiTest, StoppingEndsAnswersWhole) {
   std::vector<std::future<Events>> streams;
   for (uint64_t i = 0; i < 3; ++i)
     streams.push_back(std::async(std::launch::async, [&, i] { return stream("/v1/completions", story(60, i)); }));
-  for (int i = 0; i < 500 && get("/slots")["running"].size() < 3; ++i) std::this_thread::sleep_for(2ms);
+  for (int i = 0; i < 500 && get("/status")["running"].size() < 3; ++i) std::this_thread::sleep_for(2ms);
   server_->stop(60);
   for (auto& s : streams) {
     const Events events = s.get();
@@ -676,7 +676,7 @@ TEST_F(ApiTest, ViewsSayWhatRuns) {
     });
   });
   begun.get_future().wait();
-  const Json slots = get("/slots");
+  const Json slots = get("/status");
   const Json kv = get("/kv?by=page");
   if (!slots["running"].empty()) {
     EXPECT_EQ(slots["running"][0]["state"], "decode");
@@ -685,12 +685,20 @@ TEST_F(ApiTest, ViewsSayWhatRuns) {
   EXPECT_EQ(kv["pages"]["total"], kv["pages"]["free"].get<int>() + kv["pages"]["used"].get<int>() +
                                       kv["pages"]["shared"].get<int>() + kv["pages"]["cached"].get<int>());
   EXPECT_EQ(kv["layers"].size(), size_t(model().info().n_layers));
+  const Json list = get("/slots");
+  ASSERT_EQ(list.size(), size_t(get("/props")["total_slots"]));
+  if (list[0]["is_processing"] == true) {
+    EXPECT_GT(list[0]["next_token"][0]["n_decoded"].get<int>(), 0);
+    EXPECT_EQ(list[0]["params"]["n_predict"], 400);
+  }
+  EXPECT_EQ(list.back()["is_processing"], false);
+  EXPECT_EQ(client().get("/slots?fail_on_no_slot=1")->status, 200);
   EXPECT_TRUE(running.get());
-  const Json step = get("/slots?steps=1")["step"];
+  const Json step = get("/status?steps=1")["step"];
   EXPECT_GT(step["ms_p50"].get<double>(), 0);
   ASSERT_EQ(step["parts_ms_p50"].size(), kStepParts.size());
   for (const char* wrong : {"0", "x", "-1", ""})
-    EXPECT_EQ(client().get(std::string("/slots?steps=") + wrong)->status, 400);
+    EXPECT_EQ(client().get(std::string("/status?steps=") + wrong)->status, 400);
   const std::string metrics = client().get("/metrics")->body;
   EXPECT_THAT(metrics, HasSubstr("ridge_requests_finished_total 1\n"));
   EXPECT_THAT(metrics, HasSubstr("ridge_first_token_seconds_count 1\n"));
@@ -703,22 +711,22 @@ TEST_F(ApiTest, ViewsSayWhatRuns) {
     ASSERT_THAT(metrics, HasSubstr(name));
     seconds += std::stod(metrics.substr(metrics.find(name) + name.size()));
   }
-  EXPECT_GT(seconds, 0.9 * get("/slots")["totals"]["step_seconds"].get<double>());
+  EXPECT_GT(seconds, 0.9 * get("/status")["totals"]["step_seconds"].get<double>());
 }
 
 TEST_F(ApiTest, OpsAreTimedByLayerWhereTheServerWasAskedTo) {
   open();
   ok("/v1/completions", story(5));
-  EXPECT_FALSE(get("/slots").contains("ops"));
+  EXPECT_FALSE(get("/status").contains("ops"));
   EXPECT_THAT(client().get("/metrics")->body, Not(HasSubstr("ridge_op_seconds_total")));
   server_.reset();
 
   SchedulerOptions options = scheduler_options();
   options.trace_ops = true;
   open({}, options);
-  EXPECT_EQ(get("/slots")["ops"]["passes"], 0);
+  EXPECT_EQ(get("/status")["ops"]["passes"], 0);
   const Json answer = ok("/v1/completions", story(20));
-  const Json slots = get("/slots"), ops = slots["ops"];
+  const Json slots = get("/status"), ops = slots["ops"];
   EXPECT_EQ(ops["passes"], slots["totals"]["steps"]);
   EXPECT_EQ(ops["seconds"], slots["totals"]["step_seconds"]);
   ASSERT_EQ(ops["layers"].size(), size_t(model().info().n_layers) + 1) << "embedding and output are in no layer";

@@ -354,15 +354,15 @@ def models_are_listed(api):
 
 
 def closing_a_stream_frees_its_sequence(api):
-    cancelled = api.server.get("/slots")["totals"]["cancelled"]
+    cancelled = api.server.get("/status")["totals"]["cancelled"]
     stream = api.text(max_tokens=3000, stream=True, n=2, extra_body={"ignore_eos": True})
     for _ in range(3):
         next(stream)
-    check(len(api.server.get("/slots")["running"]) == 2, "two choices run")
+    check(len(api.server.get("/status")["running"]) == 2, "two choices run")
     stream.close()
     start = time.monotonic()
     api.server.wait_idle(30)
-    check(api.server.get("/slots")["totals"]["cancelled"] == cancelled + 2, "not counted as cancelled")
+    check(api.server.get("/status")["totals"]["cancelled"] == cancelled + 2, "not counted as cancelled")
     return f"{1e3 * (time.monotonic() - start):.0f} ms"
 
 

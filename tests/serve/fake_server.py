@@ -25,7 +25,7 @@ class FakeServer:
         self.requests, self.cancelled = [], 0
         self.props = {"model": "ridge-test-1b-q8_0.gguf", "device": "CPU (test)", "kv_formats": {"k": "rotor-3", "v": "q8_0"},
                       "kv_bytes_per_token": 1234, "kv_bytes_per_token_f16": 4936, "n_ctx": 4096, "template": "model", "version": "0.1.0"}
-        self.slots = {"queue": 3, "running": [{"id": 7, "state": "decode", "n_prompt": 1200, "n_cached": 1024, "n_generated": 55, "tok_s": 21.5},
+        self.status = {"queue": 3, "running": [{"id": 7, "state": "decode", "n_prompt": 1200, "n_cached": 1024, "n_generated": 55, "tok_s": 21.5},
                                               {"id": 9, "state": "prompt", "n_prompt": 3000, "n_cached": 0, "n_generated": 0, "tok_s": 0}],
                       "step": {"ms_p50": 12.34, "parts_ms_p50": {"planning": 0.25, "model": 11, "sampling": 1, "events": 0.09},
                                 "decode_seqs": 5, "prompt_tokens": 96, "tok_s": 123.4}}
@@ -104,7 +104,7 @@ class FakeServer:
         if name in TYPES:
             file, kind = TYPES[name]
             return self.answer(handler, 200, (SRC / "page" / file).read_bytes(), kind)
-        state = {"props": self.props, "slots": self.slots, "kv": self.kv,
+        state = {"props": self.props, "status": self.status, "kv": self.kv,
                  "v1/models": {"data": [{"id": one} for one in [self.props["model"], *self.models]]}}.get(name)
         if state is None:
             return self.error(handler, 404, f"no {handler.path}", "not_found")

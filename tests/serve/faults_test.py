@@ -108,7 +108,7 @@ def clients_vanish(faults):
 def slow_readers_slow_nobody(faults):
     """Two of the streams are of many MB, more than the server keeps for one client: those it must give up."""
     texts = [faults.server.complete("The dog", max_tokens=60, seed=seed) for seed in range(8)]
-    cancelled = faults.server.get("/slots")["totals"]["cancelled"]
+    cancelled = faults.server.get("/status")["totals"]["cancelled"]
     readers = [faults.send(long_stream(seed) | ({"logprobs": 20, "n": 8} if seed % 4 == 1 else {}), receive_bytes=4096) for seed in range(8)]
     done = threading.Event()
 
@@ -127,7 +127,7 @@ def slow_readers_slow_nobody(faults):
             again = [faults.server.complete("The dog", max_tokens=60, seed=seed) for seed in range(8)]
             check(again == texts, "other texts beside slow readers")
             rounds += 1
-        given_up = faults.server.get("/slots")["totals"]["cancelled"] - cancelled
+        given_up = faults.server.get("/status")["totals"]["cancelled"] - cancelled
         check(given_up >= 8 or not faults.long, f"only {given_up} sequences of clients that do not read were given up")
     finally:
         done.set()
@@ -263,7 +263,7 @@ def all_end_well_when_pages_run_out(faults):
         with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
             together = list(pool.map(lambda request: small.complete(**request), requests))
         small.wait_idle()
-        parked, pages = small.get("/slots")["totals"]["parked"], small.get("/kv")["pages"]["total"]
+        parked, pages = small.get("/status")["totals"]["parked"], small.get("/kv")["pages"]["total"]
         check(parked > 0, f"nothing was parked: {pages} pages are too many")
         for request, text in zip(requests[:faults.count(6, 48)], together):
             check(small.complete(**request) == text, f"another text than alone: {request}")

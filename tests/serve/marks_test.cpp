@@ -345,6 +345,50 @@ TEST_F(Marks, AStructureBeginsBehindTheReasoning) {
   }
 }
 
+TEST_F(Marks, ABudgetEndsTheReasoning) {
+  const auto budget = [&](int n, Json more = Json::object()) {
+    more["thinking_budget_tokens"] = n;
+    return chat(more);
+  };
+  for (const TokenType type : {TokenType::control, TokenType::user_defined}) {
+    for (const text::ReasoningMarks& marks : text::reasoning_marks()) {
+      ChatMl model;
+      for (const std::string_view mark : {marks.open, marks.close}) model.add(std::string(mark), type);
+      ChatMl opened = model;
+      model.say(kLineEnd, {marks.open, "Let", " me", " see.", marks.close, "Maybe", "<|im_end|>"});
+      open(model, kChatMl);
+      EXPECT_EQ(budget(-1), "(Let me see.) Maybe stop");
+      EXPECT_EQ(budget(4, {{"logprobs", true}}), "(Let me see.) Maybe stop") << "its own end comes first";
+      EXPECT_EQ(budget(2, {{"logprobs", true}}), "(Let me) Maybe stop");
+      EXPECT_EQ(budget(0), "Maybe stop");
+      EXPECT_EQ(budget(1, {{"grammar", kYesNo}}), "(Let) no stop") << "the structure follows";
+      opened.say(kLineEnd, {"Let", " me", " see.", marks.close, "Maybe", "<|im_end|>"});
+      open(opened, fmt::format("{}{{{{ '{}\n' }}}}", kChatMl, marks.open));
+      EXPECT_EQ(budget(2), "(Let me) Maybe stop");
+      EXPECT_EQ(budget(0), "Maybe stop");
+    }
+  }
+  ChatMl spelled;
+  spelled.say(kLineEnd, {"Let", " me", " see."});
+  spelled.say('>', {"Maybe", "<|im_end|>"});
+  open(spelled, std::string(kChatMl) + "{{ '<think>' }}{{ '\n' }}");
+  EXPECT_EQ(budget(2), "(Let me) Maybe stop") << "a mark that is no token is spelled";
+  ChatMl silent;
+  silent.say(kLineEnd, {"Maybe", "<|im_end|>"});
+  open(silent, std::string(kChatMl) + "{# <think> #}");
+  EXPECT_EQ(budget(1), "Maybe stop") << "without reasoning it ends nothing";
+  EXPECT_THAT(budget(1, {{"min_tokens", 2}}), testing::HasSubstr("thinking_budget_tokens"));
+}
+
+TEST_F(Marks, ABudgetEndsTheChannelAnalysis) {
+  Harmony model;
+  model.say('t', {"<|channel|>", "analysis", "<|message|>", "Think", " long."});
+  model.say('l', {"<|return|>"});
+  open(model, kHarmony);
+  const std::string cut = chat({{"thinking_budget_tokens", 1}});
+  EXPECT_EQ(cut.substr(0, 8), "(Think) ") << cut;
+}
+
 TEST_F(Marks, ATokenThatHoldsTheEndOfTheReasoningAndMoreIsCut) {
   ChatMl model;
   model.say(kLineEnd, {"I th", "ink.</th", "ink>\n\nYes", "<|im_end|>"});

@@ -468,7 +468,7 @@ def the_live_view_shows_the_servers_numbers(page, fake):
     check("16 MiB" in page.b.value(text_of("kv")) and "64 MiB (4 times as much)" in page.b.value(text_of("kv")), page.b.value(text_of("kv")))
     check("rotor-3/q8_0: 1,234 bytes a token; f16: 4,936" in page.b.value(text_of("kv-token")), page.b.value(text_of("kv-token")))
     check(page.b.value("[...document.querySelectorAll('#slots td')].slice(0, 6).map((e) => e.textContent).join()") == "7,decode,1,200,1,024,55,21.5", "table")
-    fake.slots = {**fake.slots, "queue": 11, "running": []}
+    fake.status = {**fake.status, "queue": 11, "running": []}
     page.b.wait(f"{text_of('queue')} === '11' && {text_of('running')} === '0' && !document.getElementById('slots-none').hidden", 5)
 
 
@@ -604,7 +604,7 @@ def screenshots(page, fake):
     page.show("live")
     page.b.wait(f"{text_of('tok_s')} === '123.4'")
     for rate in (90, 130, 110, 123.4):  # a curve
-        fake.slots = {**fake.slots, "step": {**fake.slots["step"], "tok_s": rate}}
+        fake.status = {**fake.status, "step": {**fake.status["step"], "tok_s": rate}}
         time.sleep(1.1)
     page.show("settings")
     page.b.scheme("dark")

@@ -115,7 +115,7 @@ def parked_sequences_go_on(ridge):
     with served(ridge, STORIES, "--kv-gib", 0.0012, "--parallel", 8, "--checkpoints", 4, "-c", 512) as server:
         texts = together(server, requests)
         server.wait_idle()
-        parked = server.get("/slots")["totals"]["parked"]
+        parked = server.get("/status")["totals"]["parked"]
         check(parked > 0, "nothing was parked")
         for request, text in list(zip(requests, texts))[:3]:
             check(server.complete(**request) == text, f"another text than alone: {request}")

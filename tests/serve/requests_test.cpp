@@ -526,7 +526,7 @@ class SlowTest : public RequestTest {
 TEST_F(SlowTest, ViewsNeedNoWorker) {
   open({}, scheduler_options(), {.named = {{"default", kSlow}}});
   ask(4);
-  for (const char* view : {"/health", "/metrics", "/slots", "/kv", "/props", "/v1/models"})
+  for (const char* view : {"/health", "/metrics", "/status", "/kv", "/props", "/v1/models"})
     EXPECT_EQ(client().get(view)->status, 200) << view;
   server_->stop(0);
   EXPECT_GE(count(503), 2);  // two may have come to the template's own limit

@@ -93,7 +93,7 @@ class RidgeServer:
         """Until nothing runs or waits and only checkpoints hold pages."""
         end = time.monotonic() + seconds
         while True:
-            slots, pages = self.get("/slots"), self.get("/kv")["pages"]
+            slots, pages = self.get("/status"), self.get("/kv")["pages"]
             if not slots["running"] and slots["queue"] == 0 and pages["used"] == 0:
                 return
             check(time.monotonic() < end, f"not idle after {seconds} s: {slots['queue']} wait, {slots['running']}, {pages}")

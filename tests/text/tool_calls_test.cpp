@@ -200,9 +200,9 @@ TEST(ToolCalls, Reasoning) {
             "content '' reasoning 'so' call f {}");
   options = {ToolFormat::none, false};
   EXPECT_EQ(shown(read_all_ways(options, "<think>a</think>b")), "content '<think>a</think>b' reasoning ''");
-  EXPECT_TRUE(prompt_opens_reasoning("<|im_start|>assistant\n<think>\n"));
-  EXPECT_FALSE(prompt_opens_reasoning("<think>\n\n</think>\n\n"));
-  EXPECT_TRUE(prompt_opens_reasoning("[/INST][THINK]"));
+  EXPECT_EQ(opened_reasoning("<|im_start|>assistant\n<think>\n")->close, "</think>");
+  EXPECT_FALSE(opened_reasoning("<think>\n\n</think>\n\n"));
+  EXPECT_EQ(opened_reasoning("[/INST][THINK]")->close, "[/THINK]");
   EXPECT_TRUE(prompt_closes_reasoning("<think>\n\n</think>\n\n"));
   EXPECT_FALSE(prompt_closes_reasoning("<|im_start|>assistant\n"));
 }

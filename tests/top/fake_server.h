@@ -22,7 +22,7 @@ class FakeServer {
  private:
   std::string answer(const http::Request& request) {
     if (request.path == "/props") return R"({"model":"fake"})";
-    if (request.path == "/slots") return R"({"queue":0})";
+    if (request.path == "/status") return R"({"queue":0})";
     if (request.path != "/kv") return "no JSON";
     const std::string* by = request.param("by");
     ++(by ? by_page_ : plain_);

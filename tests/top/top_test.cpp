@@ -52,7 +52,7 @@ View busy_view() {
       read_props(R"({"model":"ref","weight_format":"q8_0","kv_quant":"rotor-3","n_ctx":2048,"device":"cpu",
       "template":"plain"})")
           .or_throw();
-  view.known.slots = read_slots(R"({"queue":3,"parallel":16,"running":[
+  view.known.status = read_status(R"({"queue":3,"parallel":16,"running":[
       {"id":7,"state":"prompt","kv_quant":"rotor-3","n_prompt":900,"n_prompt_done":512,"n_cached":128,"n_generated":0,"tok_s":0},
       {"id":8,"state":"decode","kv_quant":"rotor-3","n_prompt":90,"n_prompt_done":90,"n_cached":0,"n_generated":41,"tok_s":33.25}],
       "step":{"ms_p50":12.5,"parts_ms_p50":{"planning":0.25,"model":11,"sampling":1.125,"events":0.125},"decode_seqs":1,"prompt_tokens":512,"tok_s":80.5,"prompt_tok_s":4000},
@@ -171,13 +171,13 @@ TEST(TopLayers, TimesOfTheNewestPassesByLayerAndOp) {
     for (int i = 0; i < 8; ++i)
       layers +=
           fmt::format(R"(,{{"layer":{},"seconds":{{"gemv":{},"attention":{}}}}})", i, 0.08 * seconds, 0.03 * seconds);
-    return read_slots(fmt::format(R"({{"ops":{{"passes":{},"seconds":{},"layers":[{}]}}}})", passes, seconds, layers))
+    return read_status(fmt::format(R"({{"ops":{{"passes":{},"seconds":{},"layers":[{}]}}}})", passes, seconds, layers))
         .or_throw();
   };
-  view.known.slots = slots(0, 0);
+  view.known.status = slots(0, 0);
   EXPECT_THAT(draw_at(view, 24, 80), HasSubstr("no pass has run yet"));
-  view.known.slots = slots(30, 3);
-  view.known.ops = view.known.slots.ops.since(slots(10, 1).ops);
+  view.known.status = slots(30, 3);
+  view.known.ops = view.known.status.ops.since(slots(10, 1).ops);
   const std::string text = draw_at(view, 24, 80);
   for (const char* part : {"100.000 ms a pass (last 20): gemv 64 %, attention 24 %, embed 2 %, gaps 10 %",
                            "layer             ms       gemv  attention      embed",
@@ -198,8 +198,8 @@ TEST(TopLayers, HostileTimesReadAsNothing) {
        {"3", "[]", "{}", R"({"passes":2})", R"({"passes":2,"seconds":-1,"layers":[3,{"layer":"x"}]})",
         R"({"passes":1e300,"layers":[{"layer":1e300,"seconds":[1]},{"seconds":{"a":"b","c":-1}}]})"}) {
     View view;
-    view.known.slots = read_slots(fmt::format(R"({{"ops":{}}})", ops)).or_throw();
-    view.known.ops = view.known.slots.ops;
+    view.known.status = read_status(fmt::format(R"({{"ops":{}}})", ops)).or_throw();
+    view.known.ops = view.known.status.ops;
     view.page = Page::layers;
     for (const int rows : {1, 3, 24}) EXPECT_TRUE(is_safe(draw_at(view, rows, 80))) << ops;
   }
@@ -208,31 +208,31 @@ TEST(TopLayers, HostileTimesReadAsNothing) {
 TEST(TopData, WrongFieldsReadAsNothing) {
   for (const char* text : {"{}", R"({"running":5,"step":[],"totals":"x","queue":"3","parallel":null})",
                            R"({"queue":-1,"step":{"ms_p50":"9","tok_s":{}},"totals":{"finished":true}})"}) {
-    const Slots slots = read_slots(text).or_throw();
+    const ServerStatus slots = read_status(text).or_throw();
     EXPECT_EQ(slots.queue + slots.parallel + slots.finished, 0) << text;
     EXPECT_EQ(slots.ms_p50 + slots.tok_s, 0) << text;
     EXPECT_TRUE(slots.running.empty()) << text;
   }
-  const Slots odd =
-      read_slots(R"({"queue":1e300,"running":[1,null,"x",{"id":[],"n_prompt":"9","tok_s":"5"}]})").or_throw();
+  const ServerStatus odd =
+      read_status(R"({"queue":1e300,"running":[1,null,"x",{"id":[],"n_prompt":"9","tok_s":"5"}]})").or_throw();
   EXPECT_EQ(odd.queue, int64_t(1) << 53);
   ASSERT_EQ(odd.running.size(), 4u);
   EXPECT_EQ(odd.running[3].n_prompt, 0);
   const auto pools =
       read_pools(R"({"pools":{"x":3,"y":{"pages":"no","layers":[{"k":{"pages":[1,{"norm":"2"}]}},7]}}})").or_throw();
   ASSERT_EQ(pools.size(), 2u);
-  View view{.known = {.slots = odd, .pools = pools}};
+  View view{.known = {.status = odd, .pools = pools}};
   for (int page = 0; page < kPages; ++page)
     for (const int pool : {0, 1}) {
       view.page = Page(page), view.pool = pool;
       EXPECT_TRUE(is_safe(draw_at(view, 24, 80)));
     }
   for (const char* text : {"", "[]", "null", "{", "<html>", "{\"a\":1,\"a\":2}"}) {
-    EXPECT_FALSE(read_slots(text)) << text;
+    EXPECT_FALSE(read_status(text)) << text;
     EXPECT_FALSE(read_props(text)) << text;
     EXPECT_FALSE(read_pools(text)) << text;
   }
-  EXPECT_FALSE(read_slots(std::string(100000, '[')));
+  EXPECT_FALSE(read_status(std::string(100000, '[')));
 }
 
 TEST(TopData, TextOfModelsAndServersIsCleanedOnEveryPage) {
@@ -240,7 +240,7 @@ TEST(TopData, TextOfModelsAndServersIsCleanedOnEveryPage) {
   view.chat.turns = {{.user = true, .text = kHostile}, {.text = kHostile, .reasoning = kHostile}};
   view.chat.note = view.input = view.url = view.known.trouble = kHostile;
   view.known.props.model = view.known.props.device = view.known.props.weights = kHostile;
-  view.known.slots.running[0].id = view.known.slots.running[0].state = view.known.slots.running[0].kv = kHostile;
+  view.known.status.running[0].id = view.known.status.running[0].state = view.known.status.running[0].kv = kHostile;
   view.known.pools[0].kv = view.known.pools[0].k_format = kHostile;
   for (int page = 0; page < kPages; ++page) {
     view.page = Page(page);

@@ -38,7 +38,7 @@ int64_t count_at(const Row& json, std::initializer_list<const char*> path) {
 
 /// The server's counts; `newest`: the steps that the median is of.
 ServerCounts server_counts(const LoadServer& server, double newest = 0) {
-  const auto answer = server.get(newest > 0 ? fmt::format("/slots?steps={:.0f}", newest) : "/slots");
+  const auto answer = server.get(newest > 0 ? fmt::format("/status?steps={:.0f}", newest) : "/status");
   const Row slots = answer ? *answer : Row();
   const auto total = [&](const char* name) { return number_at(slots, {"totals", name}); };
   return {total("steps"),

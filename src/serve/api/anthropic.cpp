@@ -121,7 +121,7 @@ void read_tool_choice_of(const Json& body, Json& chat) {
     chat["parallel_tool_calls"] = !*alone;
 }
 
-/// Thinking is a variable of the template.
+/// Thinking is a variable of the template, and a limit of the reasoning's tokens.
 void read_thinking(const Json& body, Json& chat) {
   const Json* thinking = Fields(body).find("thinking");
   if (!thinking) return;
@@ -129,8 +129,11 @@ void read_thinking(const Json& body, Json& chat) {
   const std::string& type = need_text(*thinking, "type", "thinking");
   if (type != "enabled" && type != "disabled" && type != "adaptive")
     refuse("thinking.type", fmt::format("{} is not enabled, adaptive or disabled", shown(type)));
-  if (type == "enabled" && !Fields(*thinking, "thinking.").whole("budget_tokens", 1, 1 << 26))
-    refuse("thinking.budget_tokens", "missing");
+  if (type == "enabled") {
+    const auto budget = Fields(*thinking, "thinking.").whole("budget_tokens", 1, 1 << 26);
+    if (!budget) refuse("thinking.budget_tokens", "missing");
+    chat["thinking_budget_tokens"] = *budget;
+  }
   chat["chat_template_kwargs"].emplace("enable_thinking", type != "disabled");
 }
 

@@ -609,7 +609,7 @@ function showBar(bar, legend, parts, whole) {
 
 const rates = [];
 
-function showSlots({ queue, running, step }) {
+function showStatus({ queue, running, step }) {
   $("tok_s").textContent = number(step.tok_s, 1);
   $("step_ms").textContent = `${number(step.ms_p50, 2)} ms`;
   $("running").textContent = number(running.length);
@@ -692,10 +692,10 @@ async function look() {
   }
   if ($("live").hidden) return;
   const query = models.length > 1 ? `?model=${encodeURIComponent(chosen())}` : "";
-  const [slots, kv] = await Promise.allSettled([get(`slots${query}`), get(`kv${query}`)]);
-  if (slots.value) showSlots(slots.value);
+  const [status, kv] = await Promise.allSettled([get(`status${query}`), get(`kv${query}`)]);
+  if (status.value) showStatus(status.value);
   if (kv.value) showKv(kv.value);
-  const failed = [slots, kv].find(({ reason }) => reason)?.reason;
+  const failed = [status, kv].find(({ reason }) => reason)?.reason;
   if (failed instanceof Lost) throw failed;
   $("live-error").hidden = !failed;
   $("live-error").textContent = failed?.message ?? "";
