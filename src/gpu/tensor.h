@@ -166,7 +166,7 @@ __device__ __forceinline__ void start_piece(Arrival* arrival, void* shared, cons
   if (lane == 0)
     asm volatile(
         "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %3;\n"
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
         :
         : "r"(at), "r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes)
         : "memory");

@@ -130,7 +130,7 @@ __device__ __forceinline__ void expect_pieces(Arrival* arrival, int bytes) {
 }
 __device__ __forceinline__ void add_piece(Arrival* arrival, void* shared, const void* global, int bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),
                "l"(global), "r"(bytes), "r"(shared_address(arrival))
                : "memory");
