@@ -731,6 +731,16 @@ TEST(Config, FieldsOfNewArchitecturesAreCheckedBeforeTheyAreUsed) {
   EXPECT_THAT(refusal("llama", R"("x":1)", 1 << 30), HasSubstr("expected 1 to 1024"));
   const std::string conv = R"("conv_L_cache":3,"block_ff_dim":96,)";
   EXPECT_EQ(refusal("lfm2", conv + R"("full_attn_idxs":[2])"), "");
+  const std::string both_widths = R"("full_attn_idxs":[2],"intermediate_size":40)";
+  EXPECT_EQ(refusal("lfm2", conv + both_widths), "");
+  EXPECT_EQ(config_from_hf(R"({"hidden_size":64,"num_attention_heads":4,"vocab_size":32,"max_position_embeddings":64,)"
+                           R"("model_type":"lfm2","num_hidden_layers":4,)" +
+                               conv + both_widths + "}",
+                           "config.json")
+                .or_throw()
+                .d_ff,
+            96)
+      << "of two widths, LFM2's own name counts";
   EXPECT_THAT(refusal("lfm2", conv + R"("full_attn_idxs":[4])"), HasSubstr("full_attn_idxs holds 4"));
   EXPECT_THAT(refusal("lfm2", conv + R"("x":1)"), HasSubstr("layer_types is missing"));
   EXPECT_THAT(refusal("lfm2", conv + R"("layer_types":["conv","conv","mamba","conv"])"), HasSubstr("layer_types is"));

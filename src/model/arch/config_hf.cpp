@@ -276,7 +276,10 @@ Status read_window_pattern(const Fields& f, const Arch& arch, Config& c, std::st
 
 /// LFM2's own names of fields, in the names of the others.
 void use_lfm_names(io::Json& json) {
-  for (const auto& [from, to] : {std::pair("norm_eps", "rms_norm_eps"), {"tie_embedding", "tie_word_embeddings"}})
+  // block_ff_dim counts where both widths are there, as in transformers.
+  for (const auto& [from, to] : {std::pair("norm_eps", "rms_norm_eps"),
+                                 {"tie_embedding", "tie_word_embeddings"},
+                                 {"block_ff_dim", "intermediate_size"}})
     if (json.contains(from)) {
       json[to] = json[from];
       json.erase(from);
@@ -465,10 +468,8 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (c.n_layers < 1 || c.n_layers > kMaxLayers)
     return bad_file("{}: n_layers is {}, expected 1 to {}", where, c.n_layers, kMaxLayers);
   RIDGE_TRY(c.d_model, f.integer("hidden_size"));
-  const bool own_width = arch->short_conv && f.has("block_ff_dim");
-  RIDGE_TRY(c.d_ff, f.integer(own_width                                      ? "block_ff_dim"
-                              : arch->experts && !f.has("intermediate_size") ? "moe_intermediate_size"
-                                                                             : "intermediate_size"));
+  RIDGE_TRY(c.d_ff,
+            f.integer(arch->experts && !f.has("intermediate_size") ? "moe_intermediate_size" : "intermediate_size"));
   RIDGE_TRY(c.n_heads, f.integer("num_attention_heads"));
   if (c.n_heads < 1) return bad_file("{}: num_attention_heads is {}, expected 1 or more", where, c.n_heads);
   RIDGE_TRY(c.n_kv_heads, f.integer_or("num_key_value_heads", c.n_heads));
