@@ -48,7 +48,7 @@ int print_once(const top::Target& target, const std::string& url) {
   top::View view{.url = url};
   top::poll_once(target, false, nullptr, view.known);
   if (!view.known.connected) throw Error(ErrorKind::failure, view.known.trouble);
-  top::Canvas canvas(std::min(kMostOnceRows, 16 + int(view.known.slots.running.size() + 2 * view.known.pools.size())),
+  top::Canvas canvas(std::min(kMostOnceRows, 16 + int(view.known.status.running.size() + 2 * view.known.pools.size())),
                      kOnceColumns);
   top::draw_requests(view, canvas, 0, canvas.rows());
   int rows = canvas.rows();
