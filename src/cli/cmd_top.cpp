@@ -38,7 +38,7 @@ std::string key_of(const TopFlags& flags) {
 
 int print_json(const top::Target& target) {
   nlohmann::json all;
-  for (const std::string_view name : {"props", "slots", "kv"})
+  for (const std::string_view name : {"props", "status", "kv"})
     all[std::string(name)] = io::parse_json(target.get("/" + std::string(name), nullptr).or_throw(), name).or_throw();
   fmt::print("{}\n", all.dump(-1, ' ', true));
   return 0;
