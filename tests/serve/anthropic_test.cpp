@@ -53,7 +53,7 @@ TEST(AnthropicRequest, BlocksBecomeMessagesOfAChat) {
     "tools": [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}],
     "stop": ["z"], "chat_template_kwargs": {"enable_thinking": true},
     "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": false,
-    "reasoning_effort": "high"})"))
+    "thinking_budget_tokens": 1024, "reasoning_effort": "high"})"))
       << chat.dump(1);
 }
 
