@@ -28,8 +28,8 @@ struct Stage {
   Kind kind = Kind::answer;
   std::vector<int32_t> forced = {};
   Mark marks = {};
-  std::vector<int32_t> barred = {};  ///< reasoning: tokens that may not come
-  int budget = -1;                   ///< reasoning: it has so many tokens at most; -1: no limit
+  std::vector<int32_t> barred = {};   ///< reasoning: tokens that may not come
+  int budget = -1;                    ///< reasoning: it has so many tokens at most; -1: no limit
   std::vector<int32_t> closing = {};  ///< reasoning: tokens that end one which has used up its budget
   std::vector<std::pair<std::string, int>> words = {};
   std::shared_ptr<const grammar::CompiledGrammar> grammar = nullptr;

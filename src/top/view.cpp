@@ -299,8 +299,9 @@ void draw_layers(const View& view, Canvas& canvas, int top, int bottom) {
   const OpTimes& times = view.known.ops;
   if (times.passes == 0) {
     canvas.put(top, 0,
-               view.known.status.times_ops ? "no pass has run yet"
-                                          : "ops are not timed here: ridge serve --trace-ops (CPU; GPU: ridge profile)",
+               view.known.status.times_ops
+                   ? "no pass has run yet"
+                   : "ops are not timed here: ridge serve --trace-ops (CPU; GPU: ridge profile)",
                Style::dim);
     return;
   }

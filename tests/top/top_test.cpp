@@ -57,7 +57,7 @@ View busy_view() {
       {"id":8,"state":"decode","kv_quant":"rotor-3","n_prompt":90,"n_prompt_done":90,"n_cached":0,"n_generated":41,"tok_s":33.25}],
       "step":{"ms_p50":12.5,"parts_ms_p50":{"planning":0.25,"model":11,"sampling":1.125,"events":0.125},"decode_seqs":1,"prompt_tokens":512,"tok_s":80.5,"prompt_tok_s":4000},
       "totals":{"finished":12,"generated_tokens":3456}})")
-                         .or_throw();
+                          .or_throw();
   view.known.pools = read_pools(R"({"kv_quant":"rotor-3","pools":{"rotor-3":{"kv_formats":{"k":"rotor-3","v":"rotor-3"},
       "kv_bytes_per_token":1000,"kv_ratio":4.9,"pages":{"total":40,"free":20,"used":10,"shared":4,"cached":6},
       "slots":{"total":48,"free":40},"sequences":2,"checkpoints":6,"page_tokens":128,"page_bytes":128000,"slot_bytes":4096,
