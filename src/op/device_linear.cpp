@@ -5,8 +5,9 @@
 namespace ridge {
 namespace {
 
-constexpr std::string_view kBrickFormats[] = {"f16",  "bf16", "q8_0", "q4_0", "q4_1",  "q5_0",   "q5_1",  "q2_k",
-                                              "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4", "iq4_nl", "iq4_xs"};
+constexpr std::string_view kBrickFormats[] = {"f16",   "bf16",  "q8_0",   "q4_0",   "q4_1",   "q5_0",
+                                              "q5_1",  "q2_k",  "q3_k",   "q4_k",   "q5_k",   "q6_k",
+                                              "nvfp4", "mxfp4", "iq4_nl", "iq4_xs", "fp8_g32"};
 
 bool is_few(const DeviceLinearProblem& p) { return p.n_tokens <= kFewTokens; }
 bool has_name(const DeviceLinearProblem& p, std::string_view name) { return p.matrix.format->name == name; }
@@ -28,6 +29,7 @@ Support floats_support(const DeviceLinearProblem& p) {
 }
 
 Support brick_format(const DeviceLinearProblem& p) {
+  if (p.matrix.scale != 1 && !has_name(p, "nvfp4")) return {false, "bricks have no scale of the whole matrix"};
   if (std::ranges::find(kBrickFormats, p.matrix.format->name) != std::end(kBrickFormats)) return {};
   return {false, fmt::format("there are no bricks of {}", p.matrix.format->name)};
 }
@@ -78,6 +80,10 @@ std::span<const DeviceLinearVariant> device_linear_variants() {
 }
 
 const DeviceLinearVariant& choose_device_linear(const DeviceLinearProblem& p, const ForcedKernels& forced) {
+  if (p.matrix.order)
+    throw_error(ErrorKind::usage,
+                "devices do not multiply matrices with sorted columns (act-order) ({}x{}): use --device cpu",
+                p.matrix.n_out, p.matrix.n_in);
   const auto rows = device_linear_variants();
   const auto support = [&](const DeviceLinearVariant& row) { return row.supports(p); };
   if (std::ranges::none_of(rows, [&](const auto& row) { return support(row).ok; }))
