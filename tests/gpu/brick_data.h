@@ -41,7 +41,7 @@ struct BrickRows {
   std::vector<std::byte> bytes;
   std::vector<float> weights;    ///< decoded
   std::vector<float> magnitude;  ///< |scale code| + |min| of each weight, at least |weight|
-  float scale = 1;               ///< of the whole matrix
+  float matrix_scale = 1;        ///< on top of what blocks decode to
 
   BrickRows(const char* name, int64_t outputs, int64_t inputs, uint64_t seed)
       : format(**find_weight_format(name)),
@@ -63,7 +63,7 @@ struct BrickRows {
           bytes[block] = std::byte(118 + rng.next() % 4);
         } else if (format.name == "nvfp4") {
           for (size_t g = 0; g < 4; ++g) bytes[block + g] = std::byte((rng.next() & 0x80) | (0x30 + rng.next() % 0x18));
-          scale = float(0.005 * double(1 + seed % 3));
+          matrix_scale = float(0.005 * double(1 + seed % 3));
         } else if (format.name == "fp8_g32") {
           const float scale = 1e-4f * float(1 + double(rng.next() % 1000) / 1000);
           std::memcpy(&bytes[block], &scale, sizeof scale);
@@ -77,7 +77,7 @@ struct BrickRows {
       }
     }
     format.decode(bytes.data(), n_out * n_in, weights.data());
-    for (float& weight : weights) weight *= scale;
+    for (float& weight : weights) weight *= matrix_scale;
     magnitude = weights;
     if (const BlockPlaces places = block_places(format.name); places.min >= 0) {
       std::vector<std::byte> zeros = bytes;  // with all codes zero, a block decodes to its minima
@@ -181,9 +181,10 @@ class OnBricks : public OnDevice {
       const gpu::Buffer first = up(rows[i]->bytes), second = paired ? up(rows[n_parts + i]->bytes) : gpu::Buffer();
       for (const auto& [from, to] : {std::pair(int64_t(0), cut), std::pair(cut, n_out[i])})
         if (from < to)
-          device_fill_bricks(
-              stream(), matrix, int(i), from, to - from, {first.as<std::byte>() + from * bytes_of_row, rows[i]->scale},
-              {paired ? second.as<std::byte>() + from * bytes_of_row : nullptr, paired ? rows[n_parts + i]->scale : 1});
+          device_fill_bricks(stream(), matrix, int(i), from, to - from,
+                             {first.as<std::byte>() + from * bytes_of_row, rows[i]->matrix_scale},
+                             {paired ? second.as<std::byte>() + from * bytes_of_row : nullptr,
+                              paired ? rows[n_parts + i]->matrix_scale : 1});
       stream().synchronize();
     }
     return matrix;

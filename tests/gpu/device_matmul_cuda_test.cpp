@@ -20,8 +20,11 @@ using testing::HasSubstr;
 constexpr int64_t kIn = 256;
 
 Linear linear_of(const BrickRows& rows) {
-  return {
-      .format = &rows.format, .n_out = rows.n_out, .n_in = rows.n_in, .rows = rows.bytes.data(), .scale = rows.scale};
+  return {.format = &rows.format,
+          .n_out = rows.n_out,
+          .n_in = rows.n_in,
+          .rows = rows.bytes.data(),
+          .scale = rows.matrix_scale};
 }
 
 /// Ternary rows: codes -1, 0 and 1.
