@@ -66,8 +66,8 @@ Support both(const DeviceLinearProblem& p) {
 std::span<const DeviceLinearVariant> device_linear_variants() {
   static constexpr DeviceLinearVariant kVariants[] = {
       {"f32", DevicePacking::floats, 0, 0, floats_support},
-      {"bricks-int8", DevicePacking::bricks, 2, 8, both<int_brick_format, few_only>},
       {"bricks", DevicePacking::bricks, 2, 16, both<brick_format, few_only>},
+      {"bricks-int8", DevicePacking::bricks, 2, 8, both<int_brick_format, few_only>},
       {"bricks-2planes", DevicePacking::bricks, 2, 16, both<brick_format, many_only>},
       {"bricks-f16", DevicePacking::bricks, 1, 16, both<half_brick_format, many_only>},
       {"int-1plane", DevicePacking::ints, 1, 8, both<int4_format, few_only>},
