@@ -111,8 +111,9 @@ TEST(KernelTables, ChoicesAreCheckedAgainstTheTables) {
   const auto tables = device_kernel_tables();
   force_kernel(tables, "gemv=bricks+int-1plane", forced);
   EXPECT_EQ(forced, (ForcedKernels{{"gemv", "bricks+int-1plane"}}));
-  EXPECT_THAT(usage_error([&] { force_kernel(tables, "gemv=bricks-f16", forced); }),
-              AllOf(HasSubstr("no kernel 'bricks-f16'"), HasSubstr("bricks, bricks-int8, int-1plane, int-2planes, ternary")));
+  EXPECT_THAT(
+      usage_error([&] { force_kernel(tables, "gemv=bricks-f16", forced); }),
+      AllOf(HasSubstr("no kernel 'bricks-f16'"), HasSubstr("bricks, bricks-int8, int-1plane, int-2planes, ternary")));
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "gemv=bricks+", forced); }), HasSubstr("no kernel ''"));
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "attention=rows", forced); }),
               AllOf(HasSubstr("unknown op 'attention'"),
