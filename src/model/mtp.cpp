@@ -1,6 +1,7 @@
 #include "model/mtp.h"
 
 #include <array>
+#include <cstring>
 
 #include "model/binder.h"
 #include "model/slice.h"
@@ -57,13 +58,25 @@ Status bind_head(const Config& c, const BoundFile& file, MtpHead& head, std::str
   Binder b(c, file, head.weights);
   b.bind_model(c.n_layers);
   b.bind_layer(c.n_layers);
-  for (const TensorName& end : head_ends(arch_of(c))) head.own_ends = b.take(end, c.n_layers) || head.own_ends;
+  const std::span<const TensorName> ends = head_ends(arch_of(c));
+  head.weights.embedding = b.end(ends[0], c.n_layers);
+  head.weights.output = b.end(ends[1], c.n_layers);
   RIDGE_TRY_STATUS(b.check_bound(where));
   // In a file of the whole model the tensors of the block behind the last one are the head's.
   const std::string block = file.names == FileNames::gguf        ? fmt::format("blk.{}.", c.n_layers)
                             : file.names == FileNames::directory ? fmt::format("model.layers.{}.", c.n_layers)
                                                                  : "";
   return b.check_rest(where, block);
+}
+
+/// Gives the head the model's matrix in the place of one that it lacks, or whose bytes are the same. True where it has
+/// its own.
+bool keeps_own(Linear& own, const Linear& of_model) {
+  if (!own.format) return false;
+  const bool same = own.format == of_model.format && own.scale == of_model.scale && of_model.rows &&
+                    std::memcmp(own.rows, of_model.rows, size_t(own.bytes())) == 0;
+  if (same) own = {};
+  return !same;
 }
 
 /// The head of a plain model in a safetensors file.
@@ -107,6 +120,12 @@ std::string head_name(FileNames names, std::string_view name, int layer) {
   return std::string(name);
 }
 
+ModelPlan head_plan(const Config& c, const Weights& model) {
+  ModelPlan plan = make_plan(head_config(c), model.rope_factors, model.long_rope_factors);
+  plan.layers.erase(plan.layers.begin(), plan.layers.end() - 1);
+  return plan;
+}
+
 bool takes_plain_head(const Config& c) {
   return !c.qkv_bias && !c.o_bias && !c.mlp_bias && !c.qk_norm && c.nope_period == 0 && c.position_scale == 0 &&
          !c.layer_norm && !c.sink_logits && !c.sub_norm && c.norms == NormPlace::before &&
@@ -135,7 +154,10 @@ Result<std::optional<MtpHead>> read_own_mtp_head(const Config& config, const Wei
   if ((!directory && !is_gguf) || (!arch.grouped_experts && !arch.delta && !takes_plain_head(config))) return head;
   const std::vector<io::Tensor> tensors = own_head_tensors(model, arch.grouped_experts);
   BoundFile file{.tensors = tensors};
-  if (directory) file.names = arch.grouped_experts ? FileNames::directory : FileNames::under_mtp;
+  if (directory) {
+    file.names = arch.grouped_experts ? FileNames::directory : FileNames::under_mtp;
+    RIDGE_TRY(file.int4, io::int4_layout(directory->config_json, directory->path.native()));
+  }
   const Config c = head_config(config);
   {
     Weights none;
@@ -144,7 +166,7 @@ Result<std::optional<MtpHead>> read_own_mtp_head(const Config& config, const Wei
     if (b.has(tensor_row(&LayerWeights::attn_norm), c.n_layers + 1))
       return fail(ErrorKind::usage, "the model's file has an MTP head of several layers (not supported)");
   }
-  head.emplace().after_norm = arch.delta;
+  head.emplace().after_norm = arch.delta || arch.grouped_experts;
   RIDGE_TRY_STATUS(bind_head(c, file, *head, "the MTP head"));
   return head;
 }
@@ -157,16 +179,14 @@ Result<MtpHead> load_mtp_head(CpuContext& context, const Config& c, const Weight
   if (path.empty() && !is_made) {
     RIDGE_TRY(own, read_own_mtp_head(c, model));
   }
-  if (own && !takes_plain_head(c) && (c.arch != "qwen35" || c.has_delta(c.n_layers - 1)))
-    return fail(ErrorKind::usage,
-                "an MTP head in the model's own file is run for qwen35 and plain layers only, not for {}", c.arch);
-  if (own && own->own_ends)
-    return fail(ErrorKind::usage, "the MTP head has an embedding or an output matrix of its own (not supported)");
   if (own) head = std::move(*own);
   else if (!is_made) RIDGE_TRY_STATUS(load_separate_head(c, model, std::move(path), head));
-  if (!is_made) pack_weights(context, head.weights);
-  head.weights.embedding = model.embedding;
-  head.weights.output = model.output;
+  Weights& w = head.weights;
+  head.own_embedding = !is_made && keeps_own(w.embedding, model.embedding);
+  head.own_output = !is_made && keeps_own(w.output, model.output);
+  if (!is_made) pack_weights(context, w);
+  if (!head.own_embedding) w.embedding = model.embedding;
+  if (!head.own_output) w.output = model.output;
   return head;
 }
 
