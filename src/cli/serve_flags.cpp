@@ -19,7 +19,8 @@ int64_t default_kv_bytes(Engine& engine, const serve::PoolOptions& pool, int n_p
   const PageNumbers pages = pool_pages(layers, pool.n_ctx, pool.max_seqs, pool.batch_tokens);
   const int64_t all = pages.full * memory->page_bytes(PageClass::full) +
                       pages.sliding * memory->page_bytes(PageClass::sliding) +
-                      int64_t(pool.max_seqs + pool.n_checkpoints) * memory->slot_bytes() + pool.proposer_bytes();
+                      int64_t(pool.max_seqs + pool.n_checkpoints) * memory->slot_bytes() + pool.proposer_bytes() +
+                      (pool.proposers ? pool.max_seqs * memory->history_bytes() : 0);
   const double part = engine.on_device() ? 0.8 : kShare;
   return std::min(all * n_pools, int64_t(part * double(engine.backend().free_bytes())));
 }

@@ -76,8 +76,9 @@ struct DeviceDraft {
   Backend& backend;
   SequencePool& pool;
   SeqId seq{};
-  Outputs& outputs;  ///< of its newest step, whose last token's logits are one row
-  int first = 0;     ///< position of the text where its cache begins
+  Outputs& outputs;         ///< of its newest step, whose last token's logits are one row
+  int first = 0;            ///< position of the text where its cache begins
+  bool after_norm = false;  ///< as MtpHead has it
 };
 
 /// A text whose steps propose, verify and go on by themselves.
@@ -130,7 +131,7 @@ class Backend {
   /// Memory for a pool. Throws Error: no_memory, or usage for a cache that the backend cannot hold.
   virtual std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers,
                                                 std::span<const KvMetricView> metrics, PageNumbers n_pages,
-                                                int n_slots) = 0;
+                                                SlotNumbers slots) = 0;
   virtual std::unique_ptr<Outputs> make_outputs() = 0;
 
   /// Appends the batch's tokens; pages must be reserved. At most max_tokens() tokens. Queues work or runs it.

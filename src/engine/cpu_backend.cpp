@@ -69,15 +69,15 @@ class CpuBackend final : public Backend {
   }
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-                                        PageNumbers n_pages, int n_slots) override {
-    const int64_t needed = cache_bytes(layers, false, n_pages, n_slots), free = free_bytes();
+                                        PageNumbers n_pages, SlotNumbers slots) override {
+    const int64_t needed = cache_bytes(layers, false, n_pages, slots), free = free_bytes();
     if (needed > free)
       throw_error(ErrorKind::no_memory,
                   "the KV cache needs {:.2f} GiB, {:.2f} GiB of memory are free (a smaller n_ctx, fewer sequences or a "
                   "cache format of fewer bits)",
                   double(needed) / (1 << 30), double(free) / (1 << 30));
     const RoundRow round = metrics.empty() ? nullptr : select_round_row(context_, layers[0].head_dim);
-    return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, n_slots);
+    return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, slots);
   }
   std::unique_ptr<Outputs> make_outputs() override { return std::make_unique<CpuOutputs>(context_); }
   void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override;

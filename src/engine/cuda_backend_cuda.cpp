@@ -84,8 +84,13 @@ class CudaSampling final : public DeviceSampling {
   bool read(int64_t step, std::span<int32_t> tokens) override { return workspace_.ring.read(step, tokens); }
   bool idle() override { return runner_.stream().idle(); }
   void finish() override { runner_.stream().synchronize(); }
-  /// States cannot go back by surplus steps.
-  int most_ahead() const override { return has_delta(runner_.plan()) ? 1 : SamplingWorkspace::kSlots; }
+  /// States go back by few surplus steps.
+  int most_ahead() const override {
+    if (!has_delta(runner_.plan())) return SamplingWorkspace::kSlots;
+    int most = kStateHistory;
+    for (const SeqTokens& of : seqs_) most = std::min(most, memory_.states_kept(pool_.slot(of.seq)));
+    return most;
+  }
 
  private:
   CudaRunner& runner_;
@@ -102,7 +107,7 @@ class CudaBackend final : public Backend {
       : name_(std::move(name)), runner_(device, plan, weights, options, std::move(rank)) {}
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-                                        PageNumbers n_pages, int n_slots) override;
+                                        PageNumbers n_pages, SlotNumbers slots) override;
   std::unique_ptr<Outputs> make_outputs() override {
     return std::make_unique<CudaOutputs>(runner_.stream(), runner_.device(), runner_.plan().vocab_size);
   }
@@ -159,17 +164,17 @@ void check_wide_rows(const KvLayerConfig& layer) {
 
 std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig> layers,
                                                    std::span<const KvMetricView> metrics, PageNumbers n_pages,
-                                                   int n_slots) {
+                                                   SlotNumbers slots) {
   gpu::use_device(runner_.device());
   for (const KvLayerConfig& layer : layers) check_wide_rows(layer);
-  const int64_t needed = 4 * int64_t(n_slots) * n_pages.full + cache_bytes(layers, true, n_pages, n_slots);
+  const int64_t needed = 4 * int64_t(slots.n) * n_pages.full + cache_bytes(layers, true, n_pages, slots);
   if (const int64_t free = gpu::free_bytes(); needed > free)
     throw_error(ErrorKind::no_memory,
                 "{}: the KV cache needs {:.1f} GiB, {:.1f} GiB are free (a smaller n_ctx, fewer sequences or a cache "
                 "format of fewer bits)",
                 name_, double(needed) / (1 << 30), double(free) / (1 << 30));
   const gpu::MemoryLabel label(gpu::MemoryOf::cache);
-  return std::make_unique<DeviceKvMemory>(runner_.stream(), layers, metrics, n_pages, n_slots);
+  return std::make_unique<DeviceKvMemory>(runner_.stream(), layers, metrics, n_pages, slots);
 }
 
 std::unique_ptr<DeviceSampling> CudaBackend::start_sampling(std::span<const SeqId> seqs, SequencePool& pool,
@@ -198,8 +203,7 @@ std::unique_ptr<DeviceSampling> CudaBackend::start_sampling(std::span<const SeqI
 std::unique_ptr<DeviceSpeculation> CudaBackend::start_speculation(const SpeculatedText& text,
                                                                   const DeviceDraft& draft) {
   auto* const head = dynamic_cast<CudaBackend*>(&draft.backend);
-  if (!head || head->runner_.device() != runner_.device() || runner_.is_watched() || head->runner_.is_watched() ||
-      has_delta(runner_.plan()))
+  if (!head || head->runner_.device() != runner_.device() || runner_.is_watched() || head->runner_.is_watched())
     return nullptr;
   gpu::use_device(runner_.device());
   const gpu::MemoryLabel label(gpu::MemoryOf::sampling);

@@ -243,6 +243,10 @@ void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
       at += n_rows * rope.n_pairs;
     }
   }
+  if (memory.slots().n_histories > 0 && buffers_[B::delta].bytes() > 0) {
+    const gpu::OpRange range([&] { return small_op("other", ssize(step.sequences)); });
+    device_place_spans(stream_, buffers_[B::sequences].as<DeltaSpan>(), int(step.sequences.size()), rows.rows);
+  }
   if (step.recorded && step.n_leaving > 0) {
     const gpu::OpRange range([&] { return small_op("append", n_rows); });
     device_list_leaving(stream_, rows, memory.retentions(), buffers_[B::spans].as<StepSpan>(),

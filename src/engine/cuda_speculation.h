@@ -54,8 +54,8 @@ class CudaSpeculation final : public DeviceSpeculation {
   void read_sampled(int64_t step, bool proposes);
   void propose(int n);
   void run_head(int n, int reach, LogitRows logits, const std::function<void(const StepInputs&)>& write);
-  /// Hidden states [n, d_model] on their way into the head.
-  void copy_hidden(int n, const float* from, float* to);
+  /// Hidden states [n, d_model] that `of` left, on their way into the head.
+  void copy_hidden(int n, const CudaRunner& of, const float* from, float* to);
   void verify(int64_t step, int n_proposed);
 
   CudaRunner &model_, &head_;

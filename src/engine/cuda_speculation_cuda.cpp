@@ -4,6 +4,7 @@
 
 #include "engine/decode/text.h"
 #include "op/attn/device_attention.h"
+#include "op/norm_rope/norm_rope_cuda.h"
 
 namespace ridge {
 
@@ -77,14 +78,16 @@ void CudaSpeculation::run_head(int n, int reach, LogitRows logits,
                 head_outputs_, {reach, write});
 }
 
-void CudaSpeculation::copy_hidden(int n, const float* from, float* to) {
-  gpu::copy(head_.stream(), to, from, 4 * int64_t(n) * model_.plan().d_model);
+void CudaSpeculation::copy_hidden(int n, const CudaRunner& of, const float* from, float* to) {
+  const int64_t d_model = model_.plan().d_model;
+  if (!draft_.after_norm) return gpu::copy(head_.stream(), to, from, 4 * n * d_model);
+  device_rms_norm(head_.stream(), n, d_model, from, of.model().output_norm.as<float>(), of.plan().norm_eps, to);
 }
 
 void CudaSpeculation::read_sampled(int64_t step, bool proposes) {
   const int n = 1 + (queued_.empty() ? last_ : queued_.back()).n_proposed;
   run_head(n, reach() - draft_.first, proposes ? LogitRows::last : LogitRows::none, [&](const StepInputs& to) {
-    copy_hidden(n, hidden_of(step - 1), to.hidden);
+    copy_hidden(n, model_, hidden_of(step - 1), to.hidden);
     const DeviceText* text = device_text();
     device_text_rows(head_.stream(), {.base = &text->n_before,
                                       .offset = -draft_.first,
@@ -104,7 +107,7 @@ void CudaSpeculation::propose(int n) {
   for (int i = 1; i <= n; ++i) {
     if (i > 1)
       run_head(1, reach() - draft_.first + i - 1, LogitRows::last, [&](const StepInputs& to) {
-        copy_hidden(1, head_.logit_hidden(), to.hidden);
+        copy_hidden(1, head_, head_.logit_hidden(), to.hidden);
         device_text_rows(head_.stream(), {.base = &text->n_past,
                                           .offset = i - 2 - draft_.first,
                                           .n = 1,

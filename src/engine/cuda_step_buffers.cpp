@@ -14,7 +14,7 @@ DeviceBuffers plan_device_buffers(const ModelPlan&, const Weights&, std::span<co
                                   std::span<const std::string>, std::span<const StepShape>, const DeviceWishes&) {
   refuse();
 }
-gpu::Allocations plan_device_cache(std::span<const KvLayerConfig>, PageNumbers, int) { refuse(); }
+gpu::Allocations plan_device_cache(std::span<const KvLayerConfig>, PageNumbers, SlotNumbers) { refuse(); }
 
 }  // namespace ridge
 

@@ -34,6 +34,6 @@ DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights,
 inline constexpr int kMostStepTokens = 1 << 15;
 
 /// Device memory of a pool's caches: what DeviceKvMemory allocates.
-gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots);
+gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNumbers n_pages, SlotNumbers slots);
 
 }  // namespace ridge

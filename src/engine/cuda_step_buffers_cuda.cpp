@@ -117,19 +117,20 @@ DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights,
   return sum;
 }
 
-gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots) {
+gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNumbers n_pages, SlotNumbers slots) {
   constexpr int64_t kPad = 64, kPart = sizeof(CachePart);
   gpu::Allocations all;
-  int64_t n_sides[kPageClasses] = {}, n_coded_sides[kPageClasses] = {}, slot_parts = 0, float_parts = 0;
+  int64_t n_sides[kPageClasses] = {}, n_coded_sides[kPageClasses] = {}, slot_parts = 0, float_parts = 0, states = 0;
   for (size_t i = 0; i < layers.size(); ++i)
     for (const KvSide side : kKvSides) {
       const KvLayout l(layers[i], side, device_tiles(layers[i]).ok);
       const PageClass pages = page_class_of(l.tiles);
       const int64_t n = n_pages[pages], n_coded = n * l.page_bytes();
       all.add(n_coded + kPad);
-      if (l.ring_bytes() > 0) all.add(n_slots * l.ring_bytes() + kPad);
-      if (l.sinks_bytes() > 0) all.add(n_slots * l.sinks_bytes() + kPad);
-      for (const int64_t bytes : {l.centre_bytes(), l.head_scale_bytes(), l.state_bytes()}) all.add(n_slots * bytes);
+      if (l.ring_bytes() > 0) all.add(slots.n * l.ring_bytes() + kPad);
+      if (l.sinks_bytes() > 0) all.add(slots.n * l.sinks_bytes() + kPad);
+      for (const int64_t bytes : {l.centre_bytes(), l.head_scale_bytes()}) all.add(slots.n * bytes);
+      all.add(slots.n_states() * l.state_bytes());
       all.add(n * int64_t(sizeof(PageCounts)));
       const int layer = layers[i].layer >= 0 ? layers[i].layer : int(i);
       all.add(4 * ssize(RowRotation(l.config.policy.rotation, layer, l.tiles.head_dim).table()));
@@ -138,10 +139,10 @@ gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNu
       if (l.tiles.n_kv_heads > 0) all.add(int64_t(sizeof(KvTiles)));  // in a list of a group
       n_sides[size_t(pages)] += 1;
       n_coded_sides[size_t(pages)] += l.page_bytes() > 0;
-      for (const int64_t bytes :
-           {l.ring_bytes(), l.sinks_bytes(), l.centre_bytes(), l.head_scale_bytes(), l.state_bytes()})
+      for (const int64_t bytes : {l.ring_bytes(), l.sinks_bytes(), l.centre_bytes(), l.head_scale_bytes()})
         slot_parts += bytes > 0;
-      for (const int64_t bytes : {l.centre_bytes(), l.head_scale_bytes(), l.state_bytes()}) float_parts += bytes > 0;
+      for (const int64_t bytes : {l.centre_bytes(), l.head_scale_bytes()}) float_parts += bytes > 0;
+      states += l.state_bytes() > 0;
     }
   std::vector<KvLayouts> layouts;
   for (const KvLayerConfig& layer : layers) layouts.emplace_back(layer, false);
@@ -149,12 +150,13 @@ gpu::Allocations plan_device_cache(std::span<const KvLayerConfig> layers, PageNu
     all.add(4 * turn_table_size(int(frequency.size()), n_tiles));
   for (size_t i = 0; i < kPageClasses; ++i) {
     if (n_sides[i] == 0) continue;
-    all.add(4 * int64_t(n_slots) * n_pages.full);
+    all.add(4 * int64_t(slots.n) * n_pages.full);
     all.add((n_coded_sides[i] + n_sides[i]) * kPart);  // pages and their counts
     all.add(n_sides[i] * kPart);
   }
   all.add(slot_parts * kPart);
   all.add(float_parts * kPart);
+  all.add(states * kPart);
   all.add(16 * ssize(layers));
   return all;
 }

@@ -62,6 +62,7 @@ class Planner {
     plan_.recorded = plan_.recorded && plan_.sub_batches.size() == 1 && !plan_.sub_batches[0].is_long &&
                      !plan_.sub_batches[0].calibrates;
     if (plan_.recorded) pad();
+    find_rows();
     add_logit_rows();
     return std::move(plan_);
   }
@@ -157,6 +158,15 @@ class Planner {
     for (int row = sub.n_rows; row < padded; ++row) plan_.rows.push_back({.row = row});
     sub.n_rows = padded;
     plan_.sequences.resize(size_t(padded));
+  }
+
+  /// Where sequences begin in the list of rows.
+  void find_rows() {
+    std::vector<int32_t> numbers(size_t(plan_.n_tokens));
+    for (size_t i = 0; i < plan_.rows.size(); ++i)
+      if (plan_.rows[i].row < plan_.n_tokens) numbers[size_t(plan_.rows[i].row)] = int32_t(i);
+    for (DeltaSpan& span : plan_.sequences)
+      if (span.n > 0) span.row = numbers[size_t(span.first)];
   }
 
   void add_logit_rows() {

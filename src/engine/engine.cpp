@@ -66,7 +66,6 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,
-                 .packing = model.packing,
                  .unread_fields = model.unread_fields,
                  .has_tokenizer = model.tokenizer.has_value(),
                  .add_bos = model.tokenizer && model.tokenizer->spec().add_bos,
@@ -234,21 +233,21 @@ std::vector<KvMetricView> metric_views(const KvMetric* metric, int n_layers) {
 }
 
 std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
-                                                       int n_slots) {
+                                                       SlotNumbers slots) {
   const KvMetric* const metric = kv_metric(layers);
   const RoundRow round = metric ? select_round_row(context_, layers[0].head_dim) : nullptr;
-  return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())), round, n_pages, n_slots);
+  return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())), round, n_pages, slots);
 }
 
-std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
-                                                int n_ctx) {
+std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
+                                                SlotNumbers slots, int n_ctx) {
   for (const LayerPlan& layer : plan_.layers)
     if (const int length = layer.attention.position_length; on_device() && length > 0 && n_ctx > length)
       throw_error(ErrorKind::usage,
                   "a CUDA device does not compute queries that grow with the position, as this model's do beyond {} "
                   "positions (a context of at most {}, or the CPU)",
                   length, length);
-  auto memory = backend_->open_memory(layers, metric_views(kv_metric(layers), int(layers.size())), n_pages, n_slots);
+  auto memory = backend_->open_memory(layers, metric_views(kv_metric(layers), int(layers.size())), n_pages, slots);
   auto host_twin = [this, configs = std::vector(layers.begin(), layers.end())](int n) {
     return open_host_memory(configs, n, 1);
   };

@@ -50,7 +50,7 @@ class Engine {
 
   /// A pool over caches of these layers (layer_configs()) with so many pages and slots, for sequences of at most n_ctx
   /// positions (0: not said). Throws Error.
-  std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
+  std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, SlotNumbers slots,
                                           int n_ctx = 0);
   /// The same for n_seqs sequences of n_ctx positions that take steps of n_ubatch. Throws no_memory that names the
   /// context which fits.
@@ -58,7 +58,7 @@ class Engine {
                                                   int n_seqs, int n_ctx, int n_ubatch);
   /// Memory on the host for such caches, whatever the backend: checks and studies.
   std::unique_ptr<HostKvMemory> open_host_memory(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
-                                                 int n_slots);
+                                                 SlotNumbers slots);
   /// What weighted rounding needs for such caches, made once a model; null when no side rounds so.
   const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
   /// The identity (model/identity.h) of the whole model, for sequences of at most n_ctx positions. Made at the first

@@ -75,13 +75,15 @@ void Follower::watch(bool on) {
 
 void Follower::open(CallReader& calls) {
   const int number = calls.get<int>();
-  const int n_full = calls.get<int>(), n_sliding = calls.get<int>(), n_slots = calls.get<int>();
+  const int n_full = calls.get<int>(), n_sliding = calls.get<int>(), n_slots = calls.get<int>(),
+            n_histories = calls.get<int>();
   std::vector<KvLayerConfig> whole;
   for (const LayerCall& layer : calls.get_all<LayerCall>()) whole.push_back(layer_of(layer));
   const std::vector<KvLayerConfig> layers = layers_of_part(whole, side_parts(*engine_->slice(), ranks_.rank()));
   Result<std::vector<int64_t>> own = std::vector<int64_t>();
   try {
-    Followed of{engine_->open_pool(layers, {n_full, n_sliding}, n_slots), engine_->backend().make_outputs()};
+    Followed of{engine_->open_pool(layers, {n_full, n_sliding}, {n_slots, n_histories}),
+                engine_->backend().make_outputs()};
     for (auto& of_class : of.pages) of_class.resize(size_t(n_slots));
     own = side_bytes(of.memory());
     memories_.emplace(number, std::move(of));
@@ -97,7 +99,7 @@ void Follower::do_with(Followed& of, Call call, CallReader& calls) {
     case Call::clear_slot: return memory.clear_slot(calls.get<int>());
     case Call::copy_slot: {
       const int from = calls.get<int>(), to = calls.get<int>();
-      return memory.copy_slot(from, to);
+      return memory.copy_slot(from, to, calls.get<int>());
     }
     case Call::copy_page: {
       const auto of_class = calls.get<PageClass>();

@@ -25,18 +25,18 @@ struct Lead {
 class LeadingMemory final : public KvMemory {
  public:
   LeadingMemory(Lead& lead, Backend& backend, std::span<const KvLayerConfig> layers,
-                std::span<const KvMetricView> metrics, PageNumbers n_pages, int n_slots)
-      : KvMemory(layers, lead.on_device, n_pages, n_slots), lead_(lead), number_(lead.n_memories++) {
+                std::span<const KvMetricView> metrics, PageNumbers n_pages, SlotNumbers slots)
+      : KvMemory(layers, lead.on_device, n_pages, slots), lead_(lead), number_(lead.n_memories++) {
     std::vector<LayerCall> calls;
     for (const KvLayerConfig& layer : layers) calls.push_back(call_of(layer));
-    call(Call::open_memory, n_pages.full, n_pages.sliding, n_slots);
+    call(Call::open_memory, n_pages.full, n_pages.sliding, slots.n, slots.n_histories);
     lead_.calls.put_all<LayerCall>(calls);
     lead_.send();
     const std::vector<SidePart>& sides = lead_.sides[0];
     Result<std::vector<int64_t>> own = std::vector<int64_t>();
     try {
       own_ =
-          backend.open_memory(layers_of_part(layers, sides), metrics_of_part(layers, metrics, sides), n_pages, n_slots);
+          backend.open_memory(layers_of_part(layers, sides), metrics_of_part(layers, metrics, sides), n_pages, slots);
       own = side_bytes(*own_);
     } catch (const Error& error) {
       own = Failure{error.kind(), error.what(), std::string(error.field())};
@@ -75,9 +75,9 @@ class LeadingMemory final : public KvMemory {
     call(Call::clear_slot, slot);
     own_->clear_slot(slot);
   }
-  void copy_slot(int from, int to) override {
-    call(Call::copy_slot, from, to);
-    own_->copy_slot(from, to);
+  void copy_slot(int from, int to, int n) override {
+    call(Call::copy_slot, from, to, n);
+    own_->copy_slot(from, to, n);
   }
   using KvMemory::clear_counts;
   using KvMemory::copy_page;
@@ -216,8 +216,8 @@ class LeadingBackend final : public Backend {
   }
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-                                        PageNumbers n_pages, int n_slots) override {
-    return std::make_unique<LeadingMemory>(lead_, *own_, layers, metrics, n_pages, n_slots);
+                                        PageNumbers n_pages, SlotNumbers slots) override {
+    return std::make_unique<LeadingMemory>(lead_, *own_, layers, metrics, n_pages, slots);
   }
   std::unique_ptr<Outputs> make_outputs() override { return own_->make_outputs(); }
   void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override {

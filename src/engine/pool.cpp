@@ -33,7 +33,7 @@ SequencePool::SequencePool(std::unique_ptr<KvMemory> memory, HostTwin host_twin)
     holders_[size_t(of)].assign(size_t(memory_->n_pages(of)), 0);
     for (int page = memory_->n_pages(of); page-- > 0;) free_pages_[size_t(of)].push_back(page);
   }
-  for (int slot = memory_->n_slots(); slot-- > 0;) free_slots_.push_back(slot);
+  for (int slot = memory_->n_slots(); slot-- > 0;) free_slots_[has_history(slot)].push_back(slot);
 }
 
 const SequencePool::Sequence& SequencePool::sequence(SeqId seq) const {
@@ -57,12 +57,15 @@ int SequencePool::keep(std::vector<Sequence>& list, Sequence s) {
   return int(at);
 }
 
-Result<int> SequencePool::take_slot() {
-  if (free_slots_.empty())
+Result<int> SequencePool::take_slot(Holder holder) {
+  const SlotNumbers slots = memory_->slots();
+  const bool only_plain = holder == Holder::checkpoint && slots.n > slots.n_histories;
+  std::vector<int>& free = free_slots_[!only_plain && !free_slots_[1].empty()];
+  if (free.empty())
     return fail(ErrorKind::usage, "all {} slots of the pool are taken (close a sequence or release a checkpoint)",
-                memory_->n_slots());
-  const int slot = free_slots_.back();
-  free_slots_.pop_back();
+                only_plain ? slots.n - slots.n_histories : slots.n);
+  const int slot = free.back();
+  free.pop_back();
   return slot;
 }
 
@@ -122,25 +125,25 @@ int SequencePool::first_needed(int n) const {
 
 void SequencePool::drop(Sequence& s) {
   drop_pages(s, 0);
-  if (s.slot >= 0) free_slots_.push_back(s.slot);
+  if (s.slot >= 0) free_slots_[has_history(s.slot)].push_back(s.slot);
   s = {};
 }
 
 Result<SeqId> SequencePool::open() {
   Sequence s;
-  RIDGE_TRY(s.slot, take_slot());
+  RIDGE_TRY(s.slot, take_slot(Holder::sequence));
   s.ring_first.assign(n_sides(), 0);
   memory_->clear_slot(s.slot);
   return SeqId(keep(sequences_, std::move(s)));
 }
 
-Result<SequencePool::Sequence> SequencePool::copy_of(const Sequence& from, int n) {
+Result<SequencePool::Sequence> SequencePool::copy_of(const Sequence& from, int n, Holder holder) {
   Sequence s;
-  RIDGE_TRY(s.slot, take_slot());
-  s.n = n;
+  RIDGE_TRY(s.slot, take_slot(holder));
+  s.n = s.states_first = n;
   s.calibrated = from.calibrated;
   s.ring_first = from.ring_first;
-  memory_->copy_slot(from.slot, s.slot);
+  memory_->copy_slot(from.slot, s.slot, n);
   for (const PageClass of : classes()) {
     PageList& list = s[of] = from[of];
     list.pages.resize(std::min(size_t(list_length(of, n)), list.pages.size()));
@@ -152,7 +155,7 @@ Result<SequencePool::Sequence> SequencePool::copy_of(const Sequence& from, int n
 
 Result<SeqId> SequencePool::open(CheckpointId checkpoint) {
   const Sequence& from = checkpoint_of(checkpoint);
-  RIDGE_TRY(Sequence s, copy_of(from, from.n));
+  RIDGE_TRY(Sequence s, copy_of(from, from.n, Holder::sequence));
   return SeqId(keep(sequences_, std::move(s)));
 }
 
@@ -162,7 +165,7 @@ void SequencePool::reset(SeqId seq) {
   Sequence& s = sequence(seq);
   RIDGE_CHECK(!s.parked, "sequence {} is parked", int(seq));
   drop_pages(s, 0);
-  s.n = 0;
+  s.n = s.states_first = 0;
   s.calibrated = false;
   s.ring_first.assign(n_sides(), 0);
   memory_->clear_slot(s.slot);
@@ -170,8 +173,9 @@ void SequencePool::reset(SeqId seq) {
 
 std::optional<std::string> SequencePool::inexact_at(const Sequence& s, int n) const {
   if (n == s.n) return {};
-  if (has_states_)
-    return fmt::format("the model's states are those of {} positions (open a checkpoint, or begin again at 0)", s.n);
+  if (has_states_ && n < s.states_first)
+    return fmt::format("the model's states are those of {}{} positions (open a checkpoint, or begin again at 0)",
+                       s.states_first < s.n ? fmt::format("{} to ", s.states_first) : "", s.n);
   if (s.calibrated && n < kCalibration)
     return fmt::format("the centre was set at {} positions (open a checkpoint of {} positions instead)", kCalibration,
                        n);
@@ -211,7 +215,7 @@ Result<SeqId> SequencePool::fork(SeqId seq, int n) {
   if (n == 0) return open();
   if (const auto why = inexact_at(from, n))
     return fail(ErrorKind::usage, "cannot fork at {} of {}: {}", n, from.n, *why);
-  RIDGE_TRY(Sequence s, copy_of(from, n));
+  RIDGE_TRY(Sequence s, copy_of(from, n, Holder::sequence));
   begin_rings(s);
   return SeqId(keep(sequences_, std::move(s)));
 }
@@ -303,7 +307,7 @@ Status SequencePool::put(Sequence& s, const SequenceImage& image) {
       return fail(ErrorKind::usage, "{} positions need {} pages, {} are free", image.n, needed[of], free);
   }
   drop_pages(s, 0);
-  s.n = image.n;
+  s.n = s.states_first = image.n;
   s.calibrated = image.calibrated;
   s.ring_first.clear();
   for (const SideImage& of_side : image.sides) s.ring_first.push_back(of_side.ring_first);
@@ -328,7 +332,7 @@ int SequencePool::coded_first(const SequenceImage& image) const {
 Result<CheckpointId> SequencePool::checkpoint(SeqId seq) {
   const Sequence& from = sequence(seq);
   RIDGE_CHECK(!from.parked, "sequence {} is parked", int(seq));
-  RIDGE_TRY(Sequence s, copy_of(from, from.n));
+  RIDGE_TRY(Sequence s, copy_of(from, from.n, Holder::checkpoint));
   return CheckpointId(keep(checkpoints_, std::move(s)));
 }
 
@@ -344,10 +348,10 @@ void SequencePool::restore(SeqId seq, CheckpointId checkpoint) {
   for (const PageClass of : classes())
     for (const int32_t page : from[of].held()) ++holders_[size_t(of)][size_t(page)];
   drop_pages(s, 0);
-  s.n = from.n;
+  s.n = s.states_first = from.n;
   s.calibrated = from.calibrated;
   s.ring_first = from.ring_first;
-  memory_->copy_slot(from.slot, s.slot);
+  memory_->copy_slot(from.slot, s.slot, s.n);
   for (const PageClass of : classes()) {
     s[of] = from[of];
     memory_->set_pages(of, s.slot, 0, s[of].pages);
@@ -434,6 +438,8 @@ Status SequencePool::reserve(SeqId seq, int n) {
 void SequencePool::advance(SeqId seq, int n) {
   Sequence& s = sequence(seq);
   s.n += n;
+  const int kept = memory_->states_kept(s.slot);
+  s.states_first = n <= kept ? std::max(s.states_first, s.n - kept + 1) : s.n;
   for (const PageClass of : classes())
     RIDGE_CHECK(int(s[of].pages.size()) >= list_length(of, s.n), "{} positions on {} pages", s.n, s[of].pages.size());
   s.calibrated = s.calibrated || (calibrates_ && s.n >= kCalibration);
@@ -442,10 +448,13 @@ void SequencePool::advance(SeqId seq, int n) {
 }
 
 void SequencePool::advance(SeqId seq, int n, int n_kept) {
-  RIDGE_CHECK(n_kept >= 0 && n_kept <= n && n - n_kept <= kSpareRows && !calibrates(seq) && !has_states_,
-              "{} of {} tokens stay", n_kept, n);
+  RIDGE_CHECK(n_kept >= 0 && n_kept <= n && n - n_kept <= kSpareRows && !calibrates(seq), "{} of {} tokens stay",
+              n_kept, n);
   advance(seq, n);
-  sequence(seq).n -= n - n_kept;
+  Sequence& s = sequence(seq);
+  s.n -= n - n_kept;
+  RIDGE_CHECK(!has_states_ || s.n >= s.states_first, "{} of {} tokens stay, states begin at {}", n_kept, n,
+              s.states_first);
 }
 
 SequenceImage SequencePool::save(SeqId seq) {
@@ -510,7 +519,7 @@ Status SequencePool::unpark(SeqId seq) {
   for (const PageClass of : classes())
     if (const size_t free = free_pages_[size_t(of)].size(); size_t(needed[of]) > free)
       return fail(ErrorKind::usage, "{} parked positions need {} pages, {} are free", s.parked->n, needed[of], free);
-  RIDGE_TRY(s.slot, take_slot());
+  RIDGE_TRY(s.slot, take_slot(Holder::sequence));
   const SequenceImage image = std::move(*s.parked);
   s.parked.reset();
   return put(s, image);
@@ -575,12 +584,13 @@ PoolReport SequencePool::report() const {
   static_cast<PageReport&>(report) = this->report(classes()[0]);
   if (classes().size() > 1) report.sliding = this->report(PageClass::sliding);
   report.n_slots = memory_->n_slots();
-  report.slots_free = int(free_slots_.size());
+  report.slots_free = int(free_slots_[0].size() + free_slots_[1].size());
   report.sequences = int(std::ranges::count_if(sequences_, &Sequence::open));
   report.checkpoints = int(std::ranges::count_if(checkpoints_, &Sequence::open));
   report.slot_bytes = memory_->slot_bytes();
   report.used_bytes = (report.n_pages - report.pages_free) * report.page_bytes +
-                      (report.n_slots - report.slots_free) * report.slot_bytes;
+                      (report.n_slots - report.slots_free) * report.slot_bytes +
+                      (memory_->slots().n_histories - ssize(free_slots_[1])) * memory_->history_bytes();
   if (const auto& sliding = report.sliding)
     report.used_bytes += (sliding->n_pages - sliding->pages_free) * sliding->page_bytes;
   report.allocated_bytes = memory_->allocated_bytes();

@@ -46,7 +46,7 @@ struct PageReport {
 struct PoolReport : PageReport {
   std::optional<PageReport> sliding;  ///< of sliding layers, beside full ones
   int n_slots = 0, slots_free = 0, sequences = 0, checkpoints = 0;
-  int64_t slot_bytes = 0;  ///< of one
+  int64_t slot_bytes = 0;  ///< of one, without a history
   int64_t used_bytes = 0;  ///< pages and slots with a holder
   int64_t allocated_bytes = 0;
 };
@@ -69,9 +69,9 @@ class SequencePool {
   /// rows that n positions want must be held, as for an exact trim().
   Result<SeqId> fork(SeqId seq, int n);
   /// Goes back to n positions. Exact for up to kSpareRows positions, and further where no window has moved on. Below
-  /// the calibration length only 0 is exact once a centre or scales are set. A sequence with states goes back to 0
-  /// only, in either mode: states have forgotten how they were (checkpoint() keeps them). So does one whose sliding
-  /// layers gave back pages that it would see again.
+  /// the calibration length only 0 is exact once a centre or scales are set. A sequence with states goes back to
+  /// lengths whose state its slot has (op/cache/states.h), or to 0, in either mode; checkpoint() keeps others. One whose
+  /// sliding layers gave back pages that it would see again goes back to 0 only.
   Result<TrimReport> trim(SeqId seq, int n, TrimMode mode);
   /// Forgets all positions, the centre and the scales.
   void reset(SeqId seq);
@@ -97,7 +97,7 @@ class SequencePool {
   /// n tokens were appended to all layers.
   void advance(SeqId seq, int n);
   /// The same; the first n_kept of them stay, the others are kSpareRows at most. Their pages stay for steps under way,
-  /// until a trim() to the sequence's length. Not before calibration, nor where layers have states.
+  /// until a trim() to the sequence's length. Not before calibration.
   void advance(SeqId seq, int n, int n_kept);
 
   /// The sequence as bytes, and a sequence made of bytes that check_image() accepts.
@@ -120,8 +120,10 @@ class SequencePool {
   KvSpan span(SeqId seq, int first_row, int n_rows, PageClass of) const;
   /// Whether the step that reaches kCalibration positions sets the sequence's centre and scales.
   bool calibrates(SeqId seq) const { return calibrates_ && !sequence(seq).calibrated; }
-  /// Whether layers keep states, which do not go back (trim()).
-  bool has_states() const { return has_states_; }
+  bool has_states() const { return has_states_; }  ///< whether layers have them
+  /// Tokens that steps may bring to a sequence while all but the first of them can be taken back exactly, where no
+  /// centre is set.
+  int most_taken_back(SeqId seq) const { return has_states_ ? memory_->states_kept(sequence(seq).slot) : kSpareRows; }
   int slot(SeqId seq) const { return sequence(seq).slot; }
   /// Pages that a sequence holds.
   std::span<const int32_t> pages(SeqId seq) const { return pages(seq, classes()[0]); }
@@ -149,6 +151,8 @@ class SequencePool {
     int first = 0;               // rows are held from this position on
     std::span<const int32_t> held() const { return std::span(pages).subspan(size_t(first / kPagePositions)); }
   };
+  /// Who takes a slot: sequences prefer one with a history, checkpoints take one without where there are any.
+  enum class Holder : uint8_t { sequence, checkpoint };
   struct Sequence {
     bool open = false;
     int slot = -1;
@@ -156,6 +160,7 @@ class SequencePool {
     bool calibrated = false;
     PageList lists[kPageClasses];
     std::vector<int> ring_first;  // [2 n_layers]
+    int states_first = 0;         // its slot has the states of lengths states_first to n
     std::optional<SequenceImage> parked;
 
     const PageList& operator[](PageClass of) const { return lists[size_t(of)]; }
@@ -190,12 +195,13 @@ class SequencePool {
   void begin_rings(Sequence& s);
   /// Null when sliding layers hold what n positions need.
   std::optional<std::string> given_back_at(const Sequence& s, int n) const;
-  Result<Sequence> copy_of(const Sequence& from, int n);
-  Result<int> take_slot();
+  Result<Sequence> copy_of(const Sequence& from, int n, Holder holder);
+  Result<int> take_slot(Holder holder);
   int32_t take_page(PageClass of);
   void drop_page(PageClass of, int32_t& page);
   /// Keeps the lists' pages of positions [0, n).
   void drop_pages(Sequence& s, int n);
+  bool has_history(int slot) const { return memory_->states_kept(slot) > 1; }
   void give_back(Sequence& s);
   void drop(Sequence& s);
   Status put(Sequence& s, const SequenceImage& image);
@@ -212,7 +218,7 @@ class SequencePool {
   std::vector<Sequence> sequences_, checkpoints_;
   std::vector<int32_t> free_pages_[kPageClasses];
   std::vector<int> holders_[kPageClasses];  // [n_pages]
-  std::vector<int> free_slots_;
+  std::vector<int> free_slots_[2];          // without a history, with one
   std::map<uint64_t, Retained> retained_;
   uint64_t uses_ = 0;
 };

@@ -94,14 +94,14 @@ void step_all(const RankedParts& parts, const std::function<void(size_t)>& queue
 class RankedMemory final : public KvMemory {
  public:
   RankedMemory(const RankedParts& parts, std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-               PageNumbers n_pages, int n_slots)
-      : KvMemory(layers, parts.on_device, n_pages, n_slots), parts_(parts), ranks_(parts.ranks.size()) {
+               PageNumbers n_pages, SlotNumbers slots)
+      : KvMemory(layers, parts.on_device, n_pages, slots), parts_(parts), ranks_(parts.ranks.size()) {
     RIDGE_CHECK(parts.sides[0].size() == 2 * layers.size(), "a cache of {} layers, ranks know of {}", layers.size(),
                 parts.sides[0].size() / 2);
     parts.threads->for_all([&](int rank) {
       const std::vector<SidePart>& sides = parts.sides[size_t(rank)];
       ranks_[size_t(rank)] = parts.ranks[size_t(rank)]->open_memory(
-          layers_of_part(layers, sides), metrics_of_part(layers, metrics, sides), n_pages, n_slots);
+          layers_of_part(layers, sides), metrics_of_part(layers, metrics, sides), n_pages, slots);
     });
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       const auto has_same = [&](size_t before) {
@@ -124,8 +124,8 @@ class RankedMemory final : public KvMemory {
   void clear_slot(int slot) override {
     for_all([&](KvMemory& m) { m.clear_slot(slot); });
   }
-  void copy_slot(int from, int to) override {
-    for_all([&](KvMemory& m) { m.copy_slot(from, to); });
+  void copy_slot(int from, int to, int n) override {
+    for_all([&](KvMemory& m) { m.copy_slot(from, to, n); });
   }
   using KvMemory::clear_counts;
   using KvMemory::copy_page;
@@ -292,8 +292,8 @@ class RankedBackend final : public Backend {
   }
 
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-                                        PageNumbers n_pages, int n_slots) override {
-    return std::make_unique<RankedMemory>(parts_, layers, metrics, n_pages, n_slots);
+                                        PageNumbers n_pages, SlotNumbers slots) override {
+    return std::make_unique<RankedMemory>(parts_, layers, metrics, n_pages, slots);
   }
   std::unique_ptr<Outputs> make_outputs() override { return std::make_unique<RankedOutputs>(parts_); }
   void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override {

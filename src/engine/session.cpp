@@ -58,15 +58,12 @@ struct Session::Impl {
       first += n;
     }
   }
-  /// A step with draft tokens keeps a checkpoint of states, and shares the pages that it codes into.
-  void open_pool_for_checkpoint() {
-    if (!pool->has_states() || pool->memory().n_slots() > 1) return;
-    const int more = pages_for(layers, kPagePositions) + 1;
-    PageNumbers n_pages = pool_pages(layers, n_ctx, 1, n_ubatch);
-    n_pages.full += more, n_pages.sliding += more;
+  /// Steps with draft tokens go back, which states do by a history.
+  void open_pool_with_history() {
+    if (!pool->has_states() || pool->memory().slots().n_histories > 0) return;
     const SequenceImage image = pool->save(text.seq);
     pool.reset();
-    pool = engine.open_pool(layers, n_pages, 2, n_ctx);
+    pool = engine.open_pool(layers, pool_pages(layers, n_ctx, 1, n_ubatch), {1, 1}, n_ctx);
     decoder.change_pool(*pool);
     text.seq = pool->load(image).or_throw();
   }
@@ -150,7 +147,7 @@ int Session::generate(const SamplerOptions& options, std::span<const int32_t> re
 }
 
 void Session::speculate(Speculation* speculation) {
-  if (speculation) impl_->open_pool_for_checkpoint();
+  if (speculation) impl_->open_pool_with_history();
   impl_->text.speculation = speculation;
 }
 

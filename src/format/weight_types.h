@@ -2,7 +2,6 @@
 // device's lookup of rows are made from this list. A new format is one header and one row here.
 #pragma once
 
-#include "format/fp8_g32.h"
 #include "format/i2_s.h"
 #include "format/int4_g128.h"
 #include "format/iq1.h"
@@ -10,7 +9,6 @@
 #include "format/iq3.h"
 #include "format/iq4.h"
 #include "format/mxfp4.h"
-#include "format/nvfp4.h"
 #include "format/plain.h"
 #include "format/q2_k.h"
 #include "format/q3_k.h"
@@ -35,7 +33,6 @@ using WeightFormatTypes = WeightTypes<
     F32,
     F16,
     BF16,
-    FP8_G32,
     Q8_0,
     Q6_K,
     Q5_K,
@@ -46,7 +43,6 @@ using WeightFormatTypes = WeightTypes<
     Q4_0,
     IQ4_NL,
     IQ4_XS,
-    NVFP4,
     MXFP4,
     Q3_K,
     IQ3_S,

@@ -56,11 +56,12 @@ FinishReason finish_reason(StopReason reason) {
 /// sequences of n_ctx tokens need beside their full layers' pages; shorter sequences need more of them, up to a half of
 /// the bytes. Fewer full pages than one sequence needs: the budget is too small.
 PageNumbers pages_that_fit(const KvMemory& one_page, std::span<const KvLayerConfig> layers, const PoolOptions& options,
-                           int n_slots) {
-  const int64_t bytes = options.kv_bytes - n_slots * one_page.slot_bytes() - options.proposer_bytes();
+                           SlotNumbers slots) {
+  const int64_t bytes = options.kv_bytes - slots.n * one_page.slot_bytes() -
+                        slots.n_histories * one_page.history_bytes() - options.proposer_bytes();
   const int64_t of_full = one_page.page_bytes(PageClass::full), of_sliding = one_page.page_bytes(PageClass::sliding);
   const PageNumbers one = pool_pages(layers, options.n_ctx, 1, options.batch_tokens),
-                    all = pool_pages(layers, options.n_ctx, n_slots, options.batch_tokens);
+                    all = pool_pages(layers, options.n_ctx, slots.n, options.batch_tokens);
   const int64_t each = std::min(one.full, most_sliding_pages(layers)), in_step = one.sliding - each;
   int64_t sliding = 0;
   if (of_sliding > 0) {
@@ -83,15 +84,15 @@ struct PoolSizes {
         one(pool_pages(layers, options.n_ctx, 1, options.batch_tokens)) {
     const auto keeps_state = [](const LayerPlan& layer) { return layer.keeps_state(); };
     const bool takes_back = options.proposers && std::ranges::any_of(engine.plan().layers, keeps_state);
-    n_slots = options.max_seqs * (takes_back ? 2 : 1) + options.n_checkpoints;
-    n_pages = pages_that_fit(*one_page, layers, options, n_slots);
+    slots = {options.max_seqs + options.n_checkpoints, takes_back ? options.max_seqs : 0};
+    n_pages = pages_that_fit(*one_page, layers, options, slots);
   }
   bool holds_one() const { return n_pages.full >= one.full; }
 
   const std::vector<KvLayerConfig> layers;
   const std::unique_ptr<HostKvMemory> one_page;
   const PageNumbers one;  // of a sequence of n_ctx tokens
-  int n_slots = 0;
+  SlotNumbers slots = 0;
   PageNumbers n_pages = 0;
 };
 
@@ -155,10 +156,12 @@ PoolRunner::PoolRunner(Engine& engine, const PoolOptions& options, Totals& total
               kv_text(options.kv), gib(options.kv_bytes), options.n_ctx,
               gib(sizes.one.full * sizes.one_page->page_bytes(PageClass::full) +
                   sizes.one.sliding * sizes.one_page->page_bytes(PageClass::sliding)),
-              gib(sizes.n_slots * sizes.one_page->slot_bytes()), sizes.n_slots,
+              gib(sizes.slots.n * sizes.one_page->slot_bytes() +
+                  sizes.slots.n_histories * sizes.one_page->history_bytes()),
+              sizes.slots.n,
               options.proposer_bytes() > 0 ? fmt::format(" and {:.2f} GiB of proposers", gib(options.proposer_bytes()))
                                            : "");
-        return engine.open_pool(sizes.layers, sizes.n_pages, sizes.n_slots, options.n_ctx);
+        return engine.open_pool(sizes.layers, sizes.n_pages, sizes.slots, options.n_ctx);
       }()),
       prefixes_(*pool_),
       decoder_(engine.backend(), *pool_, engine.plan().n_ids) {

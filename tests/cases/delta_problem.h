@@ -26,14 +26,16 @@ struct DeltaProblem {
     out.resize(size_t(n * shape.values()));
   }
   /// Rows [first, first + count) of the step as new tokens of the sequence in `slot`.
-  static KvSpan span(int first, int count, int slot) { return {.first_row = first, .n_rows = count, .slot = slot}; }
-  void run(CpuContext& context, std::span<const KvSpan> spans) {
+  static KvSpan span(int first, int count, int slot, int n_past = 0) {
+    return {.first_row = first, .n_rows = count, .n_past = n_past, .slot = slot};
+  }
+  void run(CpuContext& context, std::span<const KvSpan> spans, int n_histories = 0) {
     gated_delta(context, {.shape = shape,
                           .conv = conv.data(),
                           .decay = decay.data(),
                           .dt_bias = dt_bias.data(),
                           .spans = spans,
-                          .states = states.data(),
+                          .states = {states.data(), shape.state_values(), n_histories},
                           .qkv = {qkv.data(), n, shape.channels()},
                           .a = {a.data(), n, shape.n_value_heads},
                           .b = {b.data(), n, shape.n_value_heads},

@@ -653,6 +653,30 @@ TEST(SpeculationSlow, TextsOfQwensOwnHeadAreIdentical) {
   }
 }
 
+/// Short convolutions, Mamba2 and the delta rule of interleaved projections.
+TEST(SpeculationSlow, TextsOfOtherStatesAreIdentical) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  for (const char* name : {"lfm2", "lfm2_moe", "granite_hybrid", "granite_hybrid_moe", "qwen3_next", "qwen3_5_moe"}) {
+    const Model model = Model::load((*data / "parity/models" / name).native());
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < 20; ++i) prompt.push_back((7 * i * i + 3) % model.info().vocab_size);
+    for (const char* cache : {"f16", "q8_0", "rotor-3"})
+      for (const float temperature : {0.0f, 0.8f}) {
+        if (cache[0] != 'f' && model.info().head_dim % 32 != 0) continue;
+        const SessionOptions options = session_of(cache, false, 128);
+        const SamplerOptions sampler{.temperature = temperature, .seed = 3};
+        const SampledText plain = sample_text(model, options, sampler, prompt, 60, nullptr);
+        std::vector<int32_t> told = plain.tokens;
+        told.insert(told.end(), 20, 7);
+        Speculation speculation(std::make_unique<KnownTexts>(told), kMaxSpecDepth, false);
+        EXPECT_EQ(sample_text(model, options, sampler, prompt, 60, &speculation), plain) << name << " " << cache;
+        EXPECT_GT(speculation.report().n_accepted, 20) << name;
+        EXPECT_GT(speculation.report().n_proposed, speculation.report().n_accepted) << name;
+      }
+  }
+}
+
 TEST(Speculation, RefusesADraftWithAState) {
   const Model target = Model::load("synth:tiny"), draft = Model::load("synth:tiny-delta");
   EXPECT_NE(error_of([&] { draft_proposers(target, draft, {.n_ctx = 64})(); }).find("keep a state"), std::string::npos);

@@ -1,5 +1,5 @@
-// Sequences of models with states of fixed size: a state cannot go back, so everything that goes back is refused or
-// begins at a checkpoint, and everything else keeps its bits.
+// Sequences of models with states of fixed size: they go back to states that are kept, of the newest lengths or of
+// checkpoints. Everything else that goes back is refused, and all else keeps its bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -67,6 +67,56 @@ TEST_F(States, GoBackToNothingOrToACheckpoint) {
   EXPECT_TRUE(pool_->trim(fork, 0, TrimMode::exact));
   feed(fork, tokens(20));
   EXPECT_EQ(feed(fork, tokens(7)), expected) << "a sequence that was reset begins with zeros";
+}
+
+TEST_F(States, OfTheNewestLengthsAreKeptInAHistory) {
+  pool_ = engine().open_pool(layers_, 16, {4, 2});
+  EXPECT_EQ(pool_->report().used_bytes, 0);
+  const SeqId seq = pool_->open().or_throw();
+  const PoolReport report = pool_->report();
+  EXPECT_EQ(report.used_bytes, 4 * report.slot_bytes) << "a state for each of four lengths";
+  EXPECT_EQ(pool_->memory().states_kept(pool_->slot(seq)), 4);
+  EXPECT_EQ(pool_->most_taken_back(seq), 4);
+
+  const CheckpointId first = pool_->checkpoint(seq).or_throw(), second = pool_->checkpoint(seq).or_throw();
+  EXPECT_THAT(pool_->checkpoint(seq).error().message, HasSubstr("all 2 slots")) << "the others are for sequences";
+  pool_->release(first), pool_->release(second);
+
+  // A text of wrong tokens that are taken back, and one without.
+  const std::vector<int32_t> text = tokens(60), wrong = {5, 6, 7};
+  const SeqId plain = pool_->open().or_throw();
+  feed(seq, {text.begin(), text.begin() + 20});
+  feed(plain, {text.begin(), text.begin() + 20});
+  EXPECT_THAT(pool_->trim(seq, 19, TrimMode::exact).error().message, HasSubstr("states are those of 20 positions"));
+  for (int n = 20, step = 0; n + 4 <= 60; ++step) {
+    const int right = 1 + step % 4, n_wrong = step % (5 - right);
+    std::vector<int32_t> ids(text.begin() + n, text.begin() + n + right);
+    ids.insert(ids.end(), wrong.begin(), wrong.begin() + n_wrong);
+    feed(seq, ids);
+    if (step == 3) {
+      EXPECT_THAT(pool_->trim(seq, n - 1, TrimMode::exact).error().message, HasSubstr(" to "));
+    }
+    n += right;
+    pool_->trim(seq, n, TrimMode::exact).or_throw();
+    std::vector<float> expected;
+    for (int i = n - right; i < n; ++i) expected = feed(plain, {text[size_t(i)]});
+    EXPECT_EQ(pool_->save(seq).sides[0].bytes, pool_->save(plain).sides[0].bytes) << n;
+    // Forks, checkpoints and images begin with the state of their length.
+    const SeqId fork = pool_->fork(seq, n).or_throw();
+    EXPECT_EQ(pool_->memory().states_kept(pool_->slot(fork)), 1) << "slots with a history are taken";
+    EXPECT_EQ(pool_->most_taken_back(fork), 1);
+    const CheckpointId checkpoint = pool_->checkpoint(seq).or_throw();
+    const std::vector<float> next = feed(fork, {1, 2, 3});
+    EXPECT_EQ(feed(seq, {1, 2, 3}), next);
+    pool_->restore(seq, checkpoint);
+    EXPECT_EQ(feed(seq, {1, 2, 3}), next);
+    pool_->restore(seq, checkpoint);
+    pool_->close(fork);
+    pool_->release(checkpoint);
+    pool_->park(seq);
+    pool_->unpark(seq).or_throw();
+    EXPECT_THAT(pool_->trim(seq, n - 1, TrimMode::exact).error().message, HasSubstr("those of"));
+  }
 }
 
 TEST_F(States, ImagesHoldThemAndMustBeFinite) {

@@ -5,6 +5,7 @@
 
 #include "base/metrics.h"
 #include "cases/delta_problem.h"
+#include "cases/guessed_steps.h"
 #include "gpu/device_data.h"
 #include "op/norm_rope/norm_rope.h"
 #include "op/norm_rope/norm_rope_cuda.h"
@@ -18,7 +19,16 @@ class DeltaCuda : public OnDevice {
  protected:
   /// Outputs and states of p as the device leaves them. An output is gated, p.out being the gates' input before; rows
   /// of no span keep theirs.
-  void run(DeltaProblem& p, const std::vector<DeltaSpan>& spans, int shared_bytes = 0, bool in_parts = true) const {
+  void run(DeltaProblem& p, std::vector<DeltaSpan> spans, int shared_bytes = 0, bool in_parts = true,
+           int n_histories = 0) const {
+    // Spans have their places from rows of the step.
+    std::vector<StepRow> rows(3);  // of nobody
+    for (DeltaSpan& span : spans) {
+      span.row = int(rows.size());
+      for (int i = 0; i < span.n; ++i) rows.push_back({.row = span.first + i, .position = span.n_past + i});
+      span.n_past = 0;
+    }
+    const gpu::Buffer places = up(rows);
     const gpu::Buffer conv = up(p.conv), decay = up(p.decay), dt_bias = up(p.dt_bias), list = up(spans),
                       states = up(p.states), qkv = up(p.qkv), a = up(p.a), b = up(p.b), z = up(p.out),
                       norm = up(norm_of(p.shape)), mixed(4 * ssize(p.qkv)), out(4 * ssize(p.out)),
@@ -31,6 +41,7 @@ class DeltaCuda : public OnDevice {
       n_chunks = std::max(n_chunks, span.chunk + (span.n + kDeltaChunk - 1) / kDeltaChunk);
     }
     const gpu::Buffer chunks(4 * kDeltaChunkFloats * n_chunks * p.shape.n_value_heads + 1);
+    if (n_histories > 0) device_place_spans(stream(), list.as<DeltaSpan>(), int(spans.size()), places.as<StepRow>());
     device_gated_delta(stream(), {.shape = p.shape,
                                   .conv = conv.as<float>(),
                                   .decay = decay.as<float>(),
@@ -40,7 +51,7 @@ class DeltaCuda : public OnDevice {
                                   .spans = list.as<DeltaSpan>(),
                                   .n_spans = int(spans.size()),
                                   .most = most,
-                                  .states = states.as<float>(),
+                                  .states = {states.as<float>(), p.shape.state_values(), n_histories},
                                   .qkv = qkv.as<float>(),
                                   .z = z.as<float>(),
                                   .a = a.as<float>(),
@@ -58,14 +69,14 @@ class DeltaCuda : public OnDevice {
     for (const uint32_t counter : down(counters.as<uint32_t>(), counters.bytes() / 4)) ASSERT_EQ(counter, 0u);
   }
   /// The same on the CPU.
-  static void run_on_host(DeltaProblem& p, const std::vector<DeltaSpan>& spans) {
+  static void run_on_host(DeltaProblem& p, const std::vector<DeltaSpan>& spans, int n_histories = 0) {
     std::vector<KvSpan> of_host;
     for (const DeltaSpan& span : spans)
-      if (span.n > 0) of_host.push_back(DeltaProblem::span(span.first, span.n, span.slot));
+      if (span.n > 0) of_host.push_back(DeltaProblem::span(span.first, span.n, span.slot, span.n_past));
     const std::vector<float> norm = norm_of(p.shape);
     std::vector<float> gates = p.out;
     CpuContext context(1, Isa::scalar);
-    p.run(context, of_host);
+    p.run(context, of_host, n_histories);
     for (const KvSpan& span : of_host) {
       const auto heads = [&](std::vector<float>& of) {
         return View2<float>(&of[size_t(span.first_row * p.shape.values())], span.n_rows * p.shape.n_value_heads,
@@ -138,6 +149,65 @@ TEST_F(DeltaCuda, TheCutOfAPromptAndOtherSequencesChangeNoBit) {
       EXPECT_EQ(whole.out, cut.out);
       EXPECT_EQ(whole.states, cut.states);
     }
+}
+
+std::vector<std::pair<DeltaShape, bool>> shapes_and_parts() {
+  std::vector<std::pair<DeltaShape, bool>> all;
+  for (const DeltaShape& shape : kDeltaShapes)
+    for (const bool in_parts : {false, true}) all.emplace_back(shape, in_parts);
+  return all;
+}
+
+/// Slots with a history and without, short steps, longer ones and chunks: all places of states.
+TEST_F(DeltaCuda, HistoriesAreTheReferences) {
+  for (const auto& [shape, in_parts] : shapes_and_parts()) {
+    DeltaProblem ours(shape, 60, 11, int(SlotNumbers(5, 3).n_states()));
+    ours.out = normal_floats(5, ssize(ours.out));
+    DeltaProblem theirs = ours;
+    const auto at = [](int first, int n, int slot, int n_past, int chunk = -1) {
+      return DeltaSpan{.first = first, .n = n, .slot = slot, .chunk = chunk, .n_past = n_past};
+    };
+    const std::vector<DeltaSpan> spans = {at(0, 4, 1, 7), at(4, 3, 0, 2),      {},
+                                          at(7, 2, 4, 9), at(9, 40, 2, 33, 0), at(49, 5, 3, 1)};
+    run(ours, spans, 0, in_parts, 3);
+    run_on_host(theirs, spans, 3);
+    EXPECT_LT(compare(ours.out, theirs.out).nmse, 5e-10) << "key_dim " << shape.key_dim;
+    EXPECT_LT(compare(ours.states, theirs.states).nmse, 5e-10) << "key_dim " << shape.key_dim;
+    for (const int slot : {0, 1, 2}) {
+      const LayerStates left{ours.states.data(), shape.state_values(), 3};
+      const int64_t n = shape.values() * shape.key_dim, end = shape.state_values();
+      for (int past = 0; past < kStateHistory; ++past) {
+        const float* const state = left.at(slot, past);
+        const float* const expected = theirs.states.data() + (state - ours.states.data());
+        EXPECT_TRUE(std::equal(state + n, state + end, expected + n)) << "tail " << past << " of slot " << slot;
+      }
+    }
+  }
+}
+
+TEST_F(DeltaCuda, WrongTokensThatAreTakenBackChangeNoBit) {
+  constexpr int kTokens = 11;
+  for (const auto& [shape, in_parts] : shapes_and_parts()) {
+    DeltaProblem whole(shape, kTokens, 7, int(SlotNumbers(2, 2).n_states()));
+    whole.out = normal_floats(5, ssize(whole.out));
+    const DeltaProblem before = whole;
+    std::vector<float> states = before.states, out;
+    run(whole, {{.first = 0, .n = kTokens, .slot = 1, .n_past = 5}}, 0, in_parts, 2);
+    for (const GuessedStep& guessed : kGuessedSteps) {
+      DeltaProblem step = before;
+      step.n = guessed.n_rows();
+      step.qkv = guessed.rows(before.qkv, shape.channels());
+      step.a = guessed.rows(before.a, shape.n_value_heads), step.b = guessed.rows(before.b, shape.n_value_heads);
+      step.out = guessed.rows(before.out, shape.values());
+      step.states = states;
+      run(step, {{.first = 0, .n = int(step.n), .slot = 1, .n_past = 5 + guessed.first}}, 0, in_parts, 2);
+      states = step.states;
+      out.insert(out.end(), step.out.begin(), step.out.begin() + guessed.right * shape.values());
+    }
+    EXPECT_EQ(out, whole.out);
+    const int64_t n = shape.state_values(), end = LayerStates{nullptr, 0, 2}.number(1, 5 + kTokens) * n;
+    EXPECT_TRUE(std::equal(states.begin() + end, states.begin() + end + n, whole.states.begin() + end));
+  }
 }
 
 /// Whole chunks, tails of every kind, sequences of mixed lengths with and without chunks in one step, keys that are

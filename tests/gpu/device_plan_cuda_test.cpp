@@ -38,6 +38,7 @@ TEST_F(DevicePlanCuda, EveryPartIsWhatIsAllocated) {
 TEST_F(DevicePlanCuda, CountsProposers) {
   expect_parts("synth:tiny-64@layers=1@mtp=1@weights=q8_0", "f16", 1, "mtp");
   expect_parts("synth:tiny-64@layers=1@mtp=1@weights=q8_0", "f16", 3, "mtp");
+  expect_parts("synth:tiny-delta@layers=2@mtp=1@weights=q8_0", "f16", 2, "mtp");
   expect_parts("synth:tiny-64@layers=1@weights=q8_0", "f16", 2, "draft");
   expect_parts("synth:tiny-64@layers=1@weights=q8_0", "f16", 2, "lookup");
 }

@@ -4,6 +4,8 @@
 
 #include "cases/known_texts.h"
 #include "cases/mtp_head.h"
+#include "cases/own_mtp_head.h"
+#include "cases/paths.h"
 #include "engine/engine.h"
 #include "gpu/device_data.h"
 
@@ -109,7 +111,7 @@ Forced force_text(const Model& model, const std::string& head, const ForcedCase&
   options.k.centre = c.centre;
   Session session(model, options);
   std::vector<int32_t> prompt, known;
-  for (int i = 0; i < c.n_prompt; ++i) prompt.push_back((37 * (i % 9) + 11) % 512);
+  for (int i = 0; i < c.n_prompt; ++i) prompt.push_back((37 * (i % 9) + 11) % model.info().vocab_size);
   if (c.n_unseen > 0) {
     known.assign(prompt.begin(), prompt.begin() + c.n_unseen);
     prompt.erase(prompt.begin(), prompt.begin() + c.n_unseen);
@@ -142,22 +144,7 @@ Forced force_text(const Model& model, const std::string& head, const ForcedCase&
 
 /// Steps that a device queues ahead: proposals, acceptance, samples, places and both caches are those of the loop in
 /// which the host goes between, for all depths, over ends of windows, of texts and of the context.
-TEST_F(SpeculationCuda, StepsQueuedAheadAreThoseOfTheHost) {
-  const TempDir directory;
-  const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
-  const std::string head = write_random_head(directory, model.info());
-  const SamplerOptions greedy{.temperature = 0}, sampled{.temperature = 0.8f, .repeat_penalty = 1.1f, .seed = 5},
-      looks_back_little{
-          .temperature = 1, .top_k = 0, .top_p = 1, .min_p = 0, .repeat_penalty = 1.5f, .repeat_last_n = 3};
-  // At 64 positions the centre is set, at 96, 128 and 160 tiles leave their windows.
-  const ForcedCase cases[] = {{"f16", "f16", 20, 1, 256, greedy},
-                              {"q8_0", "f16", 20, 9, 256, sampled},
-                              {"f16", "rotor-3", 70, 15, 256, looks_back_little},
-                              {"rotor-3", "f16", 50, 3, 256, greedy, true},
-                              {"rotor-3", "rotor-3", 150, 7, 256, sampled},
-                              {"rotor-3", "q8_0", 112, 15, 150, greedy},
-                              {"f16", "f16", 30, 5, 60, sampled},
-                              {"f16", "f16", 40, 3, 256, greedy, false, 33}};
+void expect_steps_of_the_host(const Model& model, const std::string& head, std::span<const ForcedCase> cases) {
   for (const ForcedCase& c : cases) {
     const std::string where = fmt::format("{} and {} behind {} by {}, temperature {}", c.cache, c.of_head, c.n_prompt,
                                           c.depth, c.sampler.temperature);
@@ -175,23 +162,61 @@ TEST_F(SpeculationCuda, StepsQueuedAheadAreThoseOfTheHost) {
   }
 }
 
-/// Depths that follow what pays change from step to step.
-TEST_F(SpeculationCuda, DepthsChangeBetweenStepsQueuedAhead) {
+TEST_F(SpeculationCuda, StepsQueuedAheadAreThoseOfTheHost) {
   const TempDir directory;
   const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
   const std::string head = write_random_head(directory, model.info());
-  std::vector<int32_t> prompt(20, 3);
-  const Sampled plain = sample_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, nullptr);
-  Speculation speculation(mtp_proposers(model, head, session_of("f16"))(), 8);
-  const Sampled text = sample_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, &speculation);
-  EXPECT_EQ(text.tokens, plain.tokens);
-  EXPECT_EQ(text.n_past, plain.n_past);
-  EXPECT_EQ(text.next, plain.next);
-  // Behind a pause one step goes through the host. A pause and the positions heard behind it are 17 steps or more.
-  EXPECT_GE(speculation.report().n_ahead, speculation.report().n_steps - 90 / (kHeardPositions + 1));
+  const SamplerOptions greedy{.temperature = 0}, sampled{.temperature = 0.8f, .repeat_penalty = 1.1f, .seed = 5},
+      looks_back_little{
+          .temperature = 1, .top_k = 0, .top_p = 1, .min_p = 0, .repeat_penalty = 1.5f, .repeat_last_n = 3};
+  // At 64 positions the centre is set, at 96, 128 and 160 tiles leave their windows.
+  const ForcedCase cases[] = {{"f16", "f16", 20, 1, 256, greedy},
+                              {"q8_0", "f16", 20, 9, 256, sampled},
+                              {"f16", "rotor-3", 70, 15, 256, looks_back_little},
+                              {"rotor-3", "f16", 50, 3, 256, greedy, true},
+                              {"rotor-3", "rotor-3", 150, 7, 256, sampled},
+                              {"rotor-3", "q8_0", 112, 15, 150, greedy},
+                              {"f16", "f16", 30, 5, 60, sampled},
+                              {"f16", "f16", 40, 3, 256, greedy, false, 33}};
+  expect_steps_of_the_host(model, head, cases);
 }
 
-/// States go back to the checkpoint of the step.
+/// States of the newest lengths stand for what is taken back.
+TEST_F(SpeculationCuda, StepsOfStatesQueuedAheadAreThoseOfTheHost) {
+  const Model model = Model::load("synth:tiny-delta@layers=2@weights=f32@mtp=1", {.device = "cuda"});
+  const ForcedCase cases[] = {{"f16", "f16", 20, 1, 64, {.temperature = 0}},
+                              {"q8_0", "f16", 50, 9, 100, {.temperature = 0.8f, .seed = 5}},
+                              {"f16", "q8_0", 30, 2, 60, {.temperature = 0}}};
+  expect_steps_of_the_host(model, "", cases);
+}
+
+/// The head reads states behind norms, and has latent attention, experts and ends of its own.
+TEST_F(SpeculationCuda, StepsOfExpertsQueuedAheadAreThoseOfTheHost) {
+  const TempDir directory;
+  write_with_head(RIDGE_SOURCE_DIR "/tests/golden/deepseek-v2", directory / "experts", false);
+  const Model model = Model::load((directory / "experts").native(), {.device = "cuda"});
+  const ForcedCase cases[] = {{"f16", "f16", 20, 3, 64, {.temperature = 0}}};
+  expect_steps_of_the_host(model, "", cases);
+}
+
+/// Depths that follow what pays change from step to step.
+TEST_F(SpeculationCuda, DepthsChangeBetweenStepsQueuedAhead) {
+  for (const char* spec : {"synth:tiny@layers=1@weights=f32@mtp=1", "synth:tiny-delta@layers=2@weights=f32@mtp=1"}) {
+    SCOPED_TRACE(spec);
+    const Model model = Model::load(spec, {.device = "cuda"});
+    std::vector<int32_t> prompt(20, 3);
+    const Sampled plain = sample_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, nullptr);
+    Speculation speculation(mtp_proposers(model, "", session_of("f16"))(), 8);
+    const Sampled text = sample_text(model, session_of("f16"), {.temperature = 0}, prompt, 90, &speculation);
+    EXPECT_EQ(text.tokens, plain.tokens);
+    EXPECT_EQ(text.n_past, plain.n_past);
+    EXPECT_EQ(text.next, plain.next);
+    // Behind a pause one step goes through the host. A pause and the positions heard behind it are 17 steps or more.
+    EXPECT_GE(speculation.report().n_ahead, speculation.report().n_steps - 90 / (kHeardPositions + 1));
+  }
+}
+
+/// States of the newest lengths are kept.
 TEST_F(SpeculationCuda, TextsOfModelsWithStatesAreThoseOfSingleTokens) {
   const Model model = Model::load("synth:tiny-delta@layers=2@weights=f32@mtp=1", {.device = "cuda"});
   std::vector<int32_t> prompt;

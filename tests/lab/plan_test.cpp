@@ -118,6 +118,12 @@ TEST(Plan, CountsProposers) {
   expect_draft("synth:tiny-64@weights=q8_0", "draft", "synth:tiny-64@layers=1", "q8_0:window=32:sinks=4");
   expect_draft("synth:tiny-64@mtp=1", "mtp", "", "f16");
   expect_draft("synth:tiny-64@mtp=1@weights=q8_0", "mtp", "", "rotor-3");
+  expect_draft("synth:tiny-delta@mtp=1", "mtp", "", "f16");
+  const PlannedModel states = plan_model("synth:tiny-delta", {});
+  const auto found = plan_draft(states, "lookup", "", {}, 16);
+  const MemoryPlan of_history = plan_memory(states, {}, 700, 2, 0, found);
+  EXPECT_EQ(of_history.of("states"), 4 * plan_memory(states, {}, 700, 2, 0).of("states")) << "of four lengths";
+  EXPECT_LE(check_plan("synth:tiny-delta", of_history, {}).difference(of_history), kPlanTolerance);
   // Lookups hold nothing, but the model's steps are larger.
   const PlannedModel model = plan_model("synth:tiny", {});
   const auto lookup = plan_draft(model, "lookup", "", {}, 4);

@@ -190,7 +190,7 @@ class Oracle final : public Proposer {
 
 TEST_F(ProbeRun, AcceptanceCountsUpToTheFirstWrongDraftToken) {
   for (const char* name : {"stories", "tiny-delta"}) {
-    // Of the second one layers keep states, which go back by checkpoints.
+    // Of the second one layers keep states, of the newest lengths.
     const Model of =
         Model::load(name == std::string("stories") ? RIDGE_SOURCE_DIR "/models/stories260K.gguf" : "synth:tiny-delta",
                     {.n_threads = 1});

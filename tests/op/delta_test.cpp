@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 
 #include "base/metrics.h"
 #include "cases/delta_chunks.h"
 #include "cases/delta_problem.h"
+#include "cases/guessed_steps.h"
 #include "op/delta/kernels.h"
 
 namespace ridge {
@@ -48,6 +50,36 @@ TEST_P(GatedDelta, TheCutOfAPromptAndThreadsChangeNoBit) {
   }
 }
 
+TEST_P(GatedDelta, StatesAreThereBehindEveryTokenOfAShortStep) {
+  for (const DeltaShape& shape : kDeltaShapes) {
+    CpuContext context(3, GetParam());
+    const int64_t values = shape.state_values();
+    constexpr int kPast = 5, kTokens = 11;
+    DeltaProblem whole(shape, kTokens, 7);
+    std::vector<float> states(size_t(SlotNumbers(2, 2).n_states() * values), 0.5f);
+    const LayerStates places{states.data(), values, 2};
+    std::copy_n(whole.states.begin() + values, values, places.at(1, kPast));
+    const std::vector<float> qkv = whole.qkv, a = whole.a, b = whole.b;
+    whole.run(context, std::array{DeltaProblem::span(0, kTokens, 1)});
+    std::vector<float> out;
+    for (const GuessedStep& guessed : kGuessedSteps) {
+      DeltaProblem step = whole;
+      step.n = guessed.n_rows();
+      step.qkv = guessed.rows(qkv, shape.channels());
+      step.a = guessed.rows(a, shape.n_value_heads), step.b = guessed.rows(b, shape.n_value_heads);
+      step.states = states;
+      step.run(context, std::array{DeltaProblem::span(0, int(step.n), 1, kPast + guessed.first)}, 2);
+      states = step.states;
+      out.insert(out.end(), step.out.begin(), step.out.begin() + guessed.right * shape.values());
+    }
+    EXPECT_EQ(std::memcmp(whole.out.data(), out.data(), 4 * out.size()), 0);
+    const LayerStates left{states.data(), values, 2};
+    EXPECT_TRUE(
+        std::equal(left.at(1, kPast + kTokens), left.at(1, kPast + kTokens) + values, whole.states.begin() + values));
+    EXPECT_TRUE(std::all_of(states.data(), left.at(1, 0), [](float x) { return x == 0.5f; })) << "another sequence's";
+  }
+}
+
 template <class Real>
 DeltaHead<Real> head_of_tokens(int n, int keys, int values) {
   Rng rng(uint64_t(n + keys));
@@ -78,7 +110,7 @@ double error_of_chunks(int n, int chunk, int keys, int values) {
   std::vector<float> got(out.begin(), out.end()), expected(got.size());
   for (int t = 0; t < n; ++t)
     delta_step_ref(keys, values, theirs.keep[size_t(t)], theirs.beta[size_t(t)], &theirs.q[size_t(t * keys)],
-                   &theirs.k[size_t(t * keys)], &theirs.v[size_t(t * values)], theirs.state.data(),
+                   &theirs.k[size_t(t * keys)], &theirs.v[size_t(t * values)], theirs.state.data(), theirs.state.data(),
                    &expected[size_t(t * values)]);
   got.insert(got.end(), ours.state.begin(), ours.state.end());
   expected.insert(expected.end(), theirs.state.begin(), theirs.state.end());

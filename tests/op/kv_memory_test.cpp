@@ -156,7 +156,7 @@ TEST(HostKvMemory, CopiesOfSlotsAndPagesAreTheSequenceAndCountsStartAgain) {
   Host host(layers, {2, 0});
   host.append(kLength, 7);
   const SequenceImage image = host.image();
-  host.memory.copy_slot(1, 0);
+  host.memory.copy_slot(1, 0, host.n);
   host.memory.copy_page(2, 3);
   host.memory.copy_page(0, 1);
   const std::vector<int32_t> pages = {3, 1};

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cases/guarded.h"
+#include "cases/guessed_steps.h"
 
 namespace ridge {
 namespace {
@@ -25,15 +26,14 @@ struct Problem {
     in = random_floats(6, n * shape.columns());
   }
 
-  /// A sequence in slot 1 of 2, cut in front of the tokens of `cuts`: [n, inner].
-  std::vector<float> run(std::vector<int> cuts, int n_threads) const {
+  /// A sequence in slot 1 of 2: [n, inner].
+  std::vector<float> run(const std::vector<GuessedStep>& steps, int n_threads, SlotNumbers slots = 2) const {
     CpuContext context(n_threads);
-    std::vector<float> states(size_t(2 * shape.state_values()), 0.0f), rows = in,
-                                                                       out(size_t(n) * size_t(shape.inner()), 7.0f);
-    cuts.push_back(n);
-    int first = 0;
-    for (const int end : cuts) {
-      const KvSpan span{.first_row = 0, .n_rows = end - first, .n_past = first, .slot = 1};
+    const int64_t inner = shape.inner();
+    std::vector<float> states(size_t(slots.n_states() * shape.state_values()), 0.0f), out(size_t(n * inner), 7.0f);
+    for (const GuessedStep& step : steps) {
+      const KvSpan span{.first_row = 0, .n_rows = step.n_rows(), .n_past = step.first, .slot = 1};
+      std::vector<float> rows = step.rows(in, shape.columns()), given(size_t(span.n_rows * inner));
       mamba2(context, {.shape = shape,
                        .conv = conv.data(),
                        .conv_bias = conv_bias.data(),
@@ -41,10 +41,10 @@ struct Problem {
                        .dt_bias = dt_bias.data(),
                        .d = d.data(),
                        .spans = {&span, 1},
-                       .states = states.data(),
-                       .in = View2<float>(rows.data() + first * shape.columns(), end - first, shape.columns()),
-                       .out = View2<float>(out.data() + first * shape.inner(), end - first, shape.inner())});
-      first = end;
+                       .states = {states.data(), shape.state_values(), slots.n_histories},
+                       .in = View2<float>(rows.data(), span.n_rows, shape.columns()),
+                       .out = View2<float>(given.data(), span.n_rows, inner)});
+      std::copy_n(given.begin(), step.right * inner, out.begin() + step.first * inner);
     }
     for (size_t i = 0; i < states.size() / 2; ++i) EXPECT_EQ(states[i], 0) << "another sequence's state";
     return out;
@@ -89,7 +89,7 @@ constexpr MambaShape kShapes[] = {{.n_heads = 1, .head_dim = 1, .n_groups = 1, .
 TEST(Mamba, IsItsRecurrence) {
   for (const MambaShape& shape : kShapes) {
     const Problem problem(shape, 11);
-    const std::vector<float> out = problem.run({}, 2);
+    const std::vector<float> out = problem.run(cut_steps({}, 11), 2);
     const std::vector<double> expected = problem.expected();
     double largest = 0;
     for (const double value : expected) largest = std::max(largest, std::abs(value));
@@ -102,9 +102,11 @@ TEST(Mamba, IsItsRecurrence) {
 TEST(Mamba, HasTheSameBitsHoweverTheTokensAreCut) {
   for (const MambaShape& shape : kShapes) {
     const Problem problem(shape, 11);
-    const std::vector<float> whole = problem.run({}, 1);
-    EXPECT_EQ(problem.run({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 1), whole);
-    EXPECT_EQ(problem.run({2, 9}, 3), whole);
+    const std::vector<float> whole = problem.run(cut_steps({}, 11), 1);
+    EXPECT_EQ(problem.run(cut_steps({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 11), 1), whole);
+    EXPECT_EQ(problem.run(cut_steps({2, 9}, 11), 3), whole);
+    EXPECT_EQ(problem.run(cut_steps({2, 9}, 11), 3, {2, 2}), whole);
+    EXPECT_EQ(problem.run(kGuessedSteps, 1, {2, 2}), whole) << "behind wrong tokens";
   }
 }
 

@@ -4,29 +4,28 @@
 #include <gtest/gtest.h>
 
 #include "cases/guarded.h"
+#include "cases/guessed_steps.h"
 
 namespace ridge {
 namespace {
 
-/// A sequence of n tokens through the op, cut in front of the tokens of `cuts`; slot 1 of 2.
+/// A sequence of tokens through the op, in slot 1 of 2.
 std::vector<float> run(const std::vector<float>& bcx, const std::vector<float>& weights, int kernel, int channels,
-                       const std::vector<int>& cuts, int n_threads = 1) {
-  CpuContext context(n_threads);
-  const int n = int(bcx.size()) / (3 * channels);
-  std::vector<float> states(size_t(2 * (kernel - 1) * channels), 0.0f), out(size_t(n) * size_t(channels), 7.0f);
-  std::vector<int> ends = cuts;
-  ends.push_back(n);
-  int first = 0;
-  for (const int end : ends) {
-    const KvSpan span{.first_row = 0, .n_rows = end - first, .n_past = first, .slot = 1};
-    short_conv(context,
-               {.kernel = kernel,
-                .weights = weights.data(),
-                .spans = {&span, 1},
-                .states = states.data(),
-                .bcx = View2<const float>(bcx.data() + size_t(first) * size_t(3 * channels), end - first, 3 * channels),
-                .out = View2<float>(out.data() + size_t(first) * size_t(channels), end - first, channels)});
-    first = end;
+                       const std::vector<GuessedStep>& steps, SlotNumbers slots = 2) {
+  CpuContext context(2);
+  const int64_t n = ssize(bcx) / (3 * channels), values = int64_t(kernel - 1) * channels;
+  std::vector<float> states(size_t(slots.n_states() * values), 0.0f), out(size_t(n * channels), 7.0f);
+  for (const GuessedStep& step : steps) {
+    const KvSpan span{.first_row = 0, .n_rows = step.n_rows(), .n_past = step.first, .slot = 1};
+    const std::vector<float> rows = step.rows(bcx, 3 * channels);
+    std::vector<float> given(size_t(span.n_rows * channels));
+    short_conv(context, {.kernel = kernel,
+                         .weights = weights.data(),
+                         .spans = {&span, 1},
+                         .states = {states.data(), values, slots.n_histories},
+                         .bcx = View2<const float>(rows.data(), span.n_rows, 3 * channels),
+                         .out = View2<float>(given.data(), span.n_rows, channels)});
+    std::copy_n(given.begin(), step.right * channels, out.begin() + step.first * channels);
   }
   for (size_t i = 0; i < states.size() / 2; ++i) EXPECT_EQ(states[i], 0) << "another sequence's state";
   return out;
@@ -37,7 +36,7 @@ TEST(ShortConv, IsItsFormula) {
     for (const int channels : {1, 64, 700}) {
       const int n = 9;
       const std::vector<float> bcx = random_floats(1, n * 3 * channels), weights = random_floats(2, kernel * channels);
-      const std::vector<float> out = run(bcx, weights, kernel, channels, {}, 2);
+      const std::vector<float> out = run(bcx, weights, kernel, channels, cut_steps({}, n));
       const auto at = [&](int t, int part, int j) { return double(bcx[size_t((3 * t + part) * channels + j)]); };
       for (int t = 0; t < n; ++t)
         for (int j = 0; j < channels; ++j) {
@@ -57,11 +56,13 @@ TEST(ShortConv, IsItsFormula) {
 }
 
 TEST(ShortConv, HasTheSameBitsHoweverTheTokensAreCut) {
-  const int channels = 37, n = 12;
+  const int channels = 37, n = 11;
   const std::vector<float> bcx = random_floats(3, n * 3 * channels), weights = random_floats(4, 3 * channels);
-  const std::vector<float> whole = run(bcx, weights, 3, channels, {});
-  EXPECT_EQ(run(bcx, weights, 3, channels, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}), whole);
-  EXPECT_EQ(run(bcx, weights, 3, channels, {1, 7}, 3), whole);
+  const std::vector<float> whole = run(bcx, weights, 3, channels, cut_steps({}, n));
+  EXPECT_EQ(run(bcx, weights, 3, channels, cut_steps({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, n)), whole);
+  EXPECT_EQ(run(bcx, weights, 3, channels, cut_steps({1, 7}, n)), whole);
+  EXPECT_EQ(run(bcx, weights, 3, channels, cut_steps({1, 7}, n), {2, 2}), whole);
+  EXPECT_EQ(run(bcx, weights, 3, channels, kGuessedSteps, {2, 2}), whole) << "behind wrong tokens";
 }
 
 }  // namespace

@@ -517,7 +517,7 @@ TEST_F(SpeculationTest, LeavesEveryText) {
                            {"mtp", mtp_proposers(model, write_random_head(directory, model.info()), cache, 0, 8)}});
 }
 
-/// States go back to checkpoints of steps; prefixes are kept and found as without.
+/// Slots keep states of several lengths; prefixes are kept and found as without.
 TEST_F(SpeculationTest, LeavesEveryTextOfAModelWithStates) {
   const Model model = Model::load("synth:tiny-delta@mtp=1", {.n_threads = 1});
   const auto cache = session_options(parse_kv_choice("q8_0").or_throw(), 512, 0);

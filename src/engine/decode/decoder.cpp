@@ -57,7 +57,7 @@ int32_t sample_by_rule(TokenRule& rule, const Text& text, int n_ids, std::span<c
 
 int most_proposals(const SequencePool& pool, SeqId seq, int n) {
   const int n_past = pool.length(seq);
-  n = std::min(n, pool.n_ctx() - n_past - 1);
+  n = std::min({n, pool.n_ctx() - n_past - 1, pool.most_taken_back(seq) - 1});
   // Going back behind the position that sets centres is not exact.
   return std::max(0, pool.calibrates(seq) ? std::min(n, kCalibration - n_past - 2) : n);
 }
@@ -76,7 +76,6 @@ struct Decoder::Row : DecodeRow {
   double proposing = 0;          // seconds
   std::vector<int32_t> proposals = {};
   std::vector<Distribution> probabilities = {};  // with `rejects`: what they were sampled from
-  std::shared_ptr<CheckpointId> before = {};     // where layers keep states: in front of the step
 };
 
 /// What the tokens of a step are sampled from on the host, or what a device sampled, a row of logits after another.
@@ -216,15 +215,7 @@ bool Decoder::propose(std::span<Row> rows, int most_tokens) {
 
 /// No sequence is parked for draft tokens: without room there are none.
 void Decoder::reserve_proposals(Row& row) {
-  if (row.proposals.empty()) return;
-  const SeqId seq = row.text->seq;
-  if (pool_->has_states())
-    if (const auto before = pool_->checkpoint(seq))
-      row.before = {new CheckpointId(*before), [pool = pool_](CheckpointId* id) {
-                      pool->release(*id);
-                      delete id;
-                    }};
-  if ((pool_->has_states() && !row.before) || !pool_->reserve(seq, row.n_tokens())) row.proposals.clear();
+  if (!row.proposals.empty() && !pool_->reserve(row.text->seq, row.n_tokens())) row.proposals.clear();
 }
 
 void Decoder::run_rows(std::span<Row> rows, LogitRows logits) {
@@ -348,28 +339,11 @@ int32_t Decoder::keep_or_replace(Row& row, std::span<const float> logits, bool& 
   return holds ? token : sample_from(residual(p, q), *text.rng);
 }
 
-void Decoder::take_back(std::span<Row> rows) {
-  std::vector<SeqTokens> again;
-  std::vector<int32_t> tokens;
-  for (Row& row : rows) {
-    const SeqId seq = row.text->seq;
-    const int n_wrong = int(row.proposals.size()) - row.n_accepted(), n_kept = 1 + row.n_accepted();
-    if (!row.before) {
-      if (n_wrong > 0) pool_->trim(seq, pool_->length(seq) - n_wrong, TrimMode::exact).or_throw();
-      continue;
-    }
-    if (n_wrong > 0) {
-      pool_->restore(seq, *row.before);
-      again.push_back({seq, n_kept});
-      const auto step = std::span(tokens_).subspan(row.at, size_t(n_kept));
-      tokens.insert(tokens.end(), step.begin(), step.end());
-    }
-    row.before.reset();
+void Decoder::take_back(std::span<const Row> rows) {
+  for (const Row& row : rows) {
+    const int n_wrong = int(row.proposals.size()) - row.n_accepted();
+    if (n_wrong > 0) pool_->trim(row.text->seq, pool_->length(row.text->seq) - n_wrong, TrimMode::exact).or_throw();
   }
-  if (again.empty()) return;
-  for (const SeqTokens& of : again) pool_->reserve(of.seq, of.n_tokens).or_throw();
-  backend_.run({.tokens = tokens, .seqs = again, .logits = LogitRows::none}, *pool_, *outputs_);
-  outputs_->logits();  // waits for a device: the time is this step's
 }
 
 void Decoder::learn(std::span<const Row> rows, double seconds) {
@@ -479,9 +453,9 @@ bool Decoder::sample_ahead(std::span<Row> rows, int n_paused, StepRecord record,
 bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
   Speculation* const s = text.speculation;
   if (!backend_.on_device() || !s || text.pick || (s->rejects_ && text.sampler.temperature > 0)) return false;
-  if (s->missed_ || s->paused_steps() > 0 || pool_->has_states() || pool_->calibrates(text.seq) || !hooks.go_on())
-    return false;
-  const int most = std::min(s->most_, kMostDeviceProposals);
+  if (s->missed_ || s->paused_steps() > 0 || pool_->calibrates(text.seq) || !hooks.go_on()) return false;
+  const int n_back = pool_->most_taken_back(text.seq), most = std::min({s->most_, kMostDeviceProposals, n_back - 1});
+  if (most == 0) return false;
   const auto room = [&] { return std::min(text.n_left, pool_->n_ctx() - pool_->length(text.seq)); };
   if (!pool_->reserve(text.seq, std::min(most + 1, room()))) return false;
   const std::optional<DeviceDraft> draft = s->proposer_->on_device(text.tokens);
@@ -494,14 +468,17 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
   std::deque<Queued> queued;
   SpecCost& cost = costs_[1];
   int limit = 0, usual = 0;  // draft tokens that have room, and those of the newest step that was no measurement
-  const auto depth = [&] {
+  const auto next_depth = [&] {
     const SpecDepth* const one[] = {&s->depth_};
     int n = s->adaptive_ ? spec_depths(cost, 1, one, most)[0] : most;
     // One step to measure is enough.
     const auto is_plain = [](const Queued& step) { return step.n_proposed == 0; };
     if (s->adaptive_ && cost.stale() && std::ranges::any_of(queued, is_plain)) n = usual;
     else if (!s->adaptive_ || !cost.stale()) usual = n;
-    queued.push_back({std::min(n, limit), Clock::now()});
+    return std::min(n, limit);
+  };
+  const auto depth = [&] {
+    queued.push_back({next_depth(), Clock::now()});
     return queued.back().n_proposed;
   };
   Clock::time_point last = Clock::now();
@@ -518,8 +495,7 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
                                                                                .depth = depth},
                                                                               *draft);
   RIDGE_CHECK(steps, "the model's device does not run its head");
-  // All that may have to be taken back exactly, when text ends.
-  RunAhead ahead(*steps, kMostDeviceProposals + 2, std::min(kStepsAhead, kSpareRows / (most + 1)));
+  RunAhead ahead(*steps, kMostDeviceProposals + 2, kStepsAhead);
   StepRecord record;
   hooks.clock.charge(record, StepPart::planning);
   int n_kept = 0;
@@ -533,9 +509,11 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
     const int64_t end = ahead.n_launched() + n_steps;
     const auto may_launch = [&] {
       if (ahead.n_launched() == end || (ahead.n_queued() > 0 && !hooks.go_on())) return false;
-      int n_reached = 1 + limit;  // positions behind the text's length that the steps may come to
-      for (const Queued& step : queued) n_reached += 1 + step.n_proposed;
-      return has_pages = has_pages && pool_->reserve(text.seq, n_reached);
+      int n_rows = 0;  // of steps that were not read
+      for (const Queued& step : queued) n_rows += 1 + step.n_proposed;
+      // When the text ends, all but the first of them may have to be taken back exactly.
+      if (ahead.n_queued() > 0 && n_rows + 1 + next_depth() > n_back) return false;
+      return has_pages = has_pages && pool_->reserve(text.seq, n_rows + 1 + limit);
     };
     ahead.run(may_launch, [&](std::span<const int32_t> numbers) {
       hooks.clock.charge(record, StepPart::model);

@@ -7,8 +7,8 @@
 // the text may go on otherwise. A device samples where the logits are, and goes on by itself a few steps ahead of the
 // host: with draft tokens of its own where one text has an MTP head, else with single tokens.
 //
-// States (Gated DeltaNet) do not go back by trimming: a step with draft tokens keeps a checkpoint in front of it. Where
-// one is wrong the sequence begins again there, and the tokens that stay run again.
+// A model with states has fewer draft tokens in a step: a slot keeps the states of the newest few lengths
+// (op/cache/states.h), so that going back is counting fewer tokens there too.
 #pragma once
 
 #include <map>
@@ -83,7 +83,7 @@ class Decoder {
   /// The row's next token; `holds`: it is the next draft token.
   std::optional<int32_t> sample_row(Row& row, int64_t at, const Sampled& sampled, bool& holds);
   int32_t keep_or_replace(Row& row, std::span<const float> logits, bool& holds);
-  void take_back(std::span<Row> rows);
+  void take_back(std::span<const Row> rows);
   /// What a step says about cost and draft tokens; `seconds` that it took, without handing tokens on.
   void learn(std::span<const Row> rows, double seconds);
   /// Counts steps of a pause, in which `lost` steps were lost.

@@ -10,12 +10,6 @@
 namespace ridge {
 namespace {
 
-ModelPlan plan_of_head(const ModelPlan& target) {
-  ModelPlan plan = target;
-  plan.layers.assign(1, target.layers.back());
-  return plan;
-}
-
 /// Nearest rounding: the weighted one would need a metric of the head.
 std::vector<KvLayerConfig> layers_of_head(const SessionOptions& options, const ModelPlan& plan) {
   std::vector<KvLayerConfig> layers = layer_configs(options, plan);
@@ -25,7 +19,8 @@ std::vector<KvLayerConfig> layers_of_head(const SessionOptions& options, const M
 
 /// What the texts of a model share: the head, and the backend that runs it where the model runs.
 struct MtpModel {
-  MtpModel(Engine& of, MtpHead loaded) : target(of), head(std::move(loaded)), plan(plan_of_head(of.plan())) {
+  MtpModel(Engine& of, MtpHead loaded)
+      : target(of), head(std::move(loaded)), plan(head_plan(of.config(), of.weights())) {
     // A device holds the embedding and the output matrix once more for it; so does a rank that leads, in panels.
     if (!of.on_device()) pack_weights(of.context(), head.weights);
     backend = of.device() ? make_cuda_backend(*of.device(), plan, head.weights, {})
@@ -134,15 +129,15 @@ class MtpProposer final : public BatchProposer {
     for (MtpProposer* head : asked) head->end();
   }
   std::optional<DeviceDraft> on_device(std::span<const int32_t> text) override {
-    // Several devices have no head that all of them run. Models whose heads read normed states keep states themselves,
-    // and go back by checkpoints.
-    if (p_min_ > 0 || model_->target.devices().size() != 1 || model_->head.after_norm || !knows(text)) return {};
+    // Several devices have no head that all of them run. A device's norm in front of logits has their divisor in it.
+    const bool reads_divided = model_->head.after_norm && plan_.logit_divisor != 1;
+    if (p_min_ > 0 || model_->target.devices().size() != 1 || reads_divided || !knows(text)) return {};
     const int n_text = int(text.size()) - first_;
     if (pool_->calibrates(seq_) && n_text <= kCalibration) return {};  // proposals set no centre
     begin(text);
     run_alone(LogitRows::last);
     text_.pop_back();
-    return DeviceDraft{*model_->backend, *pool_, seq_, *shared_->outputs, first_};
+    return DeviceDraft{*model_->backend, *pool_, seq_, *shared_->outputs, first_, model_->head.after_norm};
   }
   void leave_device(std::span<const int32_t> text) override {
     const auto read = text.subspan(size_t(first_), size_t(pool_->length(seq_)));

@@ -37,7 +37,7 @@ WeightBytes planned_weights(const PlannedModel& model) {
 }
 
 /// Parts of the caches of n_sessions sequences, in the order of a plan.
-void add_kv(const PlannedModel& model, std::span<const KvLayerConfig> layers, PageNumbers n_pages, int n_slots,
+void add_kv(const PlannedModel& model, std::span<const KvLayerConfig> layers, PageNumbers n_pages, SlotNumbers slots,
             MemoryPlan& plan) {
   int64_t lists = page_list_bytes(layers, n_pages), metrics = 0, of_metrics = 0;
   for (const KvSide side : kKvSides) {
@@ -46,7 +46,7 @@ void add_kv(const PlannedModel& model, std::span<const KvLayerConfig> layers, Pa
       const KvLayout layout(config, side, model.on_device() && device_tiles(config).ok);
       const int n = n_pages[page_class_of(layout.tiles)];
       bytes.coded += n * layout.page_bytes();
-      bytes.add_slots(layout, n_slots);
+      bytes.add_slots(layout, slots);
       lists += n * int64_t(sizeof(PageCounts));
       const int64_t form = 4 * int64_t(config.n_kv_heads) * config.head_dim * config.head_dim;
       if (config.n_kv_heads > 0) of_metrics += side == KvSide::k || !config.v_is_k ? form : 0;
@@ -86,7 +86,7 @@ std::vector<StepShape> planned_steps(int n_ctx, int n_sessions, int n_ubatch, in
 /// Of Outputs: hidden states of a prompt's step, as its buffer grows.
 int64_t hidden_bytes(int64_t n_tokens, int d_model) { return AlignedBuffer::grown(4 * n_tokens * d_model); }
 
-/// Matrices and vectors of a head; the embedding and the output matrix are the model's.
+/// Matrices and vectors of a head's own.
 int64_t head_bytes(const MtpHead& head, bool is_shape, Isa isa) {
   const Weights& w = head.weights;
   int64_t bytes = vector_bytes(w);
@@ -97,9 +97,9 @@ int64_t head_bytes(const MtpHead& head, bool is_shape, Isa isa) {
   };
   add(w.join);
   for_each_matrix(w, [&](const Linear& m, std::string_view) {
-    if (&m != &w.output) add(m);
+    if (&m != &w.output || head.own_output) add(m);
   });
-  return bytes;
+  return bytes + (head.own_embedding ? w.embedding.bytes() : 0);
 }
 /// Of the parts of add_kv().
 int64_t kv_bytes(const std::vector<PlanPart>& parts) {
@@ -182,22 +182,24 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
   DeviceBuffers buffers;
   if (model.on_device()) {
     // A step of sequences is at most kMostStepTokens long; the others of many sessions follow it.
-    buffers =
-        plan_device_buffers(model.plan, w, layers, model.place.kernels,
-                            planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(plan.draft.get(), n_ctx), true),
-                            {.samples = !plan.draft, .keeps_hidden = keeps_hidden(plan.draft.get())});
+    buffers = plan_device_buffers(
+        model.plan, w, layers, model.place.kernels,
+        planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(plan.draft.get(), layers, n_ctx), true),
+        {.samples = !plan.draft, .keeps_hidden = keeps_hidden(plan.draft.get())});
     plan.parts.push_back({kMatrices, buffers.weights.bytes});
   } else {
     const WeightBytes weights = planned_weights(model);
     plan.parts = {{kMatrices, weights.matrices}, {kEmbedding, weights.embedding}, {kVectors, weights.vectors}};
   }
-  add_kv(model, layers, pool_pages(layers, n_ctx, n_sessions, plan.n_ubatch), n_sessions, plan);
+  const SlotNumbers slots = planned_slots(plan.draft.get(), layers, n_sessions);
+  add_kv(model, layers, pool_pages(layers, n_ctx, n_sessions, plan.n_ubatch), slots, plan);
   const PageNumbers pages = {std::max(1, pages_for(layers, n_ctx)), most_sliding_pages(layers)};
   for (const KvLayerConfig& config : layers)
     for (const KvSide side : kKvSides) {
       const KvLayout layout(config, side, model.on_device() && device_tiles(config).ok);
       const int n = std::min(pages.full, pages[page_class_of(layout.tiles)]);
-      plan.session_bytes += n * layout.page_bytes() + layout.slot_bytes();
+      plan.session_bytes +=
+          n * layout.page_bytes() + layout.slot_bytes() + (slots.n_histories > 0 ? layout.history_bytes() : 0);
       plan.step_kv_bytes += n_sessions * (kv_read_bytes(layout.tiles, n_ctx) + layout.state_bytes());
     }
   const PlannedDraft* const planned_draft = plan.draft.get();
@@ -205,7 +207,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
   if (!model.on_device()) {
     const PlannedBuffers of_cpu = plan_step_buffers(
         {model.plan, w, model.slice ? &*model.slice : nullptr}, layers, model.isa, model.place.n_threads,
-        planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(planned_draft, n_ctx)));
+        planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(planned_draft, layers, n_ctx)));
     plan.parts.push_back({kActivations, of_cpu.activations});
     plan.parts.push_back({kScratch, of_cpu.scratch});
     const int64_t hidden = keeps_hidden(planned_draft) ? hidden_bytes(plan.n_ubatch, model.plan.d_model) : 0;
@@ -214,7 +216,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
   gpu::Allocations driver;
   if (model.on_device()) {
     const gpu::Allocations caches =
-        plan_device_cache(layers, pool_pages(layers, n_ctx, n_sessions, plan.n_ubatch), n_sessions);
+        plan_device_cache(layers, pool_pages(layers, n_ctx, n_sessions, plan.n_ubatch), slots);
     for (PlanPart& part : plan.parts)
       if (part.name == kPageLists) part.bytes += caches.bytes - kv_bytes(plan.parts);
     plan.parts.push_back({kActivations, buffers.activations.bytes});

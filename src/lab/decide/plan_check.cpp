@@ -37,9 +37,9 @@ int64_t found_head_bytes(const MtpHead& head, const Weights& target) {
   const auto add = [&](const Linear& m) { bytes += !m.panels && !in_buffers(owner, m) ? m.bytes() : 0; };
   add(w.join);
   for_each_matrix(w, [&](const Linear& m, std::string_view) {
-    if (&m != &w.output) add(m);
+    if (&m != &w.output || head.own_output) add(m);
   });
-  return bytes;
+  return bytes + (head.own_embedding ? w.embedding.bytes() : 0);
 }
 
 /// Bytes of a pool's caches with its lists.
@@ -140,7 +140,8 @@ PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const Load
   Engine engine(path, place, ranks);
   const std::vector<KvLayerConfig> layers = layer_configs(session_options(plan.kv, plan.n_ctx, 0), engine.plan());
   const PageNumbers n_pages = pool_pages(layers, plan.n_ctx, plan.n_sessions, plan.n_ubatch);
-  const auto pool = engine.open_pool(layers, n_pages, plan.n_sessions, plan.n_ctx);
+  const auto pool =
+      engine.open_pool(layers, n_pages, planned_slots(plan.draft.get(), layers, plan.n_sessions), plan.n_ctx);
   const auto outputs = engine.backend().make_outputs();
   Rng rng(1);
   std::vector<int32_t> tokens;
@@ -157,7 +158,7 @@ PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const Load
   run({&prompt, 1}, LogitRows::last);
   pool->close(prompt.seq);
   std::vector<SeqTokens> all;
-  const int n_step = step_tokens(plan.draft.get(), plan.n_ctx);
+  const int n_step = step_tokens(plan.draft.get(), layers, plan.n_ctx);
   for (int i = 0; i < plan.n_sessions; ++i) {
     all.push_back({pool->open().or_throw(), n_step});
     pool->fill(all.back().seq, plan.n_ctx - n_step, uint64_t(i)).or_throw();
@@ -175,9 +176,11 @@ PlanCheck check_plan(const std::string& path, const MemoryPlan& plan, const Load
     SideBytes bytes;
     for (int i = 0; i < memory.n_layers(); ++i) {
       const KvLayout& layout = memory.layout(i, side);
-      const int64_t n = memory.n_slots(), counts = memory.n_pages(memory.page_class(i)) * int64_t(sizeof(PageCounts));
-      bytes.add_slots(layout, n);
-      bytes.coded += memory.allocated_bytes(i, side) - n * layout.slot_bytes() - counts;
+      const SlotNumbers slots = memory.slots();
+      const int64_t counts = memory.n_pages(memory.page_class(i)) * int64_t(sizeof(PageCounts));
+      bytes.add_slots(layout, slots);
+      bytes.coded += memory.allocated_bytes(i, side) - slots.n * layout.slot_bytes() -
+                     slots.n_histories * layout.history_bytes() - counts;
       lists += counts;
       const KvTiles& t = host.tiles(i, side);
       if (t.metric) metrics += 4 * int64_t(t.n_kv_heads) * t.head_dim * t.head_dim;

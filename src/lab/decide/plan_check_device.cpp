@@ -129,9 +129,9 @@ PlanCheck check_device_plan(const std::string& path, const MemoryPlan& plan, con
   Engine engine(path, place);
   const std::vector<KvLayerConfig> layers = layer_configs(session_options(plan.kv, plan.n_ctx, 0), engine.plan());
   const auto pool = engine.open_pool(layers, pool_pages(layers, plan.n_ctx, plan.n_sessions, plan.n_ubatch),
-                                     plan.n_sessions, plan.n_ctx);
+                                     planned_slots(plan.draft.get(), layers, plan.n_sessions), plan.n_ctx);
   const std::unique_ptr<Outputs> outputs = engine.backend().make_outputs();
-  const int n_step = step_tokens(plan.draft.get(), plan.n_ctx);
+  const int n_step = step_tokens(plan.draft.get(), layers, plan.n_ctx);
   run_device_steps(plan, {.backend = engine.backend(),
                           .pool = *pool,
                           .outputs = *outputs,
@@ -145,7 +145,7 @@ PlanCheck check_device_plan(const std::string& path, const MemoryPlan& plan, con
   for (const KvSide side : kKvSides) {
     SideBytes bytes;
     for (int i = 0; i < memory.n_layers(); ++i) {
-      bytes.add_slots(memory.layout(i, side), memory.n_slots());
+      bytes.add_slots(memory.layout(i, side), memory.slots());
       bytes.coded += memory.n_pages(memory.page_class(i)) * memory.layout(i, side).page_bytes();
     }
     sides += bytes.total();

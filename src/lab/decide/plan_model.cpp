@@ -33,12 +33,6 @@ ModelSlice largest_slice(const LoadedModel& model, int n_ranks, int n_stages, Mo
   return largest;
 }
 
-/// The head is a layer as the model's last one. Nearest rounding: the weighted one would need a metric of the head.
-ModelPlan plan_of_head(const ModelPlan& target) {
-  ModelPlan plan = target;
-  plan.layers.assign(1, target.layers.back());
-  return plan;
-}
 }  // namespace
 
 PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks, int n_stages) {
@@ -80,7 +74,7 @@ std::shared_ptr<const PlannedDraft> plan_draft(const PlannedModel& target, const
   if (type == "mtp") {
     CpuContext context(1, target.isa);
     draft->head = load_mtp_head(context, target.config(), target.loaded.weights, path).or_throw();
-    draft->head_plan = plan_of_head(target.plan);
+    draft->head_plan = head_plan(target.config(), target.loaded.weights);
   }
   return draft;
 }

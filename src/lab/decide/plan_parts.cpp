@@ -11,13 +11,17 @@ namespace {
 /// Of the pool, a page: its number among the free ones, its holders, its place in a sequence's list.
 constexpr int64_t kPoolBytesOfPage = 3 * sizeof(int32_t);
 
+bool has_states(std::span<const KvLayerConfig> layers) {
+  return std::ranges::any_of(layers, [](const KvLayerConfig& layer) { return layer.state_values > 0; });
+}
+
 }  // namespace
 
-void SideBytes::add_slots(const KvLayout& layout, int64_t n_slots) {
-  ring += n_slots * layout.ring_bytes();
-  sinks += n_slots * layout.sinks_bytes();
-  centres += n_slots * (layout.centre_bytes() + layout.head_scale_bytes());
-  states += n_slots * layout.state_bytes();
+void SideBytes::add_slots(const KvLayout& layout, SlotNumbers slots) {
+  ring += slots.n * layout.ring_bytes();
+  sinks += slots.n * layout.sinks_bytes();
+  centres += slots.n * (layout.centre_bytes() + layout.head_scale_bytes());
+  states += slots.n_states() * layout.state_bytes();
 }
 
 void SideBytes::put(std::vector<PlanPart>& parts, KvSide side) const {
@@ -53,7 +57,14 @@ int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pag
   return bytes;
 }
 
-int step_tokens(const PlannedDraft* draft, int n_ctx) { return std::min(n_ctx, draft ? draft->depth + 1 : 1); }
+int step_tokens(const PlannedDraft* draft, std::span<const KvLayerConfig> layers, int n_ctx) {
+  const int wanted = draft ? draft->depth + 1 : 1;
+  return std::min({n_ctx, wanted, has_states(layers) ? kStateHistory : wanted});
+}
+
+SlotNumbers planned_slots(const PlannedDraft* draft, std::span<const KvLayerConfig> layers, int n_sessions) {
+  return {n_sessions, draft && has_states(layers) ? n_sessions : 0};
+}
 
 bool keeps_hidden(const PlannedDraft* draft) { return draft && draft->type == "mtp"; }
 

@@ -38,7 +38,7 @@ struct SideBytes {
   int64_t coded = 0, ring = 0, sinks = 0, centres = 0, states = 0;
 
   /// Adds the slots of a layer.
-  void add_slots(const KvLayout& layout, int64_t n_slots);
+  void add_slots(const KvLayout& layout, SlotNumbers slots);
   int64_t total() const { return coded + ring + sinks + centres + states; }
   /// Adds the parts of a side, in the order of a plan; the states stand with K.
   void put(std::vector<PlanPart>& parts, KvSide side) const;
@@ -51,7 +51,9 @@ bool in_buffers(const Weights& w, const Linear& m);
 /// Lists of a pool's pages. Pages that were given back keep their places in lists.
 int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pages);
 /// New tokens of a sequence in a decode step: the one that was sampled, and the draft tokens behind it.
-int step_tokens(const PlannedDraft* draft, int n_ctx);
+int step_tokens(const PlannedDraft* draft, std::span<const KvLayerConfig> layers, int n_ctx);
+/// Slots of n_sessions sequences: steps with draft tokens go back, which states do by a history.
+SlotNumbers planned_slots(const PlannedDraft* draft, std::span<const KvLayerConfig> layers, int n_sessions);
 /// Whether the proposer reads the model's hidden states.
 bool keeps_hidden(const PlannedDraft* draft);
 /// Caches of a draft model, or of an MTP head.

@@ -48,7 +48,7 @@ DeviceCaches::DeviceCaches(const OpProblem& problem, const gpu::Stream& stream, 
   for (int set = 0; set < n_sets; ++set)
     for (int seq = 0; seq < p_.n_seq; ++seq) {
       const int to = slot(set, seq);
-      if (to != made_slot(seq)) memory_.copy_slot(made_slot(seq), to);
+      if (to != made_slot(seq)) memory_.copy_slot(made_slot(seq), to, 0);
       std::iota(pages.begin(), pages.end(), kMade + to * pages_each_);
       memory_.set_pages(to, 0, pages);
       for (int i = 0; i < pages_each_; ++i) memory_.copy_page(made_page(seq, i), pages[size_t(i)]);

@@ -64,7 +64,7 @@ void HostCaches::fill(CpuContext& context, const RowPool& k, const RowPool& v, i
     past += count;
   }
   for (int sequence = 1; sequence < memory_.n_slots(); ++sequence) {
-    memory_.copy_slot(0, sequence);
+    memory_.copy_slot(0, sequence, 0);
     for (int page = 0; page < pages_each_; ++page) memory_.copy_page(page, sequence * pages_each_ + page);
   }
 }

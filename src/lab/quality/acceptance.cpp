@@ -23,11 +23,7 @@ AcceptanceRun::AcceptanceRun(const Model& model, const KvChoice& kv, int n_ctx, 
   RIDGE_CHECK(depth >= 1 && depth <= kMaxSpecDepth, "{} proposals", depth);
   n_ctx += depth + 1;  // proposals behind the last place
   const std::vector<KvLayerConfig> layers = layer_configs(session_options(kv, n_ctx, kTimelineUbatch), engine_.plan());
-  // A checkpoint has a slot of its own, and shares the pages that a step codes into.
-  PageNumbers n_pages = pool_pages(layers, n_ctx, 1, kTimelineUbatch);
-  const int more = pages_for(layers, kPagePositions) + 1;
-  n_pages.full += more, n_pages.sliding += more;
-  pool_ = engine_.open_pool(layers, n_pages, 2, n_ctx);
+  pool_ = engine_.open_pool(layers, pool_pages(layers, n_ctx, 1, kTimelineUbatch), {1, 1}, n_ctx);
   seq_ = pool_->open().or_throw();
   outputs_ = engine_.backend().make_outputs();
 }
@@ -54,8 +50,6 @@ AcceptanceStep AcceptanceRun::step(Proposer& proposer, std::span<const int32_t> 
     run(proposer, tokens, LogitRows::none);
     return step;
   }
-  std::optional<CheckpointId> before;
-  if (pool_->has_states()) before = pool_->checkpoint(seq_).or_throw();
   run(proposer, tokens, LogitRows::all);
   const View2<const float> logits = outputs_->logits();
   const auto holds = [&](int i) {
@@ -64,13 +58,7 @@ AcceptanceStep AcceptanceRun::step(Proposer& proposer, std::span<const int32_t> 
     return std::ranges::max_element(row) - row.begin() == tokens[size_t(i) + 1];
   };
   while (step.n_accepted < step.n_proposed && holds(step.n_accepted)) ++step.n_accepted;
-  if (before) {
-    pool_->restore(seq_, *before);
-    pool_->release(*before);
-    run(proposer, std::span(tokens).first(1), LogitRows::none);
-  } else {
-    pool_->trim(seq_, n_past + 1, TrimMode::exact).or_throw();
-  }
+  pool_->trim(seq_, n_past + 1, TrimMode::exact).or_throw();
   return step;
 }
 

@@ -24,13 +24,13 @@ class DeviceKvMemory final : public KvMemory {
   /// On the current device; `stream` outlives the memory. `metrics` has an entry a layer, or none where nothing rounds
   /// weighted. Throws Error no_memory.
   DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLayerConfig> layers,
-                 std::span<const KvMetricView> metrics, PageNumbers n_pages, int n_slots);
+                 std::span<const KvMetricView> metrics, PageNumbers n_pages, SlotNumbers slots);
 
   /// No other memory of this process has or had the same.
   uint64_t serial() const { return serial_; }
   /// As kernels read and write a side.
   const KvTiles& tiles(int layer, KvSide side) const { return held(layer, side).tiles; }
-  float* states(int layer) const { return held(layer, KvSide::k).state.as<float>(); }  ///< [n_slots, state_values]
+  LayerStates states(int layer) const { return held(layer, KvSide::k).states(); }
   bool in_fragments(int layer) const { return tiles(layer, KvSide::k).kind != TileKind::rows; }
   std::span<const SideGroup> groups() const { return groups_; }
   const Retentions& retentions() const { return retentions_; }
@@ -45,7 +45,7 @@ class DeviceKvMemory final : public KvMemory {
   using KvMemory::allocated_bytes;
   int64_t allocated_bytes(int layer, KvSide side) const override;
   void clear_slot(int slot) override;
-  void copy_slot(int from, int to) override;
+  void copy_slot(int from, int to, int n) override;
   using KvMemory::clear_counts;
   using KvMemory::copy_page;
   using KvMemory::set_pages;
@@ -63,7 +63,8 @@ class DeviceKvMemory final : public KvMemory {
  private:
   struct Side {
     Side(const gpu::Stream& stream, int layer, const KvLayout& layout, std::span<const float> metric_of_model,
-         int n_pages, int n_slots);
+         int n_pages, SlotNumbers slots);
+    LayerStates states() const { return {state.as<float>(), layout.state_values, n_histories}; }
     int64_t bytes() const {
       return pages.bytes() + ring.bytes() + sinks.bytes() + centre.bytes() + head_scale.bytes() + state.bytes() +
              counts.bytes();
@@ -71,6 +72,7 @@ class DeviceKvMemory final : public KvMemory {
 
     KvLayout layout;
     KvTiles tiles;
+    int n_histories;
     gpu::Buffer pages, ring, sinks, centre, head_scale, state, metric, rotation, counts;
   };
   struct Parts {
@@ -96,7 +98,7 @@ class DeviceKvMemory final : public KvMemory {
   std::vector<Side> sides_;                                 // [2 n_layers]
   gpu::Buffer saturated_;                                   // [2 n_layers]
   OfClass of_class_[kPageClasses];
-  Parts of_slot_, slot_floats_;
+  Parts of_slot_, slot_floats_, states_;
   std::vector<SideGroup> groups_;
   Retentions retentions_;
 };

@@ -25,15 +25,16 @@ void for_each_run(std::span<const int32_t> pages, const Run& run) {
 }  // namespace
 
 DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout& of,
-                           std::span<const float> metric_of_model, int n_pages, int n_slots)
+                           std::span<const float> metric_of_model, int n_pages, SlotNumbers slots)
     : layout(of),
       tiles(of.tiles),
+      n_histories(slots.n_histories),
       pages(n_pages * of.page_bytes() + kPadBytes),
-      ring(of.ring_bytes() > 0 ? n_slots * of.ring_bytes() + kPadBytes : 0),
-      sinks(of.sinks_bytes() > 0 ? n_slots * of.sinks_bytes() + kPadBytes : 0),
-      centre(n_slots * of.centre_bytes()),
-      head_scale(n_slots * of.head_scale_bytes()),
-      state(n_slots * of.state_bytes()),
+      ring(of.ring_bytes() > 0 ? slots.n * of.ring_bytes() + kPadBytes : 0),
+      sinks(of.sinks_bytes() > 0 ? slots.n * of.sinks_bytes() + kPadBytes : 0),
+      centre(slots.n * of.centre_bytes()),
+      head_scale(slots.n * of.head_scale_bytes()),
+      state(slots.n_states() * of.state_bytes()),
       counts(n_pages * int64_t(sizeof(PageCounts))) {
   const RowRotation turn(of.config.policy.rotation, layer, tiles.head_dim);
   rotation = gpu::to_device(stream, turn.table());
@@ -54,14 +55,14 @@ DeviceKvMemory::Side::Side(const gpu::Stream& stream, int layer, const KvLayout&
 }
 
 DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLayerConfig> layers,
-                               std::span<const KvMetricView> metrics, PageNumbers n_pages, int n_slots)
-    : KvMemory(layers, true, n_pages, n_slots),
+                               std::span<const KvMetricView> metrics, PageNumbers n_pages, SlotNumbers slots)
+    : KvMemory(layers, true, n_pages, slots),
       stream_(stream),
       serial_(++n_memories),
       saturated_(int64_t(2 * layers.size() * sizeof(unsigned long long))) {
   for (const auto& [frequency, n_tiles] : turn_tiles(layouts_, this->n_pages()))
     turn_tables_[frequency] = gpu::to_device(stream, std::span<const float>(turn_table(frequency, n_tiles)));
-  std::vector<CachePart> of_page[kPageClasses], counts[kPageClasses], of_slot, slot_floats;
+  std::vector<CachePart> of_page[kPageClasses], counts[kPageClasses], of_slot, slot_floats, states;
   const auto add = [](std::vector<CachePart>& parts, const gpu::Buffer& buffer, int64_t bytes) {
     if (bytes > 0) parts.push_back({buffer.as<void>(), bytes});
   };
@@ -71,7 +72,7 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
       const KvLayout& of = layout(layer, side);
       Side& s = sides_.emplace_back(stream, rotation_layer(layers, layer), of,
                                     metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(side),
-                                    n_pages[page_class(layer)], n_slots);
+                                    n_pages[page_class(layer)], slots);
       if (!of.frequency.empty()) s.tiles.turn.table = turn_tables_[of.frequency].as<float>();
       s.tiles.saturated = saturated_.as<unsigned long long>() + (sides_.size() - 1);
       const auto its_class = size_t(page_class(layer));
@@ -83,8 +84,8 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
       for (std::vector<CachePart>* parts : {&of_slot, &slot_floats}) {
         add(*parts, s.centre, of.centre_bytes());
         add(*parts, s.head_scale, of.head_scale_bytes());
-        add(*parts, s.state, of.state_bytes());
       }
+      add(states, s.state, of.state_bytes());
       if (of.tiles.n_kv_heads > 0) retentions_.add(of.tiles.retention);
     }
   const auto put = [&](Parts& to, const std::vector<CachePart>& parts) {
@@ -92,12 +93,13 @@ DeviceKvMemory::DeviceKvMemory(const gpu::Stream& stream, std::span<const KvLaye
   };
   for (const PageClass its_class : page_classes()) {
     OfClass& own = of_class_[size_t(its_class)];
-    own.table = gpu::Buffer(4 * int64_t(n_slots) * n_pages.full);
+    own.table = gpu::Buffer(4 * int64_t(slots.n) * n_pages.full);
     put(own.page, of_page[size_t(its_class)]);
     put(own.counts, counts[size_t(its_class)]);
   }
   put(of_slot_, of_slot);
   put(slot_floats_, slot_floats);
+  put(states_, states);
 
   std::vector<std::vector<KvTiles>> members;
   for (const Side& s : sides_) {
@@ -145,8 +147,14 @@ std::vector<std::byte> DeviceKvMemory::row_bytes(int layer, KvSide side, RowForm
 
 int64_t DeviceKvMemory::allocated_bytes(int layer, KvSide side) const { return held(layer, side).bytes(); }
 
-void DeviceKvMemory::clear_slot(int slot) { device_clear_parts(stream_, slot_floats_.get(), slot_floats_.n, slot); }
-void DeviceKvMemory::copy_slot(int from, int to) { device_copy_parts(stream_, of_slot_.get(), of_slot_.n, from, to); }
+void DeviceKvMemory::clear_slot(int slot) {
+  device_clear_parts(stream_, slot_floats_.get(), slot_floats_.n, slot);
+  device_clear_parts(stream_, states_.get(), states_.n, state_number(slot, 0));
+}
+void DeviceKvMemory::copy_slot(int from, int to, int n) {
+  device_copy_parts(stream_, of_slot_.get(), of_slot_.n, from, to);
+  device_copy_parts(stream_, states_.get(), states_.n, state_number(from, n), state_number(to, n));
+}
 void DeviceKvMemory::copy_page(PageClass of, int from, int to) {
   const Parts& parts = of_class(of).page;
   device_copy_parts(stream_, parts.get(), parts.n, from, to);
@@ -199,7 +207,7 @@ struct DeviceKvMemory::HostSide {
     move(side.tiles.sinks + place.slot * l.sinks_bytes(), sinks.data(), l.sinks_bytes());
     move(side.tiles.centre + place.slot * (l.centre_bytes() / 4), centre.data(), l.centre_bytes());
     move(side.tiles.head_scale + place.slot * (l.head_scale_bytes() / 4), head_scale.data(), l.head_scale_bytes());
-    move(side.state.as<float>() + place.slot * l.state_values, state.data(), l.state_bytes());
+    move(side.states().at(place.slot, place.n), state.data(), l.state_bytes());
   }
 
   const Side& side;
@@ -248,7 +256,7 @@ void DeviceKvMemory::fill_state(int layer, const SequencePlace& place, uint64_t 
   Rng rng(seed);
   std::vector<float> values(static_cast<size_t>(n));
   for (float& x : values) x = float(rng.uniform() * 0.346 - 0.173);  // as the host has it
-  gpu::upload(stream_, states(layer) + place.slot * n, values.data(), 4 * n);
+  gpu::upload(stream_, states(layer).at(place.slot, place.n), values.data(), 4 * n);
   stream_.synchronize();
 }
 

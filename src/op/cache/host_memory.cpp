@@ -39,17 +39,18 @@ std::vector<float> metric_in_cache_space(const RowRotation& rotation, int head_d
 }
 
 HostKvMemory::Side::Side(int layer, const KvLayout& of, std::span<const float> metric_of_model, RoundRow round,
-                         int n_pages, int n_slots)
+                         int n_pages, SlotNumbers slots)
     : layout(of),
       tiles(of.tiles),
       rotation(of.config.policy.rotation, layer, of.tiles.head_dim),
       pages(n_pages * of.page_bytes() + kPadBytes),
-      centre(size_t(n_slots * of.centre_bytes() / 4), 0.0f),
-      head_scale(size_t(n_slots * of.head_scale_bytes() / 4), 0.0f),
+      centre(size_t(slots.n * of.centre_bytes() / 4), 0.0f),
+      head_scale(size_t(slots.n * of.head_scale_bytes() / 4), 0.0f),
+      n_histories(slots.n_histories),
       counts(size_t(n_pages)) {
-  if (of.ring_bytes() > 0) ring = AlignedBuffer(n_slots * of.ring_bytes() + kPadBytes);
-  if (of.state_bytes() > 0) state = AlignedBuffer(n_slots * of.state_bytes());
-  if (of.sinks_bytes() > 0) sinks = AlignedBuffer(n_slots * of.sinks_bytes() + kPadBytes);
+  if (of.ring_bytes() > 0) ring = AlignedBuffer(slots.n * of.ring_bytes() + kPadBytes);
+  if (of.state_bytes() > 0) state = AlignedBuffer(slots.n_states() * of.state_bytes());
+  if (of.sinks_bytes() > 0) sinks = AlignedBuffer(slots.n * of.sinks_bytes() + kPadBytes);
   if (of.config.policy.rounding == KvRounding::weighted) {
     check_metric(tiles, metric_of_model);
     metric = metric_in_cache_space(rotation, tiles.head_dim, metric_of_model);
@@ -73,19 +74,19 @@ SideBytes HostKvMemory::Side::bytes(const SequencePlace& place) const {
   bytes.ring = tiles.ring + place.slot * layout.ring_bytes();
   if (tiles.centre) bytes.centre = tiles.centre + place.slot * layout.centre_bytes() / 4;
   if (tiles.head_scale) bytes.head_scale = tiles.head_scale + place.slot * layout.head_scale_bytes() / 4;
-  bytes.state = reinterpret_cast<float*>(const_cast<std::byte*>(state.data())) + place.slot * layout.state_values;
+  bytes.state = states().at(place.slot, place.n);
   return bytes;
 }
 
 HostKvMemory::HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
-                           PageNumbers n_pages, int n_slots)
-    : KvMemory(layers, false, n_pages, n_slots), lost_from_(size_t(n_slots), INT_MAX) {
+                           PageNumbers n_pages, SlotNumbers slots)
+    : KvMemory(layers, false, n_pages, slots), lost_from_(size_t(slots.n), INT_MAX) {
   sides_.reserve(2 * layers.size());
   for (int layer = 0; layer < n_layers(); ++layer)
     for (const KvSide side : kKvSides)
       sides_.emplace_back(rotation_layer(layers, layer), layout(layer, side),
                           metrics.empty() ? std::span<const float>() : metrics[size_t(layer)].side(side), round,
-                          n_pages[page_class(layer)], n_slots);
+                          n_pages[page_class(layer)], slots);
   for (const auto& [frequency, n_tiles] : turn_tiles(layouts_, this->n_pages()))
     turn_tables_[frequency] = turn_table(frequency, n_tiles);
   for (Side& side : sides_) {
@@ -106,11 +107,11 @@ void HostKvMemory::clear_slot(int slot) {
     const int64_t centre = side.layout.centre_bytes() / 4, scales = side.layout.head_scale_bytes() / 4;
     std::fill_n(side.centre.begin() + slot * centre, centre, 0.0f);
     std::fill_n(side.head_scale.begin() + slot * scales, scales, 0.0f);
-    std::fill_n(side.states() + slot * side.layout.state_values, side.layout.state_values, 0.0f);
+    std::fill_n(side.states().at(slot, 0), side.layout.state_values, 0.0f);
   }
 }
 
-void HostKvMemory::copy_slot(int from, int to) {
+void HostKvMemory::copy_slot(int from, int to, int n) {
   set_lost_from(to, lost_from(from));
   for (Side& side : sides_) {
     const auto copy = [&](std::byte* base, int64_t bytes) {
@@ -120,7 +121,7 @@ void HostKvMemory::copy_slot(int from, int to) {
     copy(side.tiles.sinks, side.layout.sinks_bytes());
     copy(reinterpret_cast<std::byte*>(side.centre.data()), side.layout.centre_bytes());
     copy(reinterpret_cast<std::byte*>(side.head_scale.data()), side.layout.head_scale_bytes());
-    copy(side.state.data(), side.layout.state_bytes());
+    std::copy_n(side.states().at(from, n), side.layout.state_values, side.states().at(to, n));
   }
 }
 
@@ -168,7 +169,7 @@ void HostKvMemory::fill(const SequencePlace& place, uint64_t seed) {
         write_exact_row(t, place.slot, head, p, random_row());
     }
     for (int64_t j = 0; j < side.layout.state_values; ++j)
-      side.states()[place.slot * side.layout.state_values + j] = float(rng.uniform() * 0.346 - 0.173);
+      side.states().at(place.slot, place.n)[j] = float(rng.uniform() * 0.346 - 0.173);
     // One page of rows; the other pages are copies.
     const std::span<const int32_t> pages = place.held_pages_of(page_class_of(t));
     if (pages.empty()) continue;

@@ -25,19 +25,19 @@ class HostKvMemory final : public KvMemory {
   /// `metrics` has an entry a layer, or none where nothing rounds weighted; `round` is the kernel for it. Throws Error
   /// no_memory.
   HostKvMemory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics, RoundRow round,
-               PageNumbers n_pages, int n_slots);
+               PageNumbers n_pages, SlotNumbers slots);
 
   /// As ops read and write a side; good as long as this object.
   const KvTiles& tiles(int layer, KvSide side) const { return sides_[side_index(layer, side)].tiles; }
-  /// States of a layer, [n_slots, state_values]; null where the layer has none.
-  float* states(int layer) { return sides_[side_index(layer, KvSide::k)].states(); }
+  /// States of a layer; null where it has none.
+  LayerStates states(int layer) const { return held(layer, KvSide::k).states(); }
 
   using KvMemory::allocated_bytes;
   int64_t allocated_bytes(int layer, KvSide side) const override;
   int lost_from(int slot) const override { return lost_from_[size_t(slot)]; }
   void set_lost_from(int slot, int position) { lost_from_[size_t(slot)] = position; }
   void clear_slot(int slot) override;
-  void copy_slot(int from, int to) override;
+  void copy_slot(int from, int to, int n) override;
   using KvMemory::clear_counts;
   using KvMemory::copy_page;
   using KvMemory::set_pages;
@@ -54,9 +54,12 @@ class HostKvMemory final : public KvMemory {
  private:
   struct Side {
     Side(int layer, const KvLayout& layout, std::span<const float> metric_of_model, RoundRow round, int n_pages,
-         int n_slots);
+         SlotNumbers slots);
     SideBytes bytes(const SequencePlace& place) const;
-    float* states() { return reinterpret_cast<float*>(state.data()); }
+    LayerStates states() const {
+      auto* const values = reinterpret_cast<float*>(const_cast<std::byte*>(state.data()));
+      return {values, layout.state_values, n_histories};
+    }
 
     KvLayout layout;
     KvTiles tiles;
@@ -64,7 +67,8 @@ class HostKvMemory final : public KvMemory {
     std::vector<float> metric;
     AlignedBuffer pages, ring, sinks;
     std::vector<float> centre, head_scale;
-    AlignedBuffer state;
+    AlignedBuffer state;  // LayerStates
+    int n_histories;
     std::vector<PageCounts> counts;
     unsigned long long saturated = 0;
   };

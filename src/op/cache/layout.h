@@ -4,6 +4,7 @@
 #include <string>
 
 #include "format/list.h"
+#include "op/cache/states.h"
 #include "op/cache/tiles.h"
 #include "op/cpu.h"
 
@@ -59,6 +60,8 @@ struct KvLayout {
   int64_t centre_bytes() const { return config.policy.centre ? 4 * int64_t(tiles.n_kv_heads) * tiles.head_dim : 0; }
   int64_t head_scale_bytes() const { return config.format->head_scale ? 4 * int64_t(tiles.n_kv_heads) : 0; }
   int64_t state_bytes() const { return 4 * state_values; }
+  /// Beside the parts of other slots.
+  int64_t history_bytes() const { return (kStateHistory - 1) * state_bytes(); }
   int64_t slot_bytes() const {
     return sinks_bytes() + ring_bytes() + centre_bytes() + head_scale_bytes() + state_bytes();
   }

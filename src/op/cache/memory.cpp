@@ -62,21 +62,24 @@ std::map<std::vector<double>, int> turn_tiles(std::span<const KvLayouts> layouts
   return tiles;
 }
 
-int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots) {
+int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, SlotNumbers slots) {
   int64_t bytes = 0;
   for (const KvLayerConfig& layer : layers) {
     const KvLayouts layouts(layer, fragments && device_tiles(layer).ok);
     for (const KvLayout* side : {&layouts.k, &layouts.v})
-      bytes += n_pages[page_class_of(side->tiles)] * side->page_bytes() + n_slots * side->slot_bytes();
+      bytes += n_pages[page_class_of(side->tiles)] * side->page_bytes() + slots.n * side->slot_bytes() +
+               slots.n_histories * side->history_bytes();
   }
   return bytes;
 }
 
-KvMemory::KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots)
-    : n_pages_(n_pages), n_slots_(n_slots) {
+KvMemory::KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, SlotNumbers slots)
+    : n_pages_(n_pages), slots_(slots) {
   for (const KvLayerConfig& layer : layers) layouts_.emplace_back(layer, fragments && device_tiles(layer).ok);
-  RIDGE_CHECK(!layouts_.empty() && n_pages.full > 0 && n_pages.sliding > 0 && n_slots > 0,
-              "{} layers, {} and {} pages, {} slots", layouts_.size(), n_pages.full, n_pages.sliding, n_slots);
+  RIDGE_CHECK(!layouts_.empty() && n_pages.full > 0 && n_pages.sliding > 0 && slots.n > 0,
+              "{} layers, {} and {} pages, {} slots", layouts_.size(), n_pages.full, n_pages.sliding, slots.n);
+  RIDGE_CHECK(slots.n_histories >= 0 && slots.n_histories <= slots.n, "{} of {} slots with a history",
+              slots.n_histories, slots.n);
   for (const PageClass of : {PageClass::full, PageClass::sliding}) {
     const auto is_of = [&](const KvLayouts& layer) { return page_class_of(layer.k.tiles) == of; };
     if (std::ranges::any_of(layouts_, is_of)) classes_.push_back(of);
@@ -85,6 +88,7 @@ KvMemory::KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNu
     for (const KvSide side : kKvSides) {
       page_bytes_[size_t(page_class_of(layer.k.tiles))] += layer.side(side).page_bytes();
       slot_bytes_ += layer.side(side).slot_bytes();
+      history_bytes_ += layer.side(side).history_bytes();
     }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "op/cache/layout.h"
+#include "op/cache/states.h"
 
 namespace ridge {
 
@@ -67,7 +68,7 @@ Status check_side_floats(const KvLayout& layout, const std::byte* bytes);
 std::map<std::vector<double>, int> turn_tiles(std::span<const KvLayouts> layouts, int n_pages);
 
 /// Bytes of the pages and slots of such caches; `fragments`: in the tiles of devices, where those have the format.
-int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots);
+int64_t cache_bytes(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, SlotNumbers slots);
 
 class KvMemory {
  public:
@@ -82,11 +83,17 @@ class KvMemory {
   int n_pages(PageClass of) const { return n_pages_[of]; }
   /// Of full layers: also the most pages in a sequence's list, of whatever class.
   int n_pages() const { return n_pages_.full; }
-  int n_slots() const { return n_slots_; }
-  /// Bytes of one page of a class, of one page of each and of one slot, over all layers.
+  int n_slots() const { return slots_.n; }
+  SlotNumbers slots() const { return slots_; }
+  /// States of a slot: its sequence can bring as many tokens to a step, or to several, and be taken back to any length
+  /// behind the first of them.
+  int states_kept(int slot) const { return slot < slots_.n_histories ? kStateHistory : 1; }
+  /// Bytes of one page of a class, of one page of each and of one slot without a history, over all layers.
   int64_t page_bytes(PageClass of) const { return page_bytes_[size_t(of)]; }
   int64_t page_bytes() const { return page_bytes_[0] + page_bytes_[1]; }
   int64_t slot_bytes() const { return slot_bytes_; }
+  /// What a slot with a history has beside that.
+  int64_t history_bytes() const { return history_bytes_; }
   /// The part of it that this process has, where several share it.
   virtual const KvMemory& here() const { return *this; }
   /// What the allocator gave one side: its pages and slots, and overhead_bytes().
@@ -99,7 +106,8 @@ class KvMemory {
 
   /// A slot as an empty sequence needs it: no centre, no scales of heads.
   virtual void clear_slot(int slot) = 0;
-  virtual void copy_slot(int from, int to) = 0;
+  /// The slot of a sequence of n positions, whose newest state alone is copied.
+  virtual void copy_slot(int from, int to, int n) = 0;
   virtual void copy_page(PageClass of, int from, int to) = 0;
   /// A page that is taken for new rows: its counts start again.
   virtual void clear_counts(PageClass of, int page) = 0;
@@ -133,15 +141,17 @@ class KvMemory {
   static int rotation_layer(std::span<const KvLayerConfig> layers, int i) {
     return layers[size_t(i)].layer >= 0 ? layers[size_t(i)].layer : i;
   }
+  /// Of every layer, of the state behind n tokens of a slot's sequence.
+  int state_number(int slot, int n) const { return int(LayerStates{nullptr, 0, slots_.n_histories}.number(slot, n)); }
   static constexpr int64_t kPadBytes = 64;  ///< kernels may read this far past the last row
   /// `fragments`: tiles are in the order of tensor cores where kernels have one (device_tiles()).
-  KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, int n_slots);
+  KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, SlotNumbers slots);
 
   std::vector<KvLayouts> layouts_;
   const PageNumbers n_pages_;
-  const int n_slots_;
+  const SlotNumbers slots_;
   std::vector<PageClass> classes_;
-  int64_t page_bytes_[kPageClasses] = {}, slot_bytes_ = 0;
+  int64_t page_bytes_[kPageClasses] = {}, slot_bytes_ = 0, history_bytes_ = 0;
 };
 
 /// A side's pages and slot of one sequence in host memory, in the order of its layout.

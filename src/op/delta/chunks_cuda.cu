@@ -317,12 +317,12 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
   const int64_t value = int64_t(head) * s.value_dim;
   // Read again at the end: addresses of the whole state would not fit beside it.
   Sums state[kGroups];
-  const auto each_entry = [&](const auto& visit) {
-    float* const matrix = d.states + d.spans[blockIdx.z].slot * s.state_values() + value * s.key_dim;
+  const auto each_entry = [&](float* of_all, const auto& visit) {
+    float* const matrix = of_all + value * s.key_dim;
     each_value(state, matrix + int64_t(4 * c) * s.value_dim + column, s.value_dim, s.key_dim - 4 * c,
                s.value_dim - column, visit);
   };
-  each_entry([](float& entry, const float* at) { entry = at ? *at : 0; });
+  each_entry(span.path(d.states).before(0), [](float& entry, const float* at) { entry = at ? *at : 0; });
 
   const int n_chunks = (span.n + kTokens - 1) / kTokens;
   if (n_stages > 1) start_chunk(d, span, 0, head, stages[0]);
@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
     }
     __syncthreads();  // all have read the stage
   }
-  each_entry([](float entry, float* at) {
+  each_entry(d.spans[blockIdx.z].path(d.states).behind(span.n - 1), [](float entry, float* at) {
     if (at) *at = entry;
   });
   const int64_t block = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // the blocks of a span move its tail on together

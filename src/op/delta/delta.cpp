@@ -13,13 +13,14 @@ namespace {
 float sigmoid(float x) { return float(1 / (1 + std::exp(-double(x)))); }
 
 /// A block of columns from `first` on of a sequence's new rows through the convolution, whose tail moves on.
-void convolve(const Delta& d, const Taps& taps, const KvSpan& span, int64_t first, float* tail) {
-  const int64_t n = std::min(kTapChannels, taps.channels - first);
+void convolve(const Delta& d, const Taps& taps, const KvSpan& span, int64_t first) {
+  const int64_t n = std::min(kTapChannels, taps.channels - first), tail = d.shape.values() * d.shape.key_dim;
+  const StatePath path = path_of(d.states, span);
   float sums[kTapChannels];
-  for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
-    float* const row = &d.qkv(t, first);
+  for (int t = 0; t < span.n_rows; ++t) {
+    float* const row = &d.qkv(span.first_row + t, first);
     std::fill_n(sums, n, 0.0f);
-    taps.add(first, n, row, tail, sums);
+    taps.add(first, n, row, path.before(t) + tail, path.behind(t) + tail, sums);
     for (int64_t i = 0; i < n; ++i) row[i] = sums[i] / (1 + std::exp(-sums[i]));
   }
 }
@@ -37,14 +38,14 @@ Support always() { return {}; }
 }  // namespace
 
 void delta_step_ref(int64_t key_dim, int64_t value_dim, float keep, float beta, const float* q, const float* k,
-                    const float* v, float* state, float* out) {
+                    const float* v, const float* before, float* state, float* out) {
   for (int64_t j = 0; j < value_dim; ++j) {
     double known = 0, sum = 0;
-    for (int64_t i = 0; i < key_dim; ++i) known += double(state[i * value_dim + j]) * k[i];
+    for (int64_t i = 0; i < key_dim; ++i) known += double(before[i * value_dim + j]) * k[i];
     const double change = beta * (v[j] - keep * known);
     for (int64_t i = 0; i < key_dim; ++i) {
       float& entry = state[i * value_dim + j];
-      entry = float(keep * double(entry) + k[i] * change);
+      entry = float(keep * double(before[i * value_dim + j]) + k[i] * change);
       sum += double(entry) * q[i];
     }
     out[j] = float(sum);
@@ -73,12 +74,11 @@ void gated_delta(CpuContext& context, const Delta& d) {
   const TracedOp traced(
       context, "delta", variant.name,
       {4 * n * channels + state_bytes, 4 * n * s.values() + state_bytes, n * s.n_value_heads * 7 * matrix});
-  const auto state_of = [&](const KvSpan& span) { return d.states + span.slot * s.state_values(); };
 
   const Taps taps{d.conv, s.kernel, channels};
   context.pool.for_each(n_spans * taps.blocks(), [&](int64_t i, int) {
     const KvSpan& span = d.spans[size_t(i / taps.blocks())];
-    convolve(d, taps, span, i % taps.blocks() * kTapChannels, state_of(span) + s.values() * s.key_dim);
+    convolve(d, taps, span, i % taps.blocks() * kTapChannels);
   });
   const float scale = 1 / std::sqrt(float(s.key_dim));
   context.pool.for_each(n * s.n_key_heads, [&](int64_t i, int) {
@@ -90,11 +90,13 @@ void gated_delta(CpuContext& context, const Delta& d) {
     const KvSpan& span = d.spans[size_t(i / s.n_value_heads)];
     const int head = int(i % s.n_value_heads);
     const int64_t key = int64_t(s.key_head(head)) * s.key_dim, value = int64_t(head) * s.value_dim;
-    float* const state = state_of(span) + head * matrix;
+    const StatePath path = path_of(d.states, span);
     for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
+      const int new_token = int(t) - span.first_row;
       const double gate = d.decay[head] * softplus(double(d.a(t, head)) + d.dt_bias[head]);
       variant.step(s.key_dim, s.value_dim, float(std::exp(gate)), sigmoid(d.b(t, head)), &d.qkv(t, key),
-                   &d.qkv(t, keys + key), &d.qkv(t, 2 * keys + value), state, &d.out(t, value));
+                   &d.qkv(t, keys + key), &d.qkv(t, 2 * keys + value), path.before(new_token) + head * matrix,
+                   path.behind(new_token) + head * matrix, &d.out(t, value));
     }
   });
 }

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/view.h"
+#include "op/cache/states.h"
 #include "op/cache/tiles.h"
 #include "op/cpu.h"
 #include "op/delta/shape.h"
@@ -19,8 +20,8 @@ struct Delta {
   const float* conv = nullptr;     ///< [kernel, channels], the last row on the token itself
   const float* decay = nullptr;    ///< [n_value_heads], negative
   const float* dt_bias = nullptr;  ///< [n_value_heads]
-  std::span<const KvSpan> spans;   ///< first_row, n_rows and slot count here
-  float* states = nullptr;         ///< [n_slots, state_values], read and written
+  std::span<const KvSpan> spans;   ///< first_row, n_rows, n_past and slot count here
+  LayerStates states;              ///< of state_values each, read and written
   View2<float> qkv;                ///< [n, channels]: all q, all k, all v; overwritten
   View2<const float> a, b;         ///< [n, n_value_heads]
   View2<float> out;                ///< [n, values]
@@ -28,10 +29,10 @@ struct Delta {
 /// A token's results are the same bits however a prompt is cut: tokens go through the state one by one.
 void gated_delta(CpuContext& context, const Delta& delta);
 
-/// One token through the matrix of one value head, state [key_dim, value_dim]: `keep` is what the state is multiplied
-/// by, q and k have their lengths already. q, k [key_dim]; v, out [value_dim].
+/// One token through the matrix of one value head [key_dim, value_dim], from `before` to `state`, which may be one:
+/// `keep` is what the state is multiplied by, q and k have their lengths already. q, k [key_dim]; v, out [value_dim].
 using DeltaStep = void(int64_t key_dim, int64_t value_dim, float keep, float beta, const float* q, const float* k,
-                       const float* v, float* state, float* out);
+                       const float* v, const float* before, float* state, float* out);
 /// The kernels of a token, one an ISA.
 struct DeltaVariant {
   std::string_view name;

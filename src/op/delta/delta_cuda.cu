@@ -33,8 +33,8 @@ __global__ void conv_kernel(const DeviceDelta d) {
   const int64_t channels = d.shape.channels(), c = int64_t(blockIdx.x) * kConvThreads + threadIdx.x;
   if (span.chunk < 0 || c >= channels) return;
   const int first = int(blockIdx.z) * kConvRows, end = min(span.n, first + kConvRows);
-  for (int t = first; t < end; ++t)
-    d.mixed[(span.first + t) * channels + c] = mixed_at(d, span, tail_of(d, span), t, c);
+  const float* const tail = tail_of(d, span.path(d.states).before(0));
+  for (int t = first; t < end; ++t) d.mixed[(span.first + t) * channels + c] = mixed_at(d, span, tail, t, c);
 }
 
 /// A warp: z[i] = gate[i] x[i] / sqrt(mean(x^2) + eps) weight[i]
@@ -111,12 +111,16 @@ struct Taps {
     }
     return silu(fmaf(weights[kMostDeltaTaps - 1], input, sum));
   }
-  /// The inputs before the next span.
+  /// The inputs before the next token.
   __device__ void store(const DeviceDelta& d, float* tail, int64_t channel) const {
+    const int n_missing = kMostDeltaTaps - d.shape.kernel;
+    float* at = tail + channel;
 #pragma unroll
-    for (int k = 0; k + 1 < kMostDeltaTaps; ++k)
-      if (const int row = k - kMostDeltaTaps + d.shape.kernel; row >= 0)
-        tail[row * d.shape.channels() + channel] = inputs[k];
+    for (int k = 0; k + 1 < kMostDeltaTaps; ++k) {
+      if (k < n_missing) continue;
+      *at = inputs[k];
+      at += d.shape.channels();
+    }
   }
 };
 
@@ -146,8 +150,6 @@ __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d
   const int head = int(blockIdx.x), part = thread % kParts, column = thread / kParts;
   const bool inside = column < s.value_dim;
   const int64_t key = int64_t(s.key_head(head)) * s.key_dim, value = int64_t(head) * s.value_dim;
-  float* const tail = tail_of(d, span);
-
   // What the step does not write is read before the wait: the inputs before this step and the state.
   const int n_channels = 2 * s.key_dim + s.value_dim;
   const auto each_channel = [&](const auto& visit) {  // (0 or 1, number in the block, channel)
@@ -160,19 +162,19 @@ __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d
                                   : 2 * s.keys() + value + i - 2 * s.key_dim);
   };
   Taps taps[2];
-  each_channel([&](int j, int, int64_t channel) { taps[j].load(d, tail, channel); });
-  float* const state = d.states + span.slot * s.state_values() + value * s.key_dim + column;
+  float* const before = span.path(d.states).before(0);
+  each_channel([&](int j, int, int64_t channel) { taps[j].load(d, tail_of(d, before), channel); });
   float matrix[kGroups][4];
-  const auto each_entry = [&](const auto& visit) {
+  const auto each_entry = [&](float* state, const auto& visit) {
+    // Addresses that are made one from another need few registers.
+    float* at = state + value * s.key_dim + part * 4 * s.value_dim + column;
+    const int n_keys = inside ? s.key_dim - part * 4 : 0;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g)
+    for (int g = 0; g < kGroups; ++g, at += (kGroupKeys - 4) * s.value_dim)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int i = g * kGroupKeys + part * 4 + e;
-        visit(matrix[g][e], inside && i < s.key_dim ? state + int64_t(i) * s.value_dim : nullptr);
-      }
+      for (int e = 0; e < 4; ++e, at += s.value_dim) visit(matrix[g][e], g * kGroupKeys + e < n_keys ? at : nullptr);
   };
-  each_entry([](float& entry, const float* at) { entry = at ? *at : 0; });
+  each_entry(before, [](float& entry, const float* at) { entry = at ? *at : 0; });
   for (int i = s.key_dim + thread; i < kKeys; i += n_threads) keys[i] = queries[i] = 0;
   const bool of_keep = warp == 2;  // warp 3 makes beta
   const float dt_bias = d.dt_bias[head], decay = d.decay[head];
@@ -246,13 +248,17 @@ __global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d
     if (part == 0 && inside) outs[column] = sum;
     __syncthreads();
     if (warp == 0) normed_gate(s.value_dim, outs, gate, d.norm, d.norm_eps, d.z + row * s.values() + value);
+    // Read again: what finds the places of states would fill registers all the way.
+    const StatePath path = d.spans[blockIdx.y].path(d.states);
+    if (t < path.first_kept()) continue;
+    float* const behind = path.behind(t);
+    each_entry(behind, [](float entry, float* at) {
+      if (at) *at = entry;
+    });
+    each_channel([&](int j, int i, int64_t channel) {
+      if (is_last || i >= 2 * s.key_dim) taps[j].store(d, tail_of(d, behind), channel);
+    });
   }
-  each_entry([](float entry, float* at) {
-    if (at) *at = entry;
-  });
-  each_channel([&](int j, int i, int64_t channel) {
-    if (is_last || i >= 2 * s.key_dim) taps[j].store(d, tail, channel);
-  });
 }
 
 // In parts: a block has 32 columns of a head, so that a few sequences fill the device too. A lane has a column, a warp
@@ -297,19 +303,22 @@ __global__ void __launch_bounds__(32 * kPartWarps, kWarpKeys > 16 ? 1 : 2) part_
       return i < 2 * kKeys + kPartColumns && of_value < s.value_dim ? 2 * s.keys() + value + of_value : -1;
     return i % kKeys < s.key_dim ? i / kKeys * s.keys() + key + i % kKeys : -1;
   };
+  float* const before = span.path(d.states).before(0);
   Taps taps[kChannels];
   int64_t channels[kChannels];
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
     channels[j] = channel_of(j * kThreads + thread);
-    if (channels[j] >= 0) taps[j].load(d, tail_of(d, span), channels[j]);
+    if (channels[j] >= 0) taps[j].load(d, tail_of(d, before), channels[j]);
   }
-  float* const state =
-      d.states + span.slot * s.state_values() + value * s.key_dim + int64_t(first_key) * s.value_dim + column;
   float matrix[kWarpKeys];
+  const auto each_entry = [&](float* state, const auto& visit) {
+    float* at = state + value * s.key_dim + int64_t(first_key) * s.value_dim + column;
+    const int n_keys = inside ? s.key_dim - first_key : 0;
 #pragma unroll
-  for (int i = 0; i < kWarpKeys; ++i)
-    matrix[i] = inside && first_key + i < s.key_dim ? state[int64_t(i) * s.value_dim] : 0;
+    for (int i = 0; i < kWarpKeys; ++i, at += s.value_dim) visit(matrix[i], i < n_keys ? at : nullptr);
+  };
+  each_entry(before, [](float& entry, const float* at) { entry = at ? *at : 0; });
   const bool of_keep = warp == kPartWarps - 2, of_beta = warp == kPartWarps - 1;
   const float dt_bias = d.dt_bias[head], decay = d.decay[head];
   const float* const gate_inputs = (of_keep ? d.a : d.b) + head;
@@ -373,10 +382,13 @@ __global__ void __launch_bounds__(32 * kPartWarps, kWarpKeys > 16 ? 1 : 2) part_
           fmaf(keep * by_query, asked, by_query * of_both * by_change);
 #pragma unroll
     for (int i = 0; i < kWarpKeys; ++i) matrix[i] = fmaf(room.keys[first_key + i], by_change, keep * matrix[i]);
+    // Read again: what finds the places of states would fill registers all the way.
+    const StatePath path = d.spans[blockIdx.z].path(d.states);
+    if (t < path.first_kept()) continue;
+    each_entry(path.behind(t), [](float entry, float* at) {
+      if (at) *at = entry;
+    });
   }
-#pragma unroll
-  for (int i = 0; i < kWarpKeys; ++i)
-    if (inside && first_key + i < s.key_dim) state[int64_t(i) * s.value_dim] = matrix[i];
 }
 
 void launch_gates(gpu::StreamHandle stream, const DeviceDelta& d, bool in_parts) {
@@ -407,7 +419,18 @@ void launch_state(gpu::StreamHandle stream, const DeviceDelta& d) {
   gpu::launch("delta states", kernel, {blocks, unsigned(n_threads), 0, stream, d.overlap}, d);
 }
 
+__global__ void place_kernel(DeltaSpan* spans, int n_spans, const StepRow* rows) {
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n_spans && spans[i].n > 0) spans[i].n_past = rows[spans[i].row].position;
+}
+
 }  // namespace
+
+void device_place_spans(gpu::StreamHandle stream, DeltaSpan* spans, int n_spans, const StepRow* rows) {
+  constexpr int kThreads = 128;
+  gpu::launch("delta places", place_kernel, {unsigned(gpu::ceil_div(n_spans, kThreads)), kThreads, 0, stream}, spans,
+              n_spans, rows);
+}
 
 void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& delta) {
   DeviceDelta d = delta;

@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "gpu/device.h"
+#include "op/cache/states.h"
+#include "op/cache/step_rows.h"
 #include "op/delta/shape.h"
 
 namespace ridge {
@@ -19,11 +21,15 @@ inline constexpr int kDeltaChunk = 32;
 inline constexpr int64_t kDeltaChunkFloats = 2144;  ///< scratch of a chunk and a value head
 
 /// Rows [first, first + n) of a step's matrices are the new tokens of the sequence in `slot`. Without rows nothing is
-/// done. 16 bytes, read in one piece.
+/// done. 32 bytes, read in two pieces.
 struct alignas(16) DeltaSpan {
   int32_t first = 0, n = 0, slot = 0;
   int32_t chunk = -1;  ///< number of its first chunk in the step; below 0: token by token
+  int32_t row = 0;     ///< number of its first token in the step's list of rows
+  int32_t n_past = 0;  ///< tokens before them; of slots with a history
+  int32_t padding[2] = {};
 
+  RIDGE_HD StatePath path(const LayerStates& states) const { return {states, slot, n_past, n}; }
   bool operator==(const DeltaSpan&) const = default;
 };
 
@@ -36,8 +42,8 @@ struct DeviceDelta {
   float norm_eps = 0;
   const DeltaSpan* spans = nullptr;
   int n_spans = 0;
-  int most = 0;             ///< rows of one span, at most
-  float* states = nullptr;  ///< [n_slots, state_values], read and written
+  int most = 0;        ///< rows of one span, at most
+  LayerStates states;  ///< of state_values each, read and written
   /// Matrices [rows of the step]: qkv [channels]; z [values]; a, b [n_value_heads]
   const float* qkv = nullptr;
   float* z = nullptr;  ///< read and written: silu(z) times the rule's output, normed over each head
@@ -53,6 +59,9 @@ struct DeviceDelta {
   float* out = nullptr;     ///< [rows of the step, values]: the rule's output, in parts too
   float* chunks = nullptr;  ///< [chunks of the step, n_value_heads, kDeltaChunkFloats], aligned to 16 bytes
 };
+/// Sets n_past of the spans from the positions of their first tokens, which only the device may know.
+void device_place_spans(gpu::StreamHandle stream, DeltaSpan* spans, int n_spans, const StepRow* rows);
+
 /// Two launches for the spans that go token by token in parts, one for whole heads, five for those with chunks. Token by
 /// token, results are the same bits however a prompt is cut and whatever else is in the step; by chunks they are near
 /// those.

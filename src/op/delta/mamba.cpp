@@ -10,13 +10,14 @@ namespace ridge {
 namespace {
 
 /// A block of channels from `first` on of a sequence's new rows through the convolution, whose tail moves on.
-void convolve(const Mamba& m, const Taps& taps, const KvSpan& span, int64_t first, float* tail) {
-  const int64_t n = std::min(kTapChannels, taps.channels - first);
+void convolve(const Mamba& m, const Taps& taps, const KvSpan& span, int64_t first) {
+  const int64_t n = std::min(kTapChannels, taps.channels - first), tail = m.shape.inner() * m.shape.state_dim;
+  const StatePath path = path_of(m.states, span);
   float sums[kTapChannels];
-  for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
-    float* const row = &m.in(t, m.shape.inner() + first);
+  for (int t = 0; t < span.n_rows; ++t) {
+    float* const row = &m.in(span.first_row + t, m.shape.inner() + first);
     std::copy_n(m.conv_bias + first, n, sums);
-    taps.add(first, n, row, tail, sums);
+    taps.add(first, n, row, path.before(t) + tail, path.behind(t) + tail, sums);
     for (int64_t i = 0; i < n; ++i) row[i] = sums[i] / (1 + std::exp(-sums[i]));
   }
 }
@@ -25,17 +26,22 @@ void convolve(const Mamba& m, const Taps& taps, const KvSpan& span, int64_t firs
 struct Factors {
   float keep, dt, d;
 };
+/// The matrix of a head [state_dim, head_dim], in front of a token and behind it.
+struct Matrices {
+  const float* before;
+  float* behind;
+};
 
-/// One token through the matrix of one head, state [state_dim, head_dim]. `b` are B of the head's group.
-void step(const MambaShape& shape, const Factors& by, const float* x, const float* b, float* state, float* out) {
+/// One token through the matrix of one head. `b` are B of the head's group.
+void step(const MambaShape& shape, const Factors& by, const float* x, const float* b, Matrices state, float* out) {
   const int64_t head_dim = shape.head_dim;
   const float* const c = b + int64_t(shape.n_groups) * shape.state_dim;
   for (int64_t i = 0; i < head_dim; ++i) out[i] = by.d * x[i];
-  for (int64_t s = 0; s < shape.state_dim; ++s, state += head_dim) {
+  for (int64_t s = 0; s < shape.state_dim; ++s, state.before += head_dim, state.behind += head_dim) {
     const float in = by.dt * b[s], read = c[s];
     for (int64_t i = 0; i < head_dim; ++i) {
-      const float value = by.keep * state[i] + in * x[i];
-      state[i] = value;
+      const float value = by.keep * state.before[i] + in * x[i];
+      state.behind[i] = value;
       out[i] += read * value;
     }
   }
@@ -52,23 +58,24 @@ void mamba2(CpuContext& context, const Mamba& m) {
   const TracedOp traced(
       context, "mamba2", {},
       {4 * n * s.columns() + state_bytes, 4 * n * inner + state_bytes, n * inner * int64_t(s.state_dim) * 5});
-  const auto state_of = [&](const KvSpan& span) { return m.states + span.slot * s.state_values(); };
 
   const Taps taps{m.conv, s.kernel, channels};
   context.pool.for_each(n_spans * taps.blocks(), [&](int64_t i, int) {
     const KvSpan& span = m.spans[size_t(i / taps.blocks())];
-    convolve(m, taps, span, i % taps.blocks() * kTapChannels, state_of(span) + inner * s.state_dim);
+    convolve(m, taps, span, i % taps.blocks() * kTapChannels);
   });
   context.pool.for_each(n_spans * s.n_heads, [&](int64_t i, int) {
     const KvSpan& span = m.spans[size_t(i / s.n_heads)];
     const int64_t head = i % s.n_heads, group = head / (s.n_heads / s.n_groups);
-    float* const state = state_of(span) + head * s.state_dim * s.head_dim;
+    const StatePath path = path_of(m.states, span);
+    const int64_t matrix = head * s.state_dim * s.head_dim;
     for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
       const float* const x = &m.in(t, inner);  // x of all heads, B of all groups, C of all groups, dt
       const float* const b = x + inner + group * s.state_dim;
       const double dt = softplus(double(x[channels + head]) + m.dt_bias[head]);
-      step(s, {float(std::exp(m.decay[head] * dt)), float(dt), m.d[head]}, x + head * s.head_dim, b, state,
-           &m.out(t, head * s.head_dim));
+      const int new_token = int(t) - span.first_row;
+      step(s, {float(std::exp(m.decay[head] * dt)), float(dt), m.d[head]}, x + head * s.head_dim, b,
+           {path.before(new_token) + matrix, path.behind(new_token) + matrix}, &m.out(t, head * s.head_dim));
     }
   });
 }

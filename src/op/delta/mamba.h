@@ -4,6 +4,7 @@
 #include <span>
 
 #include "base/view.h"
+#include "op/cache/states.h"
 #include "op/cache/tiles.h"
 #include "op/cpu.h"
 
@@ -36,8 +37,8 @@ struct Mamba {
   const float* decay = nullptr;      ///< [n_heads], negative
   const float* dt_bias = nullptr;    ///< [n_heads]
   const float* d = nullptr;          ///< [n_heads]
-  std::span<const KvSpan> spans;     ///< first_row, n_rows and slot count here
-  float* states = nullptr;           ///< [n_slots, state_values], read and written
+  std::span<const KvSpan> spans;     ///< first_row, n_rows, n_past and slot count here
+  LayerStates states;                ///< of state_values each, read and written
   View2<float> in;                   ///< [n, columns]; its channels are overwritten
   View2<float> out;                  ///< [n, inner]
 };

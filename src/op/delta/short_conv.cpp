@@ -19,14 +19,14 @@ void short_conv(CpuContext& context, const ShortConv& conv) {
   context.pool.for_each(n_spans * taps.blocks(), [&](int64_t i, int) {
     const KvSpan& span = conv.spans[size_t(i / taps.blocks())];
     const int64_t first = i % taps.blocks() * kTapChannels, n_here = std::min(kTapChannels, channels - first);
-    float* const tail = conv.states + span.slot * n_tail * channels;
+    const StatePath path = path_of(conv.states, span);
     float u[kTapChannels];
-    for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
-      const float *const b = &conv.bcx(t, first), *const c = b + channels, *const x = c + channels;
-      float* const out = &conv.out(t, first);
+    for (int t = 0; t < span.n_rows; ++t) {
+      const float *const b = &conv.bcx(span.first_row + t, first), *const c = b + channels, *const x = c + channels;
+      float* const out = &conv.out(span.first_row + t, first);
       for (int64_t j = 0; j < n_here; ++j) u[j] = b[j] * x[j];
       std::fill_n(out, n_here, 0.0f);
-      taps.add(first, n_here, u, tail, out);
+      taps.add(first, n_here, u, path.before(t), path.behind(t), out);
       for (int64_t j = 0; j < n_here; ++j) out[j] *= c[j];
     }
   });

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "base/view.h"
+#include "op/cache/states.h"
 #include "op/cache/tiles.h"
 #include "op/cpu.h"
 
@@ -14,8 +15,8 @@ namespace ridge {
 struct ShortConv {
   int kernel = 0;
   const float* weights = nullptr;  ///< [kernel, channels], the last row on the token itself
-  std::span<const KvSpan> spans;   ///< first_row, n_rows and slot count here
-  float* states = nullptr;         ///< [n_slots, kernel - 1, channels], the oldest first; read and written
+  std::span<const KvSpan> spans;   ///< first_row, n_rows, n_past and slot count here
+  LayerStates states;              ///< [kernel - 1, channels] each, the oldest first; read and written
   View2<const float> bcx;          ///< [n, 3 channels]: all b, all c, all x
   View2<float> out;                ///< [n, channels]
 };

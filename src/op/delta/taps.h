@@ -1,9 +1,12 @@
-// What mixers with a state share: the causal convolution of each channel, and softplus.
+// What mixers with a state share: the states of a step, the causal convolution of each channel, and softplus.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+
+#include "op/cache/states.h"
+#include "op/cache/tiles.h"
 
 namespace ridge {
 
@@ -18,19 +21,24 @@ struct Taps {
 
   int64_t blocks() const { return (channels + kTapChannels - 1) / kTapChannels; }
   /// sums[i] += what a token's convolution gives for channel first + i, of n channels. x [n]: their inputs. tail
-  /// [kernel - 1, channels]: the inputs of the tokens before, the oldest first; x joins it.
-  void add(int64_t first, int64_t n, const float* x, float* tail, float* sums) const {
+  /// [kernel - 1, channels]: the inputs of the tokens before, the oldest first. `next` gets those of the token behind,
+  /// x among them; it may be the tail itself.
+  void add(int64_t first, int64_t n, const float* x, const float* tail, float* next, float* sums) const {
     const int n_tail = kernel - 1;
     for (int k = 0; k <= n_tail; ++k) {
       const float *const from = k < n_tail ? tail + k * channels + first : x, *const w = weights + k * channels + first;
       for (int64_t i = 0; i < n; ++i) sums[i] += w[i] * from[i];
     }
     for (int k = 0; k < n_tail; ++k) {
-      const float* const next = k + 1 < n_tail ? tail + (k + 1) * channels + first : x;
-      std::copy(next, next + n, tail + k * channels + first);
+      const float* const from = k + 1 < n_tail ? tail + (k + 1) * channels + first : x;
+      std::copy(from, from + n, next + k * channels + first);
     }
   }
 };
+
+inline StatePath path_of(const LayerStates& states, const KvSpan& span) {
+  return {states, span.slot, span.n_past, span.n_rows};
+}
 
 inline double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
