@@ -51,6 +51,7 @@ struct ModelInfo {
   int64_t n_params = 0;
   int64_t weight_bytes = 0;                ///< all weight tensors as stored
   int64_t decode_weight_bytes = 0;         ///< weight bytes one decode step must read
+  std::string packing;                     ///< what loading made of a checkpoint's packed matrices; "": none were
   std::vector<std::string> unread_fields;  ///< of config.json: no reader of such models knows them
   bool has_tokenizer = false;
   bool add_bos = false;

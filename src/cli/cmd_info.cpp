@@ -173,6 +173,7 @@ lab::Row model_row(const Model& model) {
                {"n_params", m.n_params},
                {"weight_bytes", m.weight_bytes},
                {"decode_weight_bytes", m.decode_weight_bytes},
+               {"packing", m.packing},
                {"unread_fields", m.unread_fields},
                {"has_tokenizer", m.has_tokenizer},
                {"add_bos", m.add_bos},

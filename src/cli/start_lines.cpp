@@ -45,12 +45,14 @@ std::vector<std::string> cache_lines(const KvReport& kv) {
 
 std::string start_lines(const ModelInfo& info, const Session& session, const KvChoice& kv) {
   const int n_ctx = session.n_ctx();
-  std::string unread;
+  std::string unread, unpacked;
+  if (!info.packing.empty()) unpacked = fmt::format("unpacked {}\n", info.packing);
   if (!info.unread_fields.empty())
     unread = fmt::format("fields   of config.json that nothing reads: {}\n", fmt::join(info.unread_fields, ", "));
-  return unread + fmt::format("model    {} ({}), {}\ncache    {}: {}, context {} tokens{}\n", info.name, info.arch,
-                              device_text(info), kv_text(kv), chat::cache_cost(info, session), n_ctx,
-                              n_ctx > info.n_ctx_train ? fmt::format(" (trained for {})", info.n_ctx_train) : "");
+  return unread + unpacked +
+         fmt::format("model    {} ({}), {}\ncache    {}: {}, context {} tokens{}\n", info.name, info.arch,
+                     device_text(info), kv_text(kv), chat::cache_cost(info, session), n_ctx,
+                     n_ctx > info.n_ctx_train ? fmt::format(" (trained for {})", info.n_ctx_train) : "");
 }
 
 std::string more_start_lines(const ModelInfo& info, const Session& session) {

@@ -66,6 +66,7 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .tied_output = c.tied_output,
                  .n_params = model.weights.n_params,
                  .weight_bytes = model.weights.stored_bytes,
+                 .packing = model.packing,
                  .unread_fields = model.unread_fields,
                  .has_tokenizer = model.tokenizer.has_value(),
                  .add_bos = model.tokenizer && model.tokenizer->spec().add_bos,

@@ -1,5 +1,5 @@
 // int4_g128: 4-bit integers, one fp16 scale per 128 weights, 4.125 bits per weight. No GGUF type: it lives in
-// safetensors, packed there as io/int4_packed.h says, and becomes these blocks when it is loaded.
+// safetensors, packed there as io/packed.h says, and becomes these blocks when it is loaded.
 //
 // value = (nibble - 8) * scale; weight 2i is the low nibble of q[i], weight 2i + 1 its high nibble, so that the bytes
 // are also 16 little-endian words whose nibble t is weight 8j + t. The encoder takes scale = fp16(max|w| / 7) and

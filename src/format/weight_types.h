@@ -2,6 +2,7 @@
 // device's lookup of rows are made from this list. A new format is one header and one row here.
 #pragma once
 
+#include "format/fp8_g32.h"
 #include "format/i2_s.h"
 #include "format/int4_g128.h"
 #include "format/iq1.h"
@@ -9,6 +10,7 @@
 #include "format/iq3.h"
 #include "format/iq4.h"
 #include "format/mxfp4.h"
+#include "format/nvfp4.h"
 #include "format/plain.h"
 #include "format/q2_k.h"
 #include "format/q3_k.h"
@@ -33,6 +35,7 @@ using WeightFormatTypes = WeightTypes<
     F32,
     F16,
     BF16,
+    FP8_G32,
     Q8_0,
     Q6_K,
     Q5_K,
@@ -43,6 +46,7 @@ using WeightFormatTypes = WeightTypes<
     Q4_0,
     IQ4_NL,
     IQ4_XS,
+    NVFP4,
     MXFP4,
     Q3_K,
     IQ3_S,

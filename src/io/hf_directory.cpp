@@ -144,6 +144,7 @@ Result<HfDirectory> open_hf_directory(const fs::path& path) {
   RIDGE_TRY(directory.tokenizer_config_json, read_optional(path / "tokenizer_config.json", kMaxConfigBytes));
   RIDGE_TRY(directory.special_tokens_map_json, read_optional(path / "special_tokens_map.json", kMaxConfigBytes));
   RIDGE_TRY(directory.generation_config_json, read_optional(path / "generation_config.json", kMaxConfigBytes));
+  RIDGE_TRY(directory.hf_quant_config_json, read_optional(path / "hf_quant_config.json", kMaxConfigBytes));
   RIDGE_TRY_STATUS(load_weights(directory));
   return directory;
 }

@@ -39,14 +39,15 @@ Result<const WeightFormat*> read_dtype(const Json& entry) {
   if (!dtype->is_string()) return bad_file("has a 'dtype' that is {}, expected a string", dtype->type_name());
   const auto& name = dtype->get_ref<const std::string&>();
   if (const WeightFormat* const format = weight_format_of_dtype(name)) return format;
-  for (const WeightFormat* const integers : {&packed_words(), &wide_words(), &packed_bytes()})
-    if (name == integers->safetensors_dtype) return integers;
+  const WeightFormat* const others[] = {&packed_words(), &wide_words(), &packed_bytes(), &packed_e4m3()};
+  for (const WeightFormat* const other : others)
+    if (name == other->safetensors_dtype) return other;
   std::string supported;
   for (const WeightFormat& format : weight_formats())
-    if (!format.safetensors_dtype.empty())
-      supported += fmt::format("{}{}", supported.empty() ? "" : ", ", format.safetensors_dtype);
-  return bad_file("has dtype {} (not supported; supported: {}, {}, {}, {})", in_quotes(name), supported,
-                  packed_words().safetensors_dtype, wide_words().safetensors_dtype, packed_bytes().safetensors_dtype);
+    if (!format.safetensors_dtype.empty()) supported += fmt::format("{}, ", format.safetensors_dtype);
+  for (const WeightFormat* const other : others)
+    supported += fmt::format("{}{}", other == others[0] ? "" : ", ", other->safetensors_dtype);
+  return bad_file("has dtype {} (not supported; supported: {})", in_quotes(name), supported);
 }
 
 /// An array of integers from 0 to 2^63 - 1.
@@ -67,6 +68,7 @@ Status read_entry(const Json& entry, uint64_t data_bytes, TensorEntry& record) {
   if (!entry.is_object()) return bad_file("is {}, expected an object", entry.type_name());
   RIDGE_TRY(record.tensor.format, read_dtype(entry));
   RIDGE_TRY(record.tensor.shape, read_sizes(entry, "shape"));
+  if (record.tensor.shape.empty()) record.tensor.shape = {1};  // a scalar: the scale of a matrix
   if (record.tensor.shape.size() > kMaxDims)
     return bad_file("has {} dimensions, expected at most {}", record.tensor.shape.size(), kMaxDims);
   RIDGE_TRY(const uint64_t bytes, storage_bytes(*record.tensor.format, record.tensor.shape));

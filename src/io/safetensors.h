@@ -13,9 +13,9 @@
 namespace ridge::io {
 
 /// Parses one safetensors image: u64 header length, JSON header, data. Refuses a header over 100 MB, deep JSON,
-/// reversed, negative, gapped or overlapping offsets, unknown dtypes, duplicate names and trailing bytes. Scalars and
-/// tensors without elements are refused too (no model weight is one), as is data not aligned to its element size.
-/// Tensors come in the order of their data.
+/// reversed, negative, gapped or overlapping offsets, unknown dtypes, duplicate names and trailing bytes. Tensors
+/// without elements are refused too (no model weight is one), as is data not aligned to its element size. A scalar has
+/// the shape [1]. Tensors come in the order of their data.
 Result<std::vector<Tensor>> parse_safetensors(std::span<const std::byte> file, std::string_view where);
 
 /// What write_safetensors() writes for one tensor.
@@ -47,6 +47,7 @@ struct HfDirectory {
   std::string tokenizer_json;                                   ///< empty when the file is absent
   std::string tokenizer_config_json;                            ///< empty when the file is absent
   std::string special_tokens_map_json, generation_config_json;  ///< empty when the file is absent
+  std::string hf_quant_config_json;                             ///< likewise: how ModelOpt packed the matrices
   std::vector<MappedFile> files;
   std::vector<Tensor> tensors;
   const Tensor* find(std::string_view name) const;

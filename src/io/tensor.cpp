@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "format/e4m3.h"
 
 namespace ridge::io {
 namespace {
@@ -17,6 +18,15 @@ struct Whole {
   static void decode(const Block& block, float* out) { *out = float(block); }
   static void encode(const float* in, Block& block) { block = Block(*in); }
 };
+struct E4m3 {
+  using Block = uint8_t;
+  static constexpr const char* kName = "f8_e4m3";
+  static constexpr const char* kDtype = "F8_E4M3";
+  static constexpr int kGroup = 1;
+  static void decode(const Block& block, float* out) { *out = e4m3_value(block); }
+  static void set_scale(Block&, float) {}
+};
+constexpr WeightFormat kPackedE4m3 = make_weight_format<E4m3>();
 constexpr WeightFormat kPackedWords = make_weight_format<Whole<int32_t>>();
 constexpr WeightFormat kWideWords = make_weight_format<Whole<int64_t>>();
 constexpr WeightFormat kPackedBytes = make_weight_format<Whole<uint8_t>>();
@@ -25,6 +35,7 @@ constexpr WeightFormat kPackedBytes = make_weight_format<Whole<uint8_t>>();
 
 const WeightFormat& packed_words() { return kPackedWords; }
 const WeightFormat& packed_bytes() { return kPackedBytes; }
+const WeightFormat& packed_e4m3() { return kPackedE4m3; }
 const WeightFormat& wide_words() { return kWideWords; }
 
 Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64_t> shape) {
@@ -43,7 +54,7 @@ Result<uint64_t> storage_bytes(const WeightFormat& format, std::span<const int64
 }
 
 Result<float> tensor_scale(const Tensor& tensor) {
-  if (tensor.format->tail_bytes == 0) return 1.0f;
+  if (tensor.format->tail_bytes == 0) return tensor.scale;
   float scale;
   std::memcpy(&scale, tensor.data.data() + tensor.data.size() - size_t(tensor.format->tail_bytes), sizeof scale);
   if (!std::isfinite(scale)) return bad_file("the scale behind the {} codes is {}", tensor.format->name, scale);

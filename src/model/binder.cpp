@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "format/i2_s.h"
-#include "format/int4_g128.h"
 #include "format/mxfp4.h"
+#include "format/nvfp4.h"
 
 namespace ridge {
 
@@ -114,12 +114,14 @@ void Binder::read_experts(const TensorRow& row, int layer, std::vector<ExpertWei
 }
 
 Linear Binder::matrix(const std::string& tensor_name, TensorShape shape) {
-  if (file_.int4 != io::Int4Layout::none && packed(tensor_name, "qweight")) return int4_matrix(tensor_name, shape);
   const io::Tensor* tensor = find(tensor_name, {shape.n_out, shape.n_in});
   if (!tensor) return {};
   const auto checked_scale = [&]() -> Result<float> {
     if (tensor->format->check) RIDGE_TRY_STATUS(tensor->format->check(tensor->data.data(), shape.n_out * shape.n_in));
-    return io::tensor_scale(*tensor);
+    const float extra =
+        is_gguf() && tensor->format->gguf_type == NVFP4::kGgufType ? extra_scales(tensor_name, 1)[0] : 1;
+    RIDGE_TRY(const float scale, io::tensor_scale(*tensor));
+    return scale * extra;
   };
   const Result<float> scale = checked_scale();
   if (!scale) return problem(fmt::format("{} {}", tensor->name, scale.error().message)), Linear{};
@@ -127,27 +129,16 @@ Linear Binder::matrix(const std::string& tensor_name, TensorShape shape) {
           .n_out = shape.n_out,
           .n_in = shape.n_in,
           .rows = tensor->data.data(),
+          .order = tensor->order.empty() ? nullptr : tensor->order.data(),
           .scale = *scale,
           .int8_activations = tensor->format->gguf_type == I2_S::kGgufType};
-}
-
-Linear Binder::int4_matrix(const std::string& tensor_name, TensorShape shape) {
-  const io::Int4Matrix parts{packed(tensor_name, "qweight"), packed(tensor_name, "scales"),
-                             packed(tensor_name, "qzeros"), packed(tensor_name, "g_idx")};
-  if (const Status ok = io::check_int4(file_.int4, parts, shape.n_out, shape.n_in); !ok)
-    return problem(fmt::format("{}: {}", tensor_name, ok.error().message)), Linear{};
-  Linear m{.format = *find_weight_format(Int4G128::kName), .n_out = shape.n_out, .n_in = shape.n_in};
-  AlignedBuffer& buffer = weights_.buffers.emplace_back(m.bytes());
-  io::unpack_int4(file_.int4, parts, shape.n_out, shape.n_in, buffer.data());
-  m.rows = buffer.data();
-  return m;
 }
 
 Linear Binder::ternary_matrix(const std::string& tensor_name, TensorShape shape) {
   if (file_.ternary != TernaryLayout::master) return packed_ternary_matrix(tensor_name, shape);
   Linear m = matrix(tensor_name, shape);
   if (!m.format) return m;
-  if (is_gguf()) m.scale *= extra_scale(tensor_name);
+  if (is_gguf()) m.scale *= extra_scales(tensor_name, 1)[0];
   if (m.int8_activations) return m;
   const io::Tensor& tensor = *by_name_[tensor_name];
   if (tensor.format->check) weights_.ternary_source = tensor.format;
@@ -238,30 +229,16 @@ Values Binder::convolution(const std::string& tensor_name, TensorShape shape) {
   return turned;
 }
 
-float Binder::extra_scale(std::string weight_name) {
+Values Binder::extra_scales(std::string weight_name, int64_t n) {
   const std::string scale_name = weight_name.replace(weight_name.rfind(".weight"), 7, ".scale");
-  if (!by_name_.contains(scale_name)) return 1;
-  const Values scale = values(scale_name, {1});
-  return scale.empty() ? 1 : scale[0];
+  Values scales;
+  if (by_name_.contains(scale_name)) scales = values(scale_name, {n});
+  return scales.empty() ? Values(size_t(n), 1.0f) : scales;
 }
 
 int Binder::weights_per_element(const io::Tensor& tensor) const {
-  if (file_.ternary != TernaryLayout::master)
-    return tensor.format == &io::packed_bytes() ? 4 : tensor.name.ends_with(".weight_scale") ? 0 : 1;
-  if (file_.int4 == io::Int4Layout::none) return 1;
-  if (tensor.name.ends_with(".qweight")) return 8;
-  for (const std::string_view extra : {".scales", ".qzeros", ".g_idx"})
-    if (tensor.name.ends_with(extra)) return 0;
-  return 1;
-}
-
-const io::Tensor* Binder::packed(std::string tensor_name, std::string_view part) {
-  const size_t at = tensor_name.rfind("weight");
-  if (at == std::string::npos) return nullptr;
-  const auto found = by_name_.find(tensor_name.replace(at, std::string::npos, part));
-  if (found == by_name_.end()) return nullptr;
-  read_.insert(found->second);
-  return found->second;
+  if (file_.ternary == TernaryLayout::master) return 1;
+  return tensor.format == &io::packed_bytes() ? 4 : tensor.name.ends_with(".weight_scale") ? 0 : 1;
 }
 
 const io::Tensor* Binder::find(const std::string& tensor_name, const std::vector<int64_t>& shape, bool required,
@@ -277,7 +254,7 @@ const io::Tensor* Binder::find(const std::string& tensor_name, const std::vector
                         fmt::join(shape, ", ")));
     return nullptr;
   }
-  if (const WeightFormat* format = found->second->format; format != packed && io::is_integer(*format)) {
+  if (const WeightFormat* format = found->second->format; format != packed && io::is_off_shelf(*format)) {
     problem(fmt::format("{} is {}, expected a weight format", tensor_name, format->name));
     return nullptr;
   }

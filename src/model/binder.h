@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "io/int4_packed.h"
 #include "model/mtp.h"
 #include "model/tensors.h"
 #include "model/ternary.h"
@@ -19,7 +18,6 @@ namespace ridge {
 struct BoundFile {
   std::span<const io::Tensor> tensors;
   FileNames names = FileNames::gguf;
-  io::Int4Layout int4 = io::Int4Layout::none;
   TernaryLayout ternary = TernaryLayout::master;
 };
 
@@ -60,7 +58,6 @@ class Binder {
 
   /// A matrix of the file, where it is or unpacked.
   Linear matrix(const std::string& tensor_name, TensorShape shape);
-  Linear int4_matrix(const std::string& tensor_name, TensorShape shape);
   /// A BitNet matrix: i2_s in place, all others as i2_s in a buffer of their own.
   Linear ternary_matrix(const std::string& tensor_name, TensorShape shape);
   /// Packed codes with their scale in the tensor NAME_scale [1], as i2_s in a buffer of their own.
@@ -77,19 +74,18 @@ class Binder {
   /// MXFP4 as checkpoints have it: codes [n, n_rows, n_in / 32, 16] with weights 2 i and 2 i + 1 in byte i, exponents
   /// [n, n_rows, n_in / 32].
   std::vector<Linear> woven_mxfp4(const TensorRow& row, int layer, int64_t n);
+  /// The matrix where its format has no blocks and no scale; else decoded to float32.
+  Linear as_floats(const std::string& tensor_name, Linear m);
   std::vector<Linear> latent_heads(const TensorRow& row, int layer);
   /// A vector of each of n experts.
   std::vector<Values> vectors(const TensorRow& row, int layer, int64_t n);
 
   Values values(const std::string& tensor_name, const std::vector<int64_t>& shape, bool required = true);
   Values convolution(const std::string& tensor_name, TensorShape shape);
-  /// The optional tensor NAME.scale [1] beside NAME.weight, which some converters put a matrix's scale in.
-  float extra_scale(std::string weight_name);
-  /// How many weights an element of the tensor is: 8 in a word of codes, 4 in a byte of ternary ones, none in what
-  /// belongs to packed codes.
+  /// The optional tensor NAME.scale [n] beside NAME.weight, in which converters put scales of n matrices; else ones.
+  Values extra_scales(std::string weight_name, int64_t n);
+  /// How many weights an element of the tensor is: 4 in a byte of ternary codes, none in their scale.
   int weights_per_element(const io::Tensor& tensor) const;
-  /// The tensor NAME.part beside what would be NAME.weight; nullptr when there is none.
-  const io::Tensor* packed(std::string tensor_name, std::string_view part);
   /// `packed`: what the tensor may be without being a weight format.
   const io::Tensor* find(const std::string& tensor_name, const std::vector<int64_t>& shape, bool required = true,
                          const WeightFormat* packed = nullptr);

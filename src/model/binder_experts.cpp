@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "format/mxfp4.h"
+#include "format/nvfp4.h"
 #include "model/binder.h"
 
 namespace ridge {
@@ -40,13 +41,22 @@ std::vector<Linear> Binder::stacked(const TensorRow& row, int layer, int64_t n) 
     problem(fmt::format("{} is {}, which has no experts", all->name, all->format->name));
     all = nullptr;
   }
+  if (all && all->format->check)
+    if (const Status ok = all->format->check(all->data.data(), n * part.total * shape.n_in); !ok) {
+      problem(fmt::format("{} {}", all->name, ok.error().message));
+      all = nullptr;
+    }
   std::vector<Linear> matrices(static_cast<size_t>(n));
-  for (int64_t e = 0; all && e < n; ++e)
+  if (!all) return matrices;
+  Values scales(size_t(n), 1.0f);
+  if (is_gguf() && all->format->gguf_type == NVFP4::kGgufType) scales = extra_scales(all->name, n);
+  for (int64_t e = 0; e < n; ++e)
     matrices[size_t(e)] = {
         .format = all->format,
         .n_out = shape.n_out,
         .n_in = shape.n_in,
-        .rows = all->data.data() + (e * part.total + part.first) * all->format->row_bytes(shape.n_in)};
+        .rows = all->data.data() + (e * part.total + part.first) * all->format->row_bytes(shape.n_in),
+        .scale = scales[size_t(e)]};
   return matrices;
 }
 
@@ -102,6 +112,20 @@ std::vector<Linear> Binder::woven_mxfp4(const TensorRow& row, int layer, int64_t
   return matrices;
 }
 
+Linear Binder::as_floats(const std::string& tensor_name, Linear m) {
+  if (!m.format || (m.format->group == 1 && m.scale == 1)) return m;
+  if (m.order || m.int8_activations) {
+    problem(fmt::format("{} is {}, expected a float format", tensor_name, m.format->name));
+    return {};
+  }
+  Linear floats{.format = weight_format_of_gguf(0), .n_out = m.n_out, .n_in = m.n_in};
+  auto* const values = weights_.buffers.emplace_back(floats.bytes()).as<float>();
+  m.format->decode(m.rows, m.n_out * m.n_in, values);
+  for (int64_t i = 0; i < m.n_out * m.n_in; ++i) values[i] *= m.scale;
+  floats.rows = reinterpret_cast<const std::byte*>(values);
+  return floats;
+}
+
 /// k_b or v_b of every head, of a matrix [n_heads * (nope_dim + value_dim), kv_rank].
 std::vector<Linear> Binder::latent_heads(const TensorRow& row, int layer) {
   const Config& c = config_;
@@ -109,8 +133,7 @@ std::vector<Linear> Binder::latent_heads(const TensorRow& row, int layer) {
   const std::string tensor_name = name(row, layer);
   const bool is_first = !shared_.contains(tensor_name), is_k = row.member == TensorMember(&LayerWeights::k_b);
   Linear& all = shared_[tensor_name];
-  if (is_first) all = matrix(tensor_name, {c.n_heads * rows, c.kv_rank});
-  if (is_first && all.format && !is_float(tensor_name, *all.format)) all = {};
+  if (is_first) all = as_floats(tensor_name, matrix(tensor_name, {c.n_heads * rows, c.kv_rank}));
   std::vector<Linear> heads;
   for (int64_t h = 0; all.format && h < c.n_heads; ++h) {
     Linear m = all;

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "base/closest.h"
+#include "format/nvfp4.h"
 #include "io/chat_templates.h"
-#include "io/int4_packed.h"
 #include "model/arch/arch.h"
 #include "model/convert_rows.h"
 #include "model/mtp.h"
@@ -84,7 +84,7 @@ struct Job {
   io::GgufTensorSpec spec;
   const io::Tensor* source = nullptr;  // nullptr: `values`
   std::vector<float> values;
-  float scale = 1;                               // on top of what the source's blocks decode to
+  float scale = 1;                               // on top of the source's values
   int pair_heads = 0;                            // > 0: rows of this many heads move from halves to interleaved pairs
   int64_t pair_rows = 0;                         // of such a head
   float offset = 0;                              // added to every value
@@ -106,21 +106,44 @@ int64_t rows_of(const Job& job) {
   return n_rows;
 }
 
-/// Row r of the output, before it is encoded.
-void make_row(const Job& job, int64_t r, std::vector<float>& row) {
-  const int64_t n_rows = rows_of(job), n_in = ssize(row);
-  if (!job.source) {
-    std::copy_n(job.values.begin() + r * n_in, n_in, row.begin());
-    return;
-  }
-  const int64_t rows_each = n_rows / (1 + ssize(job.stacked)), part = r / rows_each;
+/// Whether every row of the output is a row of a source, its blocks as they are.
+bool keeps_blocks(const Job& job) {
+  const auto keeps = [&](const io::Tensor* source) {
+    return source->format == job.spec.format && source->scale == 1 && source->order.empty();
+  };
+  return job.source && keeps(job.source) && std::ranges::all_of(job.stacked, keeps) && job.scale == 1 &&
+         job.offset == 0 && job.columns.empty() && !job.negative_exp;
+}
+
+/// Where row r of the output comes from.
+struct RowSource {
+  const io::Tensor& tensor;
+  const std::byte* blocks;
+};
+RowSource row_source(const Job& job, int64_t r) {
+  const int64_t n_rows = rows_of(job), rows_each = n_rows / (1 + ssize(job.stacked)), part = r / rows_each;
   const io::Tensor& source = part == 0 ? *job.source : *job.stacked[size_t(part - 1)];
   const int64_t at = job.pair_heads > 0 ? source_row(r, n_rows / job.pair_heads, job.pair_rows)
                      : job.rows.empty() ? r % rows_each
                                         : job.rows[size_t(r)];
-  source.format->decode(source.data.data() + at * source.format->row_bytes(n_in), n_in, row.data());
-  if (job.scale != 1 || job.offset != 0)
-    for (float& value : row) value = value * job.scale + job.offset;
+  return {source, source.data.data() + at * source.format->row_bytes(job.spec.shape.back())};
+}
+
+/// Row r of the output, before it is encoded.
+void make_row(const Job& job, int64_t r, std::vector<float>& row) {
+  const int64_t n_in = ssize(row);
+  if (!job.source) {
+    std::copy_n(job.values.begin() + r * n_in, n_in, row.begin());
+    return;
+  }
+  const auto& [source, blocks] = row_source(job, r);
+  source.format->decode(blocks, n_in, row.data());
+  if (const float scale = job.scale * source.scale; scale != 1 || job.offset != 0)
+    for (float& value : row) value = value * scale + job.offset;
+  if (!source.order.empty()) {
+    const std::vector<float> sorted = row;
+    for (size_t i = 0; i < row.size(); ++i) row[size_t(source.order[i])] = sorted[i];
+  }
   if (job.negative_exp)
     for (float& value : row) value = -std::exp(value);
   if (!job.columns.empty()) {
@@ -133,10 +156,10 @@ Status encode_job(ThreadPool& pool, const Job& job, std::vector<std::byte>& out)
   const int64_t n_in = job.spec.shape.back(), n_rows = rows_of(job);
   const WeightFormat& to = *job.spec.format;
   out.resize(size_t(n_rows * to.row_bytes(n_in)));
-  if (job.source && job.source->format == &to && job.scale == 1 && job.offset == 0 && job.stacked.empty() &&
-      job.pair_heads == 0 && job.rows.empty() && job.columns.empty() &&
-      !job.negative_exp) {  // same format: the same bytes
-    std::copy(job.source->data.begin(), job.source->data.end(), out.begin());
+  if (keeps_blocks(job)) {
+    const int64_t row_bytes = to.row_bytes(n_in);
+    pool.for_each(
+        n_rows, [&](int64_t r, int) { std::copy_n(row_source(job, r).blocks, row_bytes, out.data() + r * row_bytes); });
     return {};
   }
   return for_each_row(pool, n_rows, n_in, [&](int64_t r, std::vector<float>& row) -> Status {
@@ -151,7 +174,45 @@ Status encode_job(ThreadPool& pool, const Job& job, std::vector<std::byte>& out)
 Job make_job(std::string name, const io::Tensor& source) {
   return {.spec = {.name = std::move(name), .shape = source.shape},
           .source = &source,
-          .scale = io::tensor_scale(source).value()};  // checked when the model was loaded
+          .scale = source.format->tail_bytes > 0 ? io::tensor_scale(source).value() : 1.0f};  // checked by loading
+}
+
+/// Jobs of a GGUF file's tensors. Matrices in nvfp4 take their scales along; `made` owns what the jobs point to then.
+std::vector<Job> gguf_jobs(std::span<const io::Tensor> tensors, std::deque<io::Tensor>& made) {
+  constexpr std::string_view kWeight = ".weight", kScale = ".scale", kInputScale = ".input_scale";
+  std::map<std::string_view, const io::Tensor*, std::less<>> by_name;
+  for (const io::Tensor& tensor : tensors) by_name[tensor.name] = &tensor;
+  const auto find = [&](std::string_view base, std::string_view part) {
+    const auto found = by_name.find(std::string(base).append(part));
+    return found == by_name.end() ? nullptr : found->second;
+  };
+  const auto is_nvfp4 = [](const io::Tensor* m) { return m && m->format->gguf_type == NVFP4::kGgufType; };
+  const auto belongs_to_nvfp4 = [&](std::string_view name) {
+    for (const std::string_view part : {kScale, kInputScale})
+      if (name.ends_with(part) && is_nvfp4(find(name.substr(0, name.size() - part.size()), kWeight))) return true;
+    return false;
+  };
+  std::vector<Job> jobs;
+  for (const io::Tensor& tensor : tensors) {
+    if (belongs_to_nvfp4(tensor.name)) continue;
+    Job& job = jobs.emplace_back(make_job(tensor.name, tensor));
+    const io::Tensor* const scales =
+        is_nvfp4(&tensor) ? find(tensor.name.substr(0, tensor.name.size() - kWeight.size()), kScale) : nullptr;
+    if (!scales) continue;
+    const int64_t n = scales->shape[0], n_in = tensor.shape.back(), bytes = ssize(tensor.data) / n;
+    std::vector<float> values(size_t(n), 0.0f);
+    scales->format->decode(scales->data.data(), n, values.data());
+    for (int64_t e = 0; e < n; ++e) {
+      made.push_back({.name = tensor.name,
+                      .format = tensor.format,
+                      .shape = {bytes / tensor.format->row_bytes(n_in), n_in},
+                      .data = tensor.data.subspan(size_t(e * bytes), size_t(bytes)),
+                      .scale = values[size_t(e)]});
+      if (e == 0) job.source = &made.back();
+      else job.stacked.push_back(&made.back());
+    }
+  }
+  return jobs;
 }
 
 /// BitNet matrices are written from the codes and scales that loading made of them, whatever the source keeps: master
@@ -203,7 +264,7 @@ Result<int> count_requantized(const std::vector<Job>& jobs, const QuantizeType& 
   std::map<std::string_view, int> of_format;
   int n = 0;
   for (const Job& job : jobs) {
-    if (!job.source || job.spec.format == job.source->format) continue;
+    if (!job.source || keeps_blocks(job)) continue;
     const bool keeps = job.spec.format->name == "f16" || job.spec.format->name == "f32";
     if (keeps || job.source->format->bits_per_weight() >= kExactBits) continue;
     ++of_format[job.source->format->name];
@@ -317,7 +378,12 @@ struct DirectoryJobs {
     for_each_of(row, layer, [&](const TensorRow&, const auto& part) {
       std::vector<int64_t>& shape = job.spec.shape;
       if constexpr (std::is_same_v<decltype(part), const Linear&>) {
-        made.push_back({job.spec.name, part.format, {part.n_out, part.n_in}, {part.rows, size_t(part.bytes())}});
+        made.push_back({.name = job.spec.name,
+                        .format = part.format,
+                        .shape = {part.n_out, part.n_in},
+                        .data = {part.rows, size_t(part.bytes())},
+                        .scale = part.scale});
+        if (part.order) made.back().order = {part.order, size_t(part.n_in)};
         shape = {shape.empty() ? 1 : shape[0] + 1, part.n_out, part.n_in};
         if (!job.source) job.source = &made.back();
         else job.stacked.push_back(&made.back());
@@ -405,9 +471,6 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
   std::deque<io::Tensor> codes;  // what jobs point to that is in no file
   std::map<std::string, io::GgufValue, std::less<>> metadata;
   if (auto* directory = std::get_if<io::HfDirectory>(&model.weights.source)) {
-    RIDGE_TRY(const io::Int4Layout packed, io::int4_layout(directory->config_json, in));
-    if (packed != io::Int4Layout::none)
-      return bad_file("{}: its weights are packed to 4 bits already (quantize the original weights)", in);
     Config config = model.config;
     config.rope_pairs = arch_of(config).gguf_pairs;
     const std::filesystem::path head_file = directory->path / "mtp.safetensors";
@@ -432,7 +495,7 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
   } else {
     const io::Gguf& gguf = std::get<io::GgufFile>(model.weights.source).gguf;
     metadata = gguf.metadata;
-    for (const io::Tensor& tensor : gguf.tensors) jobs.push_back(make_job(tensor.name, tensor));
+    jobs = gguf_jobs(gguf.tensors, codes);
   }
   if (model.config.ternary) use_ternary_codes(jobs, model.weights, codes);
   Converted converted{.fallbacks = choose_formats(jobs, type, model.config)};

@@ -55,7 +55,7 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
 
 /// Writes the directory `out`, which must not exist: config.json with a quantization_config, the tokenizer's files
 /// unchanged, and model.safetensors, in which every matrix NAME.weight is NAME.qweight and NAME.scales (layout `ridge`
-/// of io/int4_packed.h). Tensors that are no matrices are copied, as are matrices whose rows 128 does not divide;
+/// of io/packed.h). Tensors that are no matrices are copied, as are matrices whose rows 128 does not divide;
 /// the latter are fallbacks. n_threads: as in QuantizeType. Errors: usage when `in` is no directory or `out` exists;
 /// nothing is left behind.
 Result<Converted> convert_to_int4(const std::string& in, const std::filesystem::path& out,

@@ -2,8 +2,8 @@
 
 #include "format/int4_g128.h"
 #include "io/chat_templates.h"
-#include "io/int4_packed.h"
 #include "io/json.h"
+#include "io/packed.h"
 #include "io/pending_file.h"
 #include "model/convert.h"
 #include "model/convert_rows.h"

@@ -87,6 +87,7 @@ class Matrices {
 
   void add(const Linear& m) {
     digest_.add(m.n_out, m.n_in, m.format->name, m.scale, m.int8_activations);
+    if (m.order) digest_.bytes(m.order, size_t(m.n_in) * sizeof *m.order);
     // Panels alone: of a synth: model, whose weights follow from its configuration and formats.
     if (!m.rows || !seen_.insert(m.rows).second) return;
     if (whole_ || m.bytes() <= 2 * kStride) digest_.bytes(m.rows, size_t(m.bytes()));

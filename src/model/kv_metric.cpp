@@ -87,7 +87,11 @@ std::vector<float> decode_rows(CpuContext& context, const Linear& w, int64_t fir
   std::vector<float> rows(size_t(count * w.n_in), 0.0f);
   const int64_t row_bytes = w.format->row_bytes(w.n_in);
   context.pool.for_each(count, [&](int64_t i, int) {
-    w.format->decode(w.rows + (first + i * step) * row_bytes, w.n_in, rows.data() + i * w.n_in);
+    float* const row = rows.data() + i * w.n_in;
+    w.format->decode(w.rows + (first + i * step) * row_bytes, w.n_in, row);
+    if (!w.order && w.scale == 1) return;
+    const std::vector<float> stored(row, row + w.n_in);
+    for (int64_t at = 0; at < w.n_in; ++at) row[w.order ? w.order[at] : at] = w.scale * stored[size_t(at)];
   });
   return rows;
 }

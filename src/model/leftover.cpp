@@ -11,6 +11,7 @@ struct HarmlessTensor {
   std::string_view name, why;
 };
 constexpr std::string_view kVision = "images and sound are not read", kTable = "follows from the configuration",
+                           kActivationScale = "of activations in 4 or 8 bits, which stay floats here",
                            kCacheScale = "of a cache in 8 bits, which follows the options here";
 constexpr HarmlessTensor kHarmlessTensors[] = {
     {"v.*", kVision},
@@ -33,6 +34,7 @@ constexpr HarmlessTensor kHarmlessTensors[] = {
     {"*.attn_rot_embd.weight", kTable},
     {"*.attn.bias", "a mask of attention, which is causal"},
     {"*.attn.masked_bias", "a mask of attention, which is causal"},
+    {"*.input_scale", kActivationScale},
     {"*.k_scale", kCacheScale},
     {"*.v_scale", kCacheScale},
     {"mtp.*", "a head that proposes further tokens: --spec-type mtp reads it"},
@@ -62,7 +64,7 @@ bool Binder::is_harmless(const io::Tensor& tensor) const {
     const io::Tensor& embedding = *by_name_.find(name(tensor_row(&Weights::embedding), 0))->second;
     return tensor.format == embedding.format && std::ranges::equal(tensor.data, embedding.data);
   }
-  if (!tensor.name.ends_with(".bias") || io::is_integer(*tensor.format) || tensor.shape.size() != 1) return false;
+  if (!tensor.name.ends_with(".bias") || io::is_off_shelf(*tensor.format) || tensor.shape.size() != 1) return false;
   Values bias(size_t(tensor.shape[0]), 0.0f);  // converters of 4-bit models write biases of zeros
   tensor.format->decode(tensor.data.data(), tensor.shape[0], bias.data());
   return std::ranges::all_of(bias, [](float value) { return value == 0; });

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <tuple>
 
+#include "io/packed.h"
 #include "model/binder.h"
 
 namespace ridge {
@@ -11,6 +12,8 @@ Status bind_tensors(const Config& c, const BoundFile& file, Weights& w, std::str
   Binder binder(c, file, w);
   binder.bind_model();
   for (int i = 0; i < c.n_layers; ++i) binder.bind_layer(i);
+  if (w.embedding.order)
+    return bad_file("{}: the embedding's columns are sorted (act-order), which is not read", where);
   if (c.tied_output) w.output = w.embedding;
   RIDGE_TRY_STATUS(binder.check_bound(where));
   RIDGE_TRY_STATUS(binder.check_rest(where));
@@ -75,14 +78,16 @@ Result<LoadedModel> load_hf(const std::string& path) {
   RIDGE_TRY(io::HfDirectory directory, io::open_hf_directory(path));
   RIDGE_TRY(model.config, config_from_hf(directory.config_json, path + "/config.json", &model.unread_fields));
   model.config.name = std::filesystem::weakly_canonical(path).filename().string();
-  RIDGE_TRY(const io::Int4Layout int4, io::int4_layout(directory.config_json, path + "/config.json"));
-  if (model.config.ternary && int4 != io::Int4Layout::none)
-    return bad_file("{}: 4-bit weights of a BitNet model are not supported", path);
+  RIDGE_TRY(const io::Packing packing,
+            io::read_packing(directory.config_json, directory.hf_quant_config_json, path + "/config.json"));
+  if (model.config.ternary && !packing.method.empty())
+    return bad_file("{}: {} weights of a BitNet model are not supported", path, packing.method);
+  RIDGE_TRY(model.packing, io::unpack_tensors(packing, directory.tensors, model.weights.buffers, path));
   TernaryLayout ternary = TernaryLayout::master;
   if (model.config.ternary) {
     RIDGE_TRY(ternary, ternary_layout(directory.config_json, path + "/config.json"));
   }
-  const BoundFile file{directory.tensors, FileNames::directory, int4, ternary};
+  const BoundFile file{directory.tensors, FileNames::directory, ternary};
   RIDGE_TRY_STATUS(bind_tensors(model.config, file, model.weights, path));
   if (!directory.tokenizer_json.empty()) {
     RIDGE_TRY(io::TokenizerSpec spec,

@@ -154,10 +154,7 @@ Result<std::optional<MtpHead>> read_own_mtp_head(const Config& config, const Wei
   if ((!directory && !is_gguf) || (!arch.grouped_experts && !arch.delta && !takes_plain_head(config))) return head;
   const std::vector<io::Tensor> tensors = own_head_tensors(model, arch.grouped_experts);
   BoundFile file{.tensors = tensors};
-  if (directory) {
-    file.names = arch.grouped_experts ? FileNames::directory : FileNames::under_mtp;
-    RIDGE_TRY(file.int4, io::int4_layout(directory->config_json, directory->path.native()));
-  }
+  if (directory) file.names = arch.grouped_experts ? FileNames::directory : FileNames::under_mtp;
   const Config c = head_config(config);
   {
     Weights none;

@@ -61,14 +61,22 @@ void drop_unread_rows(Weights& weights) {
 void drop_unread_buffers(Weights& weights) {
   std::vector<const std::byte*> used = {weights.embedding.rows};
   for_each_matrix(weights, [&](Linear& m, std::string_view) {
-    for (const std::byte* const bytes : {m.rows, m.panels})
+    for (const std::byte* const bytes : {m.rows, m.panels, reinterpret_cast<const std::byte*>(m.order)})
       if (bytes) used.push_back(bytes);
   });
   std::ranges::sort(used);
+  std::map<const std::byte*, const std::byte*> dropped;  // ends of buffers, by where they begin
   std::erase_if(weights.buffers, [&](const AlignedBuffer& buffer) {
-    const auto first = std::ranges::lower_bound(used, static_cast<const std::byte*>(buffer.data()));
-    return first == used.end() || *first >= buffer.data() + buffer.bytes();
+    const auto first = std::ranges::lower_bound(used, buffer.data());
+    const bool drops = first == used.end() || *first >= buffer.data() + buffer.bytes();
+    if (drops) dropped[buffer.data()] = buffer.data() + buffer.bytes();
+    return drops;
   });
+  if (auto* const directory = std::get_if<io::HfDirectory>(&weights.source))
+    std::erase_if(directory->tensors, [&](const io::Tensor& tensor) {
+      const auto behind = dropped.upper_bound(tensor.data.data());
+      return behind != dropped.begin() && tensor.data.data() < std::prev(behind)->second;
+    });
 }
 
 namespace {

@@ -61,8 +61,12 @@ Status check_kinds(const Config& c, const Weights& weights, int size) {
   if (!c.state_layers.empty())
     return refused(size, c.conv_kernel > 0 ? "short convolutions" : "Mamba2", "cannot be cut into slices");
   if (weights.join.format) return refused(size, "an MTP head", "is not cut into slices");
-  bool has_rows = true;
-  for_each_matrix(weights, [&](const Linear& m, std::string_view) { has_rows = has_rows && (m.rows || !m.panels); });
+  bool has_rows = true, has_order = false;
+  for_each_matrix(weights, [&](const Linear& m, std::string_view) {
+    has_rows = has_rows && (m.rows || !m.panels);
+    has_order = has_order || m.order;
+  });
+  if (has_order && size > 1) return refused(size, "a matrix with sorted columns (act-order)", "is not cut");
   if (!has_rows)
     return refused(size, "a synth: model", "has no rows to cut, only panels (use --isa scalar, or a model of a file)");
   if (c.n_heads % size != 0 || (c.n_kv_heads % size != 0 && size % c.n_kv_heads != 0))

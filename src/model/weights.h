@@ -100,6 +100,7 @@ struct LoadedModel {
   Weights weights;
   std::optional<io::Tokenizer> tokenizer;
   std::vector<std::string> unread_fields;  // of config.json, that no row of model/arch/keys.h knows
+  std::string packing;                     // what unpacking a checkpoint's matrices did (io/packed.h), or ""
 };
 
 /// Calls fn(linear, name) for every matrix that decode steps read. Of a layer's experts a step reads some:
@@ -119,8 +120,8 @@ std::string matrix_name(const Weights& weights, const Linear& m, std::string_vie
 /// Of the matrices that steps read where a file is mapped: neither packed nor converted.
 int64_t mapped_matrix_bytes(const Weights& weights);
 
-/// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping, except that BitNet's become i2_s;
-/// norms and biases are copied.
+/// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping, except that BitNet's become i2_s
+/// and those that io/packed.h unpacks; norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
 /// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1] (without the "synth:" prefix) asks for,

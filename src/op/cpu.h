@@ -111,6 +111,7 @@ struct CpuContext {
   Isa isa;
   ForcedKernels forced;                  ///< Model::load() fills it and refuses names that are in no table
   std::array<AlignedBuffer, 3> scratch;  ///< each op uses these as it likes; nothing survives the call
+  AlignedBuffer sorted;                  ///< x in the order of a matrix's columns (linear())
   OpTrace* trace = nullptr;              ///< where ops write themselves down; null: nowhere
 
   /// Makes each scratch buffer as large as this, if it is smaller; contents are lost then.

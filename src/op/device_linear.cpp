@@ -5,8 +5,9 @@
 namespace ridge {
 namespace {
 
-constexpr std::string_view kBrickFormats[] = {"f16",  "bf16", "q8_0", "q4_0", "q4_1",  "q5_0",   "q5_1",  "q2_k",
-                                              "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4", "iq4_nl", "iq4_xs"};
+constexpr std::string_view kBrickFormats[] = {"f16",   "bf16",  "q8_0",   "q4_0",   "q4_1",   "q5_0",
+                                              "q5_1",  "q2_k",  "q3_k",   "q4_k",   "q5_k",   "q6_k",
+                                              "nvfp4", "mxfp4", "iq4_nl", "iq4_xs", "fp8_g32"};
 
 bool is_few(const DeviceLinearProblem& p) { return p.n_tokens <= kFewTokens; }
 bool has_name(const DeviceLinearProblem& p, std::string_view name) { return p.matrix.format->name == name; }
@@ -28,6 +29,7 @@ Support floats_support(const DeviceLinearProblem& p) {
 }
 
 Support brick_format(const DeviceLinearProblem& p) {
+  if (p.matrix.scale != 1 && !has_name(p, "nvfp4")) return {false, "bricks have no scale of the whole matrix"};
   if (std::ranges::find(kBrickFormats, p.matrix.format->name) != std::end(kBrickFormats)) return {};
   return {false, fmt::format("there are no bricks of {}", p.matrix.format->name)};
 }
@@ -64,8 +66,8 @@ Support both(const DeviceLinearProblem& p) {
 std::span<const DeviceLinearVariant> device_linear_variants() {
   static constexpr DeviceLinearVariant kVariants[] = {
       {"f32", DevicePacking::floats, 0, 0, floats_support},
-      {"bricks-int8", DevicePacking::bricks, 2, 8, both<int_brick_format, few_only>},
       {"bricks", DevicePacking::bricks, 2, 16, both<brick_format, few_only>},
+      {"bricks-int8", DevicePacking::bricks, 2, 8, both<int_brick_format, few_only>},
       {"bricks-2planes", DevicePacking::bricks, 2, 16, both<brick_format, many_only>},
       {"bricks-f16", DevicePacking::bricks, 1, 16, both<half_brick_format, many_only>},
       {"int-1plane", DevicePacking::ints, 1, 8, both<int4_format, few_only>},
@@ -78,6 +80,10 @@ std::span<const DeviceLinearVariant> device_linear_variants() {
 }
 
 const DeviceLinearVariant& choose_device_linear(const DeviceLinearProblem& p, const ForcedKernels& forced) {
+  if (p.matrix.order)
+    throw_error(ErrorKind::usage,
+                "devices do not multiply matrices with sorted columns (act-order) ({}x{}): use --device cpu",
+                p.matrix.n_out, p.matrix.n_in);
   const auto rows = device_linear_variants();
   const auto support = [&](const DeviceLinearVariant& row) { return row.supports(p); };
   if (std::ranges::none_of(rows, [&](const auto& row) { return support(row).ok; }))

@@ -124,7 +124,8 @@ DeviceMatmul::DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* co
         for (int i = 0; i < g.bricks.n_parts; ++i) {
           const DeviceRows part = upload_rows(stream, *members[size_t(i)]);
           const DeviceRows up = g.gated ? upload_rows(stream, *members[1]) : DeviceRows();
-          device_fill_bricks(stream, g.bricks, i, 0, g.bricks.n_out[i], part.blocks.as<void>(), up.blocks.as<void>());
+          device_fill_bricks(stream, g.bricks, i, 0, g.bricks.n_out[i], {part.blocks.as<void>(), part.scale},
+                             {up.blocks.as<void>(), up.scale});
           stream.synchronize();
         }
         break;

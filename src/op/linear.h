@@ -20,6 +20,7 @@ struct Linear {
   int64_t n_in = 0;
   const std::byte* rows = nullptr;    ///< row-major blocks as in the file; nullptr when only the panels exist
   const std::byte* panels = nullptr;  ///< 16-row panels (op/gemv/panels.h, ternary.h), nullptr when not packed
+  const int32_t* order = nullptr;     ///< [n_in]: column i meets x[order[i]]; nullptr: x[i]
   float scale = 1;                    ///< of the whole matrix, on top of what the blocks decode to (i2_s)
   bool int8_activations = false;      ///< i2_s: the product is the one of op/gemv/ternary.h, else in float
 

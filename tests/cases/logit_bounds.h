@@ -13,9 +13,11 @@ inline constexpr double kFloatBound = 1e-4;
 /// formats; 15 bits are 128 times finer.
 inline constexpr double kFifteenBitBound = 0.29 / 128;
 
-/// The bound of a reference model by its name: gpt_oss_mxfp4 alone has matrices in a block format.
+/// The bound of a reference model by its name: these alone have matrices in a block format with panels.
 constexpr double logit_bound(std::string_view model) {
-  return model.find("mxfp4") != model.npos ? kFifteenBitBound : kFloatBound;
+  for (const std::string_view packed : {"fp4", "awq", "gptq"})
+    if (model.find(packed) != model.npos) return kFifteenBitBound;
+  return kFloatBound;
 }
 
 }  // namespace ridge

@@ -9,6 +9,7 @@
 #include "cases/temp_dir.h"
 #include "io/safetensors.h"
 #include "model/convert.h"
+#include "model/weights.h"
 
 namespace ridge {
 namespace {
@@ -21,6 +22,7 @@ struct Case {
   Golden golden = {};                                ///< of the Hugging Face directory
   std::string gguf = "";                             ///< the twin's file; empty: there is none
   std::optional<Golden> gguf_golden = std::nullopt;  ///< where the GGUF file means something else
+  bool is_packed = false;                            ///< its matrices; it is written without a twin
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << c.golden.logits; }
 
@@ -94,7 +96,7 @@ TEST_P(Parity, WrittenGguf) {
   const TempDir dir;
   const std::filesystem::path path = dir / "written.gguf";
   const auto written = convert_to_gguf(directory_.native(), path, *find_weight_format("f32").or_throw(), nullptr);
-  if (GetParam().gguf.empty()) {
+  if (GetParam().gguf.empty() && !GetParam().is_packed) {
     ASSERT_FALSE(written) << "there is no GGUF form of it";
     return;
   }
@@ -156,6 +158,35 @@ TEST_P(Nested, LoadsAndIsWrittenAsItsTextModel) {
 INSTANTIATE_TEST_SUITE_P(Models, Nested, testing::Values(Case{"gemma3"}, Case{"mistral"}),
                          [](const auto& of) { return of.param.name; });
 
+/// Checkpoints whose matrices are packed (io/packed.h).
+Case packed(const char* name, const char* gguf = "") { return {name, {}, gguf, std::nullopt, true}; }
+
+/// A checkpoint in the format that its matrices have after loading: the same blocks.
+TEST(PackedParity, AWrittenCheckpointHasTheBlocksThatLoadingMade) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  const std::string directory = (*data / "parity/models/awq").native();
+  const TempDir dir;
+  const WeightFormat& q5_0 = *find_weight_format("q5_0").or_throw();
+  const auto written = convert_to_gguf(directory, dir / "written.gguf", q5_0, nullptr);
+  ASSERT_TRUE(written) << written.error().message;
+  EXPECT_EQ(written->n_requantized, 0);
+  const LoadedModel before = load_model(directory).or_throw(),
+                    after = load_model((dir / "written.gguf").native()).or_throw();
+  EXPECT_NE(before.packing, "");
+  EXPECT_EQ(after.packing, "");
+  for (size_t i = 0; i < before.weights.layers.size(); ++i)
+    for (Linear LayerWeights::*m : {&LayerWeights::q, &LayerWeights::o, &LayerWeights::up, &LayerWeights::down}) {
+      const Linear &a = before.weights.layers[i].*m, &b = after.weights.layers[i].*m;
+      ASSERT_EQ(a.format, b.format);
+      EXPECT_EQ(std::memcmp(a.rows, b.rows, size_t(a.bytes())), 0) << i;
+    }
+  // Sorted columns go back to their places, which is a second rounding in any format but floats.
+  const auto sorted = convert_to_gguf((*data / "parity/models/gptq").native(), dir / "sorted.gguf", q5_0, nullptr);
+  ASSERT_FALSE(sorted);
+  EXPECT_NE(sorted.error().message.find("compressed already"), std::string::npos) << sorted.error().message;
+}
+
 const Golden kShort{.ids = "input_ids_short", .logits = "logits_short", .greedy = ""};
 INSTANTIATE_TEST_SUITE_P(
     Models, Parity,
@@ -178,7 +209,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"hunyuan_v1_dense", {}, "model-bf16.gguf"}, Case{"ministral3", {}, "model-bf16.gguf"},
                     Case{"cohere2", {}, "model-bf16.gguf"}, Case{"lfm2", {}, "model-bf16.gguf"},
                     Case{"lfm2_moe", {}, "model-bf16.gguf"}, Case{"granite_hybrid", {}, "model-bf16.gguf"},
-                    Case{"granite_hybrid_moe", {}, "model-bf16.gguf"},
+                    Case{"granite_hybrid_moe", {}, "model-bf16.gguf"}, packed("fp8_block"), packed("awq"),
+                    packed("gptq"), packed("nvfp4_ct"), packed("nvfp4_modelopt", "model-bf16.gguf"),
                     Case{
                         "mistral4", {}, "model-bf16.gguf", Golden{.logits = "logits_no_position_scale", .greedy = ""}}),
     [](const auto& of) { return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short"); });

@@ -1,6 +1,6 @@
 // Fuzz target of config_from_hf(): any config.json gives a model that can be planned, or a reason.
 #include "fuzz/touch.h"
-#include "io/int4_packed.h"
+#include "io/packed.h"
 #include "model/arch/arch.h"
 #include "model/plan.h"
 #include "model/ternary.h"
@@ -8,7 +8,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ridge;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  io::touch(io::int4_layout(text, "fuzz"));
+  io::touch(io::read_packing(text, text, "fuzz"));
   io::touch(ternary_layout(text, "fuzz"));
   const auto config = config_from_hf(text, "fuzz");
   io::touch(config);

@@ -14,9 +14,9 @@
 
 namespace ridge {
 
-inline constexpr const char* kBrickFormats[] = {"f16",   "bf16",   "q8_0",   "q4_0",     "q4_1", "q5_0",
-                                                "q5_1",  "q2_k",   "q3_k",   "q4_k",     "q5_k", "q6_k",
-                                                "mxfp4", "iq4_nl", "iq4_xs", "int4_g128"};
+inline constexpr const char* kBrickFormats[] = {"nvfp4", "f16",  "bf16",  "fp8_g32", "q8_0",   "q4_0",
+                                                "q4_1",  "q5_0", "q5_1",  "q2_k",    "q3_k",   "q4_k",
+                                                "q5_k",  "q6_k", "mxfp4", "iq4_nl",  "iq4_xs", "int4_g128"};
 
 /// Bytes of a block: its fp16 scale, its fp16 minimum and its codes [codes, end), which matter to formats with a
 /// minimum.
@@ -41,6 +41,7 @@ struct BrickRows {
   std::vector<std::byte> bytes;
   std::vector<float> weights;    ///< decoded
   std::vector<float> magnitude;  ///< |scale code| + |min| of each weight, at least |weight|
+  float matrix_scale = 1;        ///< on top of what blocks decode to
 
   BrickRows(const char* name, int64_t outputs, int64_t inputs, uint64_t seed)
       : format(**find_weight_format(name)),
@@ -58,16 +59,25 @@ struct BrickRows {
       const double step = format.group == 256 ? 2e-4 : 0.01;
       const BlockPlaces places = block_places(format.name);
       for (size_t block = 0; block < bytes.size(); block += size_t(format.block_bytes)) {
-        if (format.name == "mxfp4") bytes[block] = std::byte(118 + rng.next() % 4);
-        else
+        if (format.name == "mxfp4") {
+          bytes[block] = std::byte(118 + rng.next() % 4);
+        } else if (format.name == "nvfp4") {
+          for (size_t g = 0; g < 4; ++g) bytes[block + g] = std::byte((rng.next() & 0x80) | (0x30 + rng.next() % 0x18));
+          matrix_scale = float(0.005 * double(1 + seed % 3));
+        } else if (format.name == "fp8_g32") {
+          const float scale = 1e-4f * float(1 + double(rng.next() % 1000) / 1000);
+          std::memcpy(&bytes[block], &scale, sizeof scale);
+        } else {
           for (const int at : {places.scale, places.min}) {
             const uint16_t scale = f32_to_f16(float(step * (1 + double(rng.next() % 1000) / 1000)));
             const auto bits = uint16_t(scale | (rng.next() % 2) << 15);
             if (at >= 0) std::memcpy(&bytes[block + size_t(at)], &bits, 2);
           }
+        }
       }
     }
     format.decode(bytes.data(), n_out * n_in, weights.data());
+    for (float& weight : weights) weight *= matrix_scale;
     magnitude = weights;
     if (const BlockPlaces places = block_places(format.name); places.min >= 0) {
       std::vector<std::byte> zeros = bytes;  // with all codes zero, a block decodes to its minima
@@ -171,8 +181,10 @@ class OnBricks : public OnDevice {
       const gpu::Buffer first = up(rows[i]->bytes), second = paired ? up(rows[n_parts + i]->bytes) : gpu::Buffer();
       for (const auto& [from, to] : {std::pair(int64_t(0), cut), std::pair(cut, n_out[i])})
         if (from < to)
-          device_fill_bricks(stream(), matrix, int(i), from, to - from, first.as<std::byte>() + from * bytes_of_row,
-                             paired ? second.as<std::byte>() + from * bytes_of_row : nullptr);
+          device_fill_bricks(stream(), matrix, int(i), from, to - from,
+                             {first.as<std::byte>() + from * bytes_of_row, rows[i]->matrix_scale},
+                             {paired ? second.as<std::byte>() + from * bytes_of_row : nullptr,
+                              paired ? rows[n_parts + i]->matrix_scale : 1});
       stream().synchronize();
     }
     return matrix;

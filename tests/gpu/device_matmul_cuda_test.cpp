@@ -20,7 +20,11 @@ using testing::HasSubstr;
 constexpr int64_t kIn = 256;
 
 Linear linear_of(const BrickRows& rows) {
-  return {.format = &rows.format, .n_out = rows.n_out, .n_in = rows.n_in, .rows = rows.bytes.data()};
+  return {.format = &rows.format,
+          .n_out = rows.n_out,
+          .n_in = rows.n_in,
+          .rows = rows.bytes.data(),
+          .scale = rows.matrix_scale};
 }
 
 /// Ternary rows: codes -1, 0 and 1.
@@ -166,7 +170,7 @@ TEST_F(DeviceMatmulCuda, EveryFormatAtEveryBatch) {
 
 /// As many rows as a vocabulary has, for as many tokens as a step may bring: the product runs in parts.
 TEST_F(DeviceMatmulCuda, ScratchOfManyTokensIsThatOfAPart) {
-  for (const char* format : {"q4_k", "f16", "mxfp4"}) {
+  for (const char* format : {"q4_k", "f16", "mxfp4", "nvfp4", "fp8_g32"}) {
     const Linear m{.format = find_weight_format(format).or_throw(), .n_out = 151936, .n_in = 1536};
     const std::vector<const Linear*> matrices{&m};
     const std::vector<const std::vector<float>*> biases{nullptr};

@@ -231,7 +231,8 @@ TEST_F(ExpertsCuda, ProductsAreWithinTheirRounding) {
         for (int e = 0; e < kExperts; ++e) {
           const auto blocks = random_blocks(format, rng, 1, n_out * n_in);
           rows.emplace_back(blocks.begin(), blocks.end());
-          matrices[role].push_back({.format = &format, .n_out = n_out, .n_in = n_in});
+          const float scale = format.name == "nvfp4" ? 1 + 0.25f * float(e) : 1;
+          matrices[role].push_back({.format = &format, .n_out = n_out, .n_in = n_in, .scale = scale});
           biases.push_back(normal_floats(uint64_t(e), n_out));
         }
       for (size_t i = 0; i < rows.size(); ++i) {
@@ -267,6 +268,7 @@ TEST_F(ExpertsCuda, ProductsAreWithinTheirRounding) {
               const auto expert = size_t(experts[size_t(slot)]);
               const float* const from = &x[size_t((shares ? slot / kUsed : slot) * n_in)];
               format.decode(matrices[role][expert].rows, n_out * n_in, w.data());
+              for (float& weight : w) weight *= matrices[role][expert].scale;
               double top = 0;
               for (int64_t i = 0; i < n_in; ++i) top = std::max(top, double(std::abs(from[i])));
               for (int64_t o = 0; o < n_out; ++o) {

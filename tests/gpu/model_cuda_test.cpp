@@ -159,10 +159,11 @@ TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
   for (const char* name :
-       {"mistral",    "llama3",    "mistral_swa",     "granite",     "phi3",         "phi3_longrope", "olmo2",
-        "gemma3",     "qwen3_moe", "qwen3_moe_dense", "qwen2_moe",   "gpt_oss",      "gpt_oss_mxfp4", "deepseek_v3",
-        "qwen3_next", "qwen3_5",   "qwen3_5_moe",     "qwen3_5_mtp", "mixtral",      "qwen3_vl",      "qwen2_5_vl",
-        "seed_oss",   "glm4_moe",  "glm4_moe_lite",   "minimax_m2",  "ernie4_5_moe", "smollm3",       "exaone4"}) {
+       {"mistral",    "llama3",    "mistral_swa",     "granite",       "phi3",         "phi3_longrope", "olmo2",
+        "gemma3",     "qwen3_moe", "qwen3_moe_dense", "qwen2_moe",     "gpt_oss",      "gpt_oss_mxfp4", "deepseek_v3",
+        "qwen3_next", "qwen3_5",   "qwen3_5_moe",     "qwen3_5_mtp",   "mixtral",      "qwen3_vl",      "qwen2_5_vl",
+        "seed_oss",   "glm4_moe",  "glm4_moe_lite",   "minimax_m2",    "ernie4_5_moe", "smollm3",       "exaone4",
+        "fp8_block",  "awq",       "nvfp4_ct",        "nvfp4_modelopt"}) {
     const std::string path = (*data / "parity/models" / name).native();
     const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
                 device = Model::load(path, {.device = "cuda"});
@@ -191,6 +192,7 @@ TEST_F(ModelCuda, WhatADeviceDoesNotComputeIsRefusedByName) {
   EXPECT_THAT(message_of("cohere2", 16), testing::HasSubstr("attention and feed-forward in parallel (use the CPU)"));
   EXPECT_THAT(message_of("granite_hybrid", 16), testing::HasSubstr("does not compute Mamba2 (use the CPU)"));
   EXPECT_THAT(message_of("lfm2", 16), testing::HasSubstr("does not compute short convolutions (use the CPU)"));
+  EXPECT_THAT(message_of("gptq", 16), testing::HasSubstr("sorted columns (act-order)"));
   EXPECT_THAT(message_of("hunyuan_v1_dense", 16), testing::HasSubstr("norms of q and k heads behind RoPE"));
   for (const char* name : {"ministral3", "mistral4"}) {
     EXPECT_EQ(message_of(name, 16), "") << name;

@@ -70,7 +70,7 @@ TEST_P(RowDecoders, RandomRowsOfEveryLengthEqualTheReference) {
 TEST(RowDecodersTable, HasEveryFormatThatHasADecoderAndTheReferenceOfOthers) {
   for (const SimdEntries& entry : runnable_entries()) {
     for (const char* name : {"q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "iq4_nl", "iq4_xs",
-                             "mxfp4", "q3_k", "q2_k", "int4_g128", "f32", "f16", "bf16"}) {
+                             "mxfp4", "q3_k", "q2_k", "fp8_g32", "nvfp4", "int4_g128", "f32", "f16", "bf16"}) {
       const WeightFormat& format = **find_weight_format(name);
       EXPECT_NE(entry.row_decoder(format), format.decode) << name << " " << isa_name(entry.isa);
     }

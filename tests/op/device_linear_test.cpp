@@ -40,16 +40,18 @@ TEST(DeviceLinear, EveryFormatHasItsKernelsOrIsRefused) {
   const Expected expected[] = {{"f32", "f32", "f32"},
                                {"f16", "bricks", "bricks-f16"},
                                {"bf16", "bricks", "bricks-2planes"},
+                               {"fp8_g32", "bricks", "bricks-f16"},
                                {"q8_0", "bricks", "bricks-f16"},
-                               {"q6_k", "bricks", "bricks-f16"},
-                               {"q5_k", "bricks", "bricks-f16"},
+                               {"q6_k", "bricks-int8", "bricks-f16"},
+                               {"q5_k", "bricks-int8", "bricks-f16"},
                                {"q5_1", "bricks", "bricks-f16"},
                                {"q5_0", "bricks", "bricks-f16"},
-                               {"q4_k", "bricks", "bricks-f16"},
+                               {"q4_k", "bricks-int8", "bricks-f16"},
                                {"q4_1", "bricks", "bricks-f16"},
                                {"q4_0", "bricks", "bricks-f16"},
                                {"q3_k", "bricks", "bricks-f16"},
                                {"q2_k", "bricks", "bricks-f16"},
+                               {"nvfp4", "bricks", "bricks-f16"},
                                {"mxfp4", "bricks", "bricks-f16"},
                                {"iq4_nl", "bricks", "bricks-f16"},
                                {"iq4_xs", "bricks", "bricks-f16"},
@@ -96,11 +98,12 @@ TEST(DeviceLinear, AForcedKernelServesOrSaysWhyNot) {
   EXPECT_THAT(usage_error([&] { choice(problem("bf16", 100), {{"gemm", "bricks-f16"}}); }), HasSubstr("8 bits"));
   const ForcedKernels int8 = {{"gemv", "bricks-int8"}};
   for (const std::string_view format : {"q4_k", "q5_k", "q6_k"})
-    EXPECT_EQ(choice(problem(format, 1), int8), "bricks-int8") << format;
+    EXPECT_EQ(choice(problem(format, 1), {{"gemv", "bricks"}}), "bricks") << format;
   EXPECT_THAT(usage_error([&] { choice(problem("q8_0", 1), int8); }), HasSubstr("q8_0 is not q4_k, q5_k or q6_k"));
   DeviceLinearProblem long_rows = problem("q4_k", 1);
   long_rows.matrix.n_in = (1 << 16) + 256;
   EXPECT_THAT(usage_error([&] { choice(long_rows, int8); }), HasSubstr("rows of 65792 columns"));
+  EXPECT_EQ(choice(long_rows, {}), "bricks");
 }
 
 TEST(KernelTables, ChoicesAreCheckedAgainstTheTables) {
@@ -108,8 +111,9 @@ TEST(KernelTables, ChoicesAreCheckedAgainstTheTables) {
   const auto tables = device_kernel_tables();
   force_kernel(tables, "gemv=bricks+int-1plane", forced);
   EXPECT_EQ(forced, (ForcedKernels{{"gemv", "bricks+int-1plane"}}));
-  EXPECT_THAT(usage_error([&] { force_kernel(tables, "gemv=bricks-f16", forced); }),
-              AllOf(HasSubstr("no kernel 'bricks-f16'"), HasSubstr("bricks, int-1plane, int-2planes, ternary")));
+  EXPECT_THAT(
+      usage_error([&] { force_kernel(tables, "gemv=bricks-f16", forced); }),
+      AllOf(HasSubstr("no kernel 'bricks-f16'"), HasSubstr("bricks, bricks-int8, int-1plane, int-2planes, ternary")));
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "gemv=bricks+", forced); }), HasSubstr("no kernel ''"));
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "attention=rows", forced); }),
               AllOf(HasSubstr("unknown op 'attention'"),

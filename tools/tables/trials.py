@@ -84,6 +84,26 @@ def bricks():
     return table(["blocks", *columns], [[how] + [f"{statistics.mean(cells[c][variant]):.{1 if 'x' in c else 0}f}" for c in columns] for variant, how in BRICKS.items()])
 
 
+def k_quants():
+    """Products and models of K-quants by kernel; int4_g128 beside them."""
+    cells, models = {}, {}
+    for r in stored("checks/k-quants-cuda"):
+        if "avg_ts" in r:
+            model, kind = r["model_filename"].removeprefix("synth:").split("@weights=")
+            models[f"{model} {kind}", "bricks-int8" if "gemv=bricks-int8" in r["kernels"] else "bricks"] = r
+        else:
+            cells[f"{r['n_out']}x{r['n_in']}", r["n_tokens"], r["weight_format"], r["kernel"]] = r["median_us"]
+    lines = []
+    for shape in dict.fromkeys(shape for shape, *_ in cells):
+        for n in (1, 4):
+            lines.append([shape, n] + [f"{cells[shape, n, kind, 'bricks']:.1f}, {cells[shape, n, kind, 'bricks-int8']:.1f}" for kind in ("q4_k", "q5_k", "q6_k")] +
+                         [f"{cells[shape, n, 'int4_g128', 'int-2planes']:.1f}"])
+    whole = [[name, *(f"{models[name, kernel]['avg_ts']:.0f} ± {models[name, kernel]['stddev_ts']:.0f}" for kernel in ("bricks", "bricks-int8")),
+              f"{models[name, 'bricks-int8']['avg_ts'] / models[name, 'bricks']['avg_ts']:.2f}x"] for name in dict.fromkeys(name for name, _ in models)]
+    return (table(["shape", "tokens", "q4_k: bricks, bricks-int8", "q5_k", "q6_k", "int4_g128"], lines) + [""] +
+            table(["model, depth 0, tok/s", "bricks", "bricks-int8", ""], whole))
+
+
 def step_variants():
     return table(["what", "variant", "cache, depth", "tok/s"],
                  [[r["group"], r["what"] + (" (kept)" if r["base"] else ""), f"{r['kv']}, {r['depth']}", f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}"]
@@ -187,6 +207,7 @@ TABLES = {
     "quantise-inside-cuda": quantise_inside,
     "int-products-tried-cuda": int_products,
     "bricks-tried-cuda": bricks,
+    "k-quants-cuda": k_quants,
     "ranks-tried-cuda": lambda: speed.ranks("checks/ranks-tried-cuda"),
     "step-variants-cuda": step_variants,
     "step-chain-cuda": step_chain,

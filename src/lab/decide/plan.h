@@ -19,7 +19,7 @@
 namespace ridge::lab {
 
 /// A model as a plan sees it. Matrices of a file stay in their mapping and are not read, but for those that loading
-/// converts (BitNet's, packed 4-bit and MXFP4 of Hugging Face directories); of a shape there are none.
+/// converts (BitNet's, and packed ones of Hugging Face directories); of a shape there are none.
 struct PlannedModel {
   LoadedModel loaded;
   ModelPlan plan;

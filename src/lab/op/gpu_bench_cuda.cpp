@@ -10,8 +10,8 @@ std::span<const OpKernel> gpu_op_kernels() {
   static const std::vector<OpKernel> kernels = [] {
     std::vector<OpKernel> all = gpu_attention_kernels();
     for (const OpKernel* kernel :
-         {&kGemvTwoOp, &kGemvLibrary, &kGemvTiles, &kGemvBricksInt8Overlap, &kGemvBricksInt8, &kGemvBricksOverlap,
-          &kGemvBricks, &kGemvInt1Plane, &kGemvIntOverlap, &kGemvInt2Planes, &kGemvTernaryOverlap, &kGemvTernary})
+         {&kGemvTwoOp, &kGemvLibrary, &kGemvTiles, &kGemvBricksOverlap, &kGemvBricks, &kGemvBricksInt8Overlap,
+          &kGemvBricksInt8, &kGemvInt1Plane, &kGemvIntOverlap, &kGemvInt2Planes, &kGemvTernaryOverlap, &kGemvTernary})
       all.push_back(*kernel);
     for (OpKernel& kernel : gpu_append_kernels()) all.push_back(std::move(kernel));
     return all;

@@ -176,7 +176,7 @@ constexpr KeyGroup kConfigFields[] = {
      "boi_token_index eoi_token_index vision_config audio_config projector_hidden_act multimodal_projector_bias "
      "spatial_merge_size vision_feature_layer",
      kHarmless, kVision},
-    {"quantization_config", kHarmless, "read with the tensors (io/int4_packed.h, model/ternary.h)"},
+    {"quantization_config", kHarmless, "read with the tensors (io/packed.h, model/ternary.h)"},
     {"attention_dropout hidden_dropout residual_dropout moe_capacity moe_norm_min embd_pdrop resid_pdrop "
      "embedding_dropout initializer_range initializer_factor "
      "init_method router_aux_loss_coef router_jitter_noise input_jitter_noise router_z_loss_coef output_router_logits "

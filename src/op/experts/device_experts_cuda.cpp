@@ -15,9 +15,11 @@ void DeviceExpertMatmul::plan(std::span<const std::vector<const Linear*>> matric
   n_experts_ = ssize(matrices[0]);
   for (size_t r = 0; r < matrices.size(); ++r) {
     const Linear& first = *matrices[r][0];
+    const auto bricks = find_brick_format(first.format->name);
+    const bool keeps_scale = bricks && keeps_matrix_scale(*bricks);
     for (const Linear* m : matrices[r])
-      if (m->format != first.format || m->n_out != first.n_out || m->n_in != n_in_ || m->scale != 1 ||
-          m->int8_activations)
+      if (m->format != first.format || m->n_out != first.n_out || m->n_in != n_in_ || m->order || m->int8_activations ||
+          (m->scale != 1 && !keeps_scale))
         throw_error(
             ErrorKind::usage,
             "a CUDA device runs experts of one format, shape and scale, here are {} ({}x{}) and {} ({}x{}) (use "
@@ -26,18 +28,17 @@ void DeviceExpertMatmul::plan(std::span<const std::vector<const Linear*>> matric
     Role role{.n_out = first.n_out};
     if (biases[r][0] && !biases[r][0]->empty()) role.bias_bytes = 4 * n_experts_ * role.n_out;
     roles_.push_back(std::move(role));
-    const auto format = find_brick_format(first.format->name);
     const int number = int(first.format - weight_formats().data());
-    const bool joins = r > 0 && format && groups_.back().format == number;
-    if (!joins) groups_.push_back({.first = r, .count = 0, .format = number, .in_bricks = format.has_value()});
+    const bool joins = r > 0 && bricks && groups_.back().format == number;
+    if (!joins) groups_.push_back({.first = r, .count = 0, .format = number, .in_bricks = bricks.has_value()});
     Group& group = groups_.back();
     group.count += 1;
     group.row_bytes += n_experts_ * first.bytes();
-    if (!format) continue;
+    if (!bricks) continue;
     const bool paired = glu && group.count == 2;
     std::vector<int64_t> n_out;
     for (size_t i = group.first; i <= r - paired; ++i) n_out.push_back(roles_[i].n_out);
-    group.bricks = plan_brick_matrix(*format, n_in_, n_out, paired);
+    group.bricks = plan_brick_matrix(*bricks, n_in_, n_out, paired);
   }
 }
 
@@ -72,7 +73,8 @@ DeviceExpertMatmul::DeviceExpertMatmul(const gpu::Stream& stream, std::span<cons
       for (int i = 0; i < one.n_parts; ++i) {
         const DeviceRows rows = upload_rows(stream, *matrices[g.first + size_t(i)][size_t(e)]);
         const DeviceRows up = one.paired ? upload_rows(stream, *matrices[g.first + 1][size_t(e)]) : DeviceRows();
-        device_fill_bricks(stream, one, i, 0, one.n_out[i], rows.blocks.as<void>(), up.blocks.as<void>());
+        device_fill_bricks(stream, one, i, 0, one.n_out[i], {rows.blocks.as<void>(), rows.scale},
+                           {up.blocks.as<void>(), up.scale});
         stream.synchronize();
       }
       gpu::copy(stream, g.bricks.data.as<std::byte>() + e * bytes, one.data.as<void>(), bytes);

@@ -178,8 +178,9 @@ struct WideBricks {
   static constexpr int kBytes = Format::kBytes, kColumns = Format::kColumns;
   static constexpr int kGroups = Format::kScaleSteps == 0 ? 0 : 4 / Format::kScaleSteps;
   static constexpr bool kHasWords = Format::kScaleSteps == 0;  // fragments as they are
-  /// Codes in units of kUnit come to at most this much first, which is exact: scales then have the room of f16.
-  static constexpr float kFirst = std::min(0x1p12f, 1 / Format::kUnit);
+  /// Codes below the normal numbers of f16 are multiplied by this much first, which is exact: scales then have the room
+  /// of f16.
+  static constexpr float kFirst = Format::kUnit < 0x1p-12f ? 0x1p12f : 1.0f;
   struct ScaledCodes {
     typename Format::Codes codes;
     uint32_t scale[2][kGroups / 2 + 1], start[2][kGroups / 2 + 1];  // of two groups a word

@@ -1,9 +1,11 @@
 // Device code: the brick formats (brick_parts_cuda.h says what they have). For *.cu files only.
 #pragma once
 
+#include "format/fp8_g32.h"
 #include "format/int4_g128.h"
 #include "format/iq4.h"
 #include "format/mxfp4.h"
+#include "format/nvfp4.h"
 #include "format/plain.h"
 #include "format/q4_0.h"
 #include "format/q4_1.h"
@@ -39,6 +41,52 @@ struct Plain : BrickDefaults {
     a[0] = words.x, a[1] = words.y, a[2] = words.z, a[3] = words.w;
   }
   __device__ static ChunkScales scales(const uint8_t*, int, int) { return {}; }
+};
+
+/// fp8_g32: a code above its zero bit is an f16, 2^-8 times too small, once its sign has moved from bit 14 to 15. Words
+/// hold the codes of elements 4i + 2, 4i, 4i + 3, 4i + 1, so that those of a word of the fragment are the upper bytes of
+/// both halves. Behind the codes float scales, [row][group of the brick].
+struct BrickFP8 : BrickDefaults {
+  using Block = FP8_G32::Block;
+  static constexpr int kGroup = 32, kColumns = 128, kBytes = 2304, kScaleSteps = 2, kGemvStages = 4, kScales = 2048;
+  static constexpr float kUnit = 0x1p-8f;
+  using ChunkScales = Scales<2>;
+  struct Codes {
+    uint4 words[2];
+  };
+
+  __device__ static uint32_t code(const Block* row, int64_t k) { return row[k / 32].q[k % 32]; }
+  template <class Get>
+  __device__ static void put(const Get& get, int lane, uint8_t* brick) {
+    for (int step = 0; step < kColumns / 16; ++step)
+      for (int i = 0; i < 2; ++i)
+        *lane_word(brick, 2 * step + i, lane) =
+            get(step, 4 * i + 2) | get(step, 4 * i) << 8 | get(step, 4 * i + 3) << 16 | get(step, 4 * i + 1) << 24;
+  }
+  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) {
+    auto* to = reinterpret_cast<float*>(brick + kScales) + 4 * i;
+    for (int g = 0; g < 4; ++g) to[g] = g < n ? row[g].scale : 0.0f;
+  }
+  __device__ static Codes load(const uint8_t* brick, int chunk, int lane) {
+    return {{lane_words(brick, 2 * chunk, lane), lane_words(brick, 2 * chunk + 1, lane)}};
+  }
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word = pick(codes.words[step / 2], 2 * (step % 2) + i), lower = word << 8;
+      a[2 * i] = gpu::and_or(word >> 1, 0x3F803F80u, word & 0x80008000u);
+      a[2 * i + 1] = gpu::and_or(lower >> 1, 0x3F803F80u, lower & 0x80008000u);
+    }
+  }
+  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
+    ChunkScales scales;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto* from = reinterpret_cast<const float2*>(brick + kScales + 16 * (lane / 4 + 8 * half) + 8 * chunk);
+      scales.scale[half][0] = from->x, scales.scale[half][1] = from->y;
+    }
+    return scales;
+  }
 };
 
 /// q8_0: byte e of a step's two words is code e plus 128.
@@ -167,6 +215,44 @@ struct BrickMXFP4 : StepWords<128, Mxfp4Places>, BrickDefaults {
   }
 };
 
+/// nvfp4: codes as in mxfp4. Behind them the scales of 16 columns, eight bytes a row, then the matrix's scale as a float
+/// for rows r and for rows r + 8, which are two matrices' in a pair, and eight bytes of nothing. A scale above its zero
+/// bit is an f16, 2^-8 times too small, once its sign has moved from bit 14 to 15.
+struct BrickNVFP4 : StepWords<128, Mxfp4Places>, BrickDefaults {
+  using Block = NVFP4::Block;
+  static constexpr int kGroup = 64, kColumns = 128, kBytes = 1168, kScaleSteps = 1, kGemvStages = 7;
+  static constexpr int kScales = 1024, kMatrixScales = 1152, kXUnits = 2;
+  static constexpr bool kHasMatrixScale = true;
+  static constexpr float kUnit = 0x1p-14f;
+  using ChunkScales = Scales<4>;
+
+  __device__ static uint32_t code(const Block* row, int64_t k) {
+    return uint32_t(NVFP4::code(row[k / 64], int(k % 64)));
+  }
+  __device__ static void put_scales(const Block* row, int64_t n, int i, uint8_t* brick) {
+    for (int g = 0; g < 8; ++g) brick[kScales + 8 * i + g] = g / 4 < n ? row[g / 4].scales[g % 4] : uint8_t(0);
+  }
+  __device__ static void put_matrix_scale(int half, float scale, uint8_t* brick) {
+    reinterpret_cast<float*>(brick + kMatrixScales)[half] = scale;
+  }
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+    BrickMXFP4::fragment(codes, step, a);
+  }
+  __device__ static ChunkScales scales(const uint8_t* brick, int chunk, int lane) {
+    ChunkScales scales;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t word = *reinterpret_cast<const uint32_t*>(brick + kScales + 8 * (lane / 4 + 8 * half) + 4 * chunk);
+      const float by = 256 * reinterpret_cast<const float*>(brick + kMatrixScales)[half];
+      const float2 odd = gpu::unpack_f16(gpu::and_or(word >> 1, 0x3F803F80u, word & 0x80008000u));
+      const float2 even = gpu::unpack_f16(gpu::and_or(word << 7, 0x3F803F80u, word << 8 & 0x80008000u));
+      scales.scale[half][0] = by * even.x, scales.scale[half][1] = by * odd.x;
+      scales.scale[half][2] = by * even.y, scales.scale[half][3] = by * odd.y;
+    }
+    return scales;
+  }
+};
+
 /// Codes of the 16 levels of iq4: element e of a step is nibble e. Its lower three bits choose a byte of the lower and
 /// one of the upper eight levels, each plus 128; its top bit chooses between them.
 struct Iq4Places {
@@ -246,6 +332,7 @@ auto with_format(BrickFormat format, const Function& f) {
   switch (format) {
     case BrickFormat::f16: return f(BrickF16());
     case BrickFormat::bf16: return f(BrickBF16());
+    case BrickFormat::fp8_g32: return f(BrickFP8());
     case BrickFormat::q8_0: return f(BrickQ8_0());
     case BrickFormat::q4_0: return f(BrickQ4_0());
     case BrickFormat::q4_1: return f(BrickQ4_1());
@@ -256,6 +343,7 @@ auto with_format(BrickFormat format, const Function& f) {
     case BrickFormat::q4_k: return f(BrickQ4_K());
     case BrickFormat::q5_k: return f(BrickQ5_K());
     case BrickFormat::q6_k: return f(BrickQ6_K());
+    case BrickFormat::nvfp4: return f(BrickNVFP4());
     case BrickFormat::mxfp4: return f(BrickMXFP4());
     case BrickFormat::iq4_nl: return f(BrickIQ4_NL());
     case BrickFormat::iq4_xs: return f(BrickIQ4_XS());

@@ -17,6 +17,7 @@
 //   kScaleSteps              steps of 16 columns that share a scale; 0 when there are none
 //   kUnit, kLower            results are kUnit, for rows r + 8 kUnit * kLower times what they should be
 //   kHasMin                  a weight is scale * code - min
+//   kHasMatrixScale          scales have a factor of the whole matrix, put_matrix_scale(half, scale, brick): of rows r, r + 8
 //   kHasStart                products start with values for rows r, and kLower times them for rows r + 8
 //   kSums, kSumFactor        sums of x over 32 / kSums columns, times kSumFactor: of minima, or what products start with
 //   kGemvStages              bricks in a warp's ring in the GEMV
@@ -67,7 +68,7 @@ __device__ float signed_field(uint32_t fields) {
 }
 /// What formats without anything special have.
 struct BrickDefaults {
-  static constexpr bool kBfloat = false, kHasMin = false, kHasStart = false;
+  static constexpr bool kBfloat = false, kHasMin = false, kHasMatrixScale = false, kHasStart = false;
   static constexpr float kUnit = 1, kLower = 1, kSumFactor = 0;
   static constexpr int kSums = 0, kXUnits = 4;
 };

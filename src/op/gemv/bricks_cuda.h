@@ -3,7 +3,7 @@
 // A brick is 16 rows (a tile) times as many columns as its format puts together, its bytes one after another: codes,
 // then scales. Codes lie so that a lane's 16 bytes are its A fragments of mma.m16n8k16 (gpu/tensor.h), see
 // brick_parts_cuda.h. Nothing is rounded: the codes and scales are the file's, and a brick has as many bytes as its
-// blocks have in the file. Bricks of a tile follow one another, then comes the next tile. Rows are padded to whole
+// blocks have in the file (nvfp4: 16 more, for the scale of the matrix). Bricks of a tile follow one another, then comes the next tile. Rows are padded to whole
 // tiles and columns to whole bricks, with weights that are zero.
 #pragma once
 
@@ -19,6 +19,7 @@ namespace ridge {
 enum class BrickFormat {
   f16,
   bf16,
+  fp8_g32,
   q8_0,
   q4_0,
   q4_1,
@@ -29,6 +30,7 @@ enum class BrickFormat {
   q4_k,
   q5_k,
   q6_k,
+  nvfp4,
   mxfp4,
   iq4_nl,
   iq4_xs,
@@ -68,11 +70,21 @@ BrickMatrix plan_brick_matrix(BrickFormat format, int64_t n_in, std::span<const 
 /// The same with room for its bricks, all zero.
 BrickMatrix make_brick_matrix(BrickFormat format, int64_t n_in, std::span<const int64_t> n_out, bool paired = false);
 
-/// Fills the tiles of a part that hold its rows first_row .. first_row + n_rows - 1. `rows` are these rows in device
-/// memory, blocks as in the file; `up_rows` those of the second matrix when paired, whose first one is the gate.
-/// first_row must be a multiple of rows_per_tile(), n_rows too unless the part ends there. The rows may be freed or
-/// changed when the stream has come past this.
+/// Whether bricks of the format keep a scale of the whole matrix.
+bool keeps_matrix_scale(BrickFormat format);
+
+/// Rows of a matrix in device memory, blocks as in the file, and the scale of the whole matrix, which is 1 but in formats
+/// that keep it.
+struct BrickSource {
+  BrickSource(const void* from = nullptr, float of_matrix = 1) : rows(from), scale(of_matrix) {}
+  const void* rows;
+  float scale;
+};
+
+/// Fills the tiles of a part that hold its rows first_row .. first_row + n_rows - 1: `rows`; `up_rows` are those of the
+/// second matrix when paired, whose first one is the gate. first_row must be a multiple of rows_per_tile(), n_rows too
+/// unless the part ends there. The rows may be freed or changed when the stream has come past this.
 void device_fill_bricks(gpu::StreamHandle stream, const BrickMatrix& matrix, int part, int64_t first_row,
-                        int64_t n_rows, const void* rows, const void* up_rows = nullptr);
+                        int64_t n_rows, BrickSource rows, BrickSource up_rows = {});
 
 }  // namespace ridge

@@ -31,7 +31,7 @@ struct PanelHead {
   explicit PanelHead(const std::byte* at) : unit(at) {}
   Simd::F scale(int v, int at) const {
     if constexpr (PanelUnit<F>::kScales == PanelScales::power) return Simd::power_of_two(unit + v * Simd::kLanes);
-    const Simd::F d = f16_of_rows(unit, v);
+    const Simd::F d = f16_of_rows(unit + (PanelUnit<F>::kScales == PanelScales::halves ? kF16Row * at : 0), v);
     if constexpr (PanelUnit<F>::kScales == PanelScales::bytes)
       return Simd::mul(d, Simd::load_i8(unit + kF16Row + kPanelRows * at + v * Simd::kLanes));
     return d;

@@ -26,6 +26,9 @@ void split(const Q4_1::Block& block, uint8_t* codes) { split_nibbles(block, code
 void split(const IQ4_NL::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
 void split(const IQ4_XS::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
 void split(const MXFP4::Block& block, uint8_t* codes) { split_nibbles(block, codes); }
+void split(const NVFP4::Block& block, uint8_t* codes) {
+  for (int i = 0; i < NVFP4::kGroup; ++i) codes[i] = uint8_t(NVFP4::code(block, i));
+}
 void split(const Int4G128::Block& block, uint8_t* codes) {
   for (int i = 0; i < Int4G128::kGroup / 2; ++i) {
     codes[2 * i] = block.q[i] & 0xF;
@@ -232,6 +235,10 @@ bool pack_head(const typename F::Block& block, int row, std::byte* head) {
   using Unit = PanelUnit<F>;
   if constexpr (Unit::kScales == PanelScales::power) {
     head[row] = std::byte(block.exponent);
+    return true;
+  } else if constexpr (Unit::kScales == PanelScales::halves) {  // levels are twice the values
+    for (int j = 0; j < F::kGroup / Unit::kScaled; ++j)
+      put_f16(head + kF16Bytes * j, row, f32_to_f16(e4m3_value(block.scales[j]) / 2));
     return true;
   } else {
     constexpr bool kMin = Unit::kMinima == PanelMinima::f16 || Unit::kMinima == PanelMinima::integers;

@@ -5,7 +5,7 @@
 // 64-byte load meets one 4-byte broadcast of activations in a 4-way dot product and 16 sums appear side by side, with
 // no horizontal adds. Panels take the bytes of the rows they come from (plus padding of the last panel). Rows of iq1,
 // iq2 and iq3 name points of grids of 4 or 8 weights, and rows of tq1_0 have five weights in a byte: their panels name
-// levels weight by weight, which takes 1.2 to 2 times the bytes.
+// levels weight by weight, which takes 1.2 to 2 times the bytes; scales of nvfp4 become fp16, 5 bits a weight for 4.5.
 //
 // Column 4 k + j (k < 8) of 32, whose code has kLow low bits and kHigh high bits (PanelUnit):
 //   kLow 8  vector k                            kHigh 1  bit k of the one vector behind the low bits
@@ -21,6 +21,7 @@
 #include "format/iq3.h"
 #include "format/iq4.h"
 #include "format/mxfp4.h"
+#include "format/nvfp4.h"
 #include "format/q2_k.h"
 #include "format/q3_k.h"
 #include "format/q4_0.h"
@@ -41,10 +42,10 @@ inline constexpr int kPanelRows = 16;
 inline constexpr int kPanelGroup = 32;   ///< columns that share a scale of the activations
 inline constexpr int kPanelChunk = 256;  ///< columns of a token's activations that lie together
 
-/// What a row's scales are in the head of a unit: one fp16; a power of two in a byte; or an fp16 d and an integer for
-/// kScaled columns. Integers are signed bytes, 6 bits (32 for 0 where there are no minima), nibbles beside minima, or odd
+/// What a row's scales are in the head of a unit: one fp16; a power of two in a byte; an fp16 for kScaled columns; or an
+/// fp16 d and an integer for kScaled columns. Integers are signed bytes, 6 bits (32 for 0 where there are no minima), nibbles beside minima, or odd
 /// in nibbles, 2 n + 1 of parts of d.
-enum class PanelScales : uint8_t { f16, power, bytes, six_bits, nibbles, odd, odd_quarters, odd_eighths };
+enum class PanelScales : uint8_t { f16, power, halves, bytes, six_bits, nibbles, odd, odd_quarters, odd_eighths };
 /// Where minima are: none; fp16 behind the scales; integers times the block's -dmin, or eighths of d with the scale's sign.
 enum class PanelMinima : uint8_t { none, f16, integers, eighths };
 
@@ -93,6 +94,7 @@ template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelScales::
 template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelScales::f16, PanelMinima::none, kIq4PanelLevels> {};
 template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelScales::six_bits, PanelMinima::none, kIq4PanelLevels> {};
 template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelScales::power, PanelMinima::none, kFp4PanelLevels> {};
+template <> struct PanelUnitOf<NVFP4>    : PanelCodes<4, 0, 16, 12, PanelScales::halves, PanelMinima::none, kFp4PanelLevels, 8> {};
 template <> struct PanelUnitOf<TQ2_0>    : PanelCodes<2, 0, 32, 1> {};
 template <> struct PanelUnitOf<TQ1_0>    : PanelCodes<2, 0, 32, 1, PanelScales::f16, PanelMinima::none, nullptr, 2> {};
 template <> struct PanelUnitOf<IQ1_S>    : PanelCodes<2, 0, 32, 1, PanelScales::odd, PanelMinima::eighths, nullptr, 2 + 4> {};
@@ -107,8 +109,9 @@ template <> struct PanelUnitOf<IQ3_S>    : PanelCodes<4, 0, 32, 15, PanelScales:
 template <class... Formats>
 struct PanelFormatList {};
 /// The formats that have panels.
-using PanelFormats = PanelFormatList<Q8_0, Q4_0, Int4G128, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q3_K, Q2_K, IQ4_NL,
-                                     IQ4_XS, MXFP4, TQ2_0, TQ1_0, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S>;
+using PanelFormats =
+    PanelFormatList<Q8_0, Q4_0, Int4G128, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS, NVFP4, MXFP4,
+                    TQ2_0, TQ1_0, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S>;
 
 /// The unit of a format's panels: 16 blocks.
 template <class F>

@@ -95,6 +95,15 @@ void apply_scale(const Linear& w, View2<float> y) {
     for (float& value : y.row(t)) value *= w.scale;
 }
 
+/// x in the order of the matrix's columns.
+View2<const float> sorted(CpuContext& context, const Linear& w, View2<const float> x) {
+  if (!w.order) return x;
+  const View2<float> to(context.sorted.ensure<float>(x.rows * x.cols), x.rows, x.cols);
+  for (int64_t t = 0; t < x.rows; ++t)
+    for (int64_t i = 0; i < x.cols; ++i) to(t, i) = x(t, w.order[i]);
+  return to;
+}
+
 /// "576+192+192x576 q4_1"; formats that differ are joined likewise.
 std::string shapes_of(std::span<const LinearOutput> all) {
   std::string rows, formats;
@@ -114,14 +123,16 @@ void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<fl
   const LinearVariant& variant = choose(context, w, x.rows);
   const TracedOp traced(context, linear_op(x.rows), variant.name, linear_work(w, x.rows),
                         [&] { return fmt::format("{}x{} {}", w.n_out, w.n_in, w.format->name); });
-  variant.run(context, w, x, y);
+  variant.run(context, w, sorted(context, w, x), y);
   apply_scale(w, y);
 }
 
 void linear(CpuContext& context, View2<const float> x, std::initializer_list<LinearOutput> all) {
   if (x.rows == 0) return;
   const LinearVariant& variant = choose(context, *all.begin()->w, x.rows);
-  const auto is_alike = [&](const LinearOutput& one) { return &choose(context, *one.w, x.rows) == &variant; };
+  const auto is_alike = [&](const LinearOutput& one) {
+    return !one.w->order && &choose(context, *one.w, x.rows) == &variant;
+  };
   if (!variant.run_together || !std::ranges::all_of(all, is_alike)) {
     for (const LinearOutput& one : all) linear(context, *one.w, x, one.y);
     return;

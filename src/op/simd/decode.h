@@ -4,10 +4,12 @@
 // and codes are exact in float, so a fused multiply-add rounds no differently than the reference.
 #pragma once
 
+#include "format/fp8_g32.h"
 #include "format/int4_g128.h"
 #include "format/iq4.h"
 #include "format/list.h"
 #include "format/mxfp4.h"
+#include "format/nvfp4.h"
 #include "format/q2_k.h"
 #include "format/q3_k.h"
 #include "format/q4_0.h"
@@ -146,6 +148,25 @@ inline void decode_block(const MXFP4::Block& b, float* out) {
   put_scaled(looked_up(kFp4Doubled, nibbles32(b.q)), __builtin_bit_cast(float, bits), out);
 }
 
+inline void decode_block(const NVFP4::Block& b, float* out) {
+  for (int pair = 0; pair < 2; ++pair) {
+    alignas(32) int8_t both[32], levels[32];  // eights 0 and 1 of two groups: 0, 0, 1, 1; then 0, 1, 0, 1
+    store_bytes(both, looked_up(kFp4Doubled, nibbles32(b.q + 16 * pair)));
+    for (int k = 0; k < 4; ++k) __builtin_memcpy(levels + 8 * (k % 2 * 2 + k / 2), both + 8 * k, 8);
+    for (int i = 0; i < 32; i += Simd::kLanes) {
+      const int code = b.scales[2 * pair + i / 16];
+      const float scale = 128 * f16_to_float(uint16_t((code & 0x80) << 8 | (code & 0x7F) << 7));
+      Simd::store(out + 32 * pair + i, Simd::mul(Simd::load_i8(levels + i), Simd::set1(scale)));
+    }
+  }
+}
+inline void decode_block(const FP8_G32::Block& b, float* out) {
+  alignas(64) uint16_t halves[32];  // as e4m3_as_f16(), which must not be emitted here
+  for (int i = 0; i < 32; ++i) halves[i] = uint16_t((b.q[i] & 0x80) << 8 | (b.q[i] & 0x7F) << 7);
+  const auto scale = Simd::set1(256 * b.scale);
+  for (int i = 0; i < 32; i += Simd::kLanes) Simd::store(out + i, Simd::mul(Simd::load_f16(halves + i), scale));
+}
+
 template <class F>
 void decode_row(const std::byte* blocks, int64_t n, float* out) {
   typename F::Block block;  // copied: a tensor may start at any byte of a file
@@ -175,8 +196,8 @@ inline RowDecoder row_decoder(const WeightFormat& format) {
   if (format.name == F16::kName) return decode_values<LoadF16>;
   if (format.name == BF16::kName) return decode_values<LoadBF16>;
   if (format.name == F32::kName) return decode_values<LoadF32>;
-  return find_row_decoder<Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K, Q2_K, Int4G128>(
-      format);
+  return find_row_decoder<FP8_G32, Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, IQ4_NL, IQ4_XS, NVFP4, MXFP4, Q3_K,
+                          Q2_K, Int4G128>(format);
 }
 
 }  // namespace
