@@ -17,6 +17,11 @@ struct Simd {
   static F load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static F load_f16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+  /// The 256th of e4m3 codes (format/e4m3.h): a sign-extended byte has its sign at bits 15 and 14 once it is moved up.
+  static F load_e4m3(const void* p) {
+    const __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16(int16_t(0xBFFF))));
+  }
   static F load_bf16(const void* p) {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))), 16));

@@ -29,6 +29,12 @@ struct Simd {
     const float16x8_t halves = vreinterpretq_f16_u8(vld1q_u8(static_cast<const uint8_t*>(p)));
     return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
   }
+  /// The 256th of e4m3 codes (format/e4m3.h): a sign-extended byte has its sign at bits 15 and 14 once it is moved up.
+  static F load_e4m3(const void* p) {
+    const int16x8_t codes = vshlq_n_s16(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p))), 7);
+    const float16x8_t halves = vreinterpretq_f16_s16(vandq_s16(codes, vdupq_n_s16(int16_t(0xBFFF))));
+    return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
+  }
   static F load_bf16(const void* p) {
     const uint16x8_t halves = vreinterpretq_u16_u8(vld1q_u8(static_cast<const uint8_t*>(p)));
     return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(halves), 16)),
