@@ -262,19 +262,21 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const CudaLayer& layer_of = model.layers[i];
     if (runner_.options().int_experts && has_late_choice(layer_of, runner_.plan().layers[i].experts))
-      add(of_experts, {"ints"});
+      add(of_experts, {runner_.options().own_choice ? "ints-own" : "ints"});
     add(of_experts, layer_of.expert_gate_up.kernels());
     add(of_experts, layer_of.expert_down.kernels());
   }
   for (const LayerPlan& of : runner_.plan().layers) {
     if (of.mixer != MixerKind::delta) continue;
-    names.push_back(fmt::format("delta={}{}", runner_.options().delta_in_parts ? "parts" : "heads",
-                                has_delta_chunks(of.delta) ? "+chunks" : ""));
+    names.push_back(has_delta_chunks(of.delta) ? "delta=parts+chunks" : "delta=parts");
     break;
   }
   if (!of_experts.empty()) {
     names.push_back("experts=" + of_experts);
-    names.push_back(runner_.options().spread_router ? "router=spread" : "router=last-block");
+    const DeviceOptions& options = runner_.options();
+    const std::string_view of_one = router_name(options.router_of(1)), of_more = router_name(options.router_of(2));
+    names.push_back(of_one == of_more ? fmt::format("router={}", of_one)
+                                      : fmt::format("router={}+{}", of_one, of_more));
   }
   return names;
 }

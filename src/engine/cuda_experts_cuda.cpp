@@ -64,20 +64,21 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .glu = glu_of(e.activation),
                             .y = r[B::expert_gate].as<float>()};
   const MatmulCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
+  const RouterKernel router_kernel = options_.router_of(n);
   const bool late = n == 1 && options_.int_experts && has_late_choice(layer, e);
   const ExpertRouter router{.rule = e.rule,
                             .n_in = plan_.d_model,
                             .x = r[B::x].as<float>(),
                             .norm_weight = normed ? layer.ffn_norm.as<float>() : nullptr,
                             .norm_eps = plan_.norm_eps,
-                            .h = late && options_.spread_router ? nullptr : r[B::h].as<float>(),
+                            .h = late && router_kernel == RouterKernel::spread ? nullptr : r[B::h].as<float>(),
                             .w = layer.router.as<float>(),
                             .bias = e.biases ? layer.router_bias.as<float>() : nullptr,
                             .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
                             .gates_shared = e.shared_gate,
                             .counters = r[B::router_counters].as<uint32_t>(),
                             .overlap = step.overlap,
-                            .spread = options_.spread_router,
+                            .kernel = router_kernel,
                             .scores_only = late};
   {
     const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
@@ -107,7 +108,8 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                           .norm_eps = router.norm_eps,
                           .glu = of_groups.glu,
                           .y = of_groups.y,
-                          .overlap = step.overlap};
+                          .overlap = step.overlap,
+                          .own_choice = options_.own_choice};
       layer.expert_gate_up.run_chosen(stream_, call);
       call.x = call.y;
       call.norm_weight = nullptr;

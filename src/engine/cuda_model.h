@@ -179,7 +179,6 @@ enum class StepBuffer : uint8_t {
   squares,          ///< where ranks norm heads together: sums of the rows of q, then of k
   sequences,        ///< of the delta rule: DeltaSpan [sequences]
   delta,            ///< its matrices, one behind another
-  delta_counters,   ///< DeviceDelta::counters: uint32
   count,
 };
 /// All of them. Grown on demand.

@@ -99,7 +99,6 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     if (layer.mixer == MixerKind::delta) {
       r[B::delta].ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24 +
                          step.n_delta_chunks * d.n_value_heads * kDeltaChunkFloats);
-      r[B::delta_counters].template ensure<uint32_t>(ssize(step.sequences) * d.n_key_heads);
     }
     const ExpertsPlan& e = layer.experts;
     if (layer.feed_forward != FeedForwardKind::experts) continue;

@@ -48,8 +48,6 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory) 
                                  .z = z,
                                  .a = a,
                                  .b = b,
-                                 .in_parts = options_.delta_in_parts,
-                                 .counters = buffers_[B::delta_counters].as<uint32_t>(),
                                  .overlap = step.overlap,
                                  .n_chunked = step.n_chunked,
                                  .mixed = mixed,

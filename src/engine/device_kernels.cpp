@@ -1,5 +1,6 @@
 #include "engine/device_kernels.h"
 
+#include <algorithm>
 #include <set>
 
 #include "op/kernel_tables.h"
@@ -16,33 +17,39 @@ std::string chosen_kernel(const Linear& m, std::string_view name, int64_t n_toke
   }
 }
 
+constexpr std::pair<const char*, RouterKernel> kRouters[] = {
+    {"spread", RouterKernel::spread}, {"last-block", RouterKernel::last_block}, {"last-warp", RouterKernel::last_warp}};
+
 }  // namespace
+
+std::string_view router_name(RouterKernel kernel) {
+  return std::ranges::find(kRouters, kernel, [](const auto& row) { return row.second; })->first;
+}
 
 DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
   DeviceOptions options;
   for (const std::string& choice : kernels) force_kernel(device_kernel_tables(), choice, options.kernels);
   options.overlap = is_allowed(options.kernels, "launch", "overlap");
   options.kernels.erase("launch");
-  options.spread_router = is_allowed(options.kernels, "router", "spread");
-  options.int_experts = is_allowed(options.kernels, "experts", "ints");
-  options.delta_in_parts = is_allowed(options.kernels, "delta", "parts");
+  for (const auto& [name, kernel] : kRouters)
+    if (options.kernels.contains("router") && is_allowed(options.kernels, "router", name)) options.router = kernel;
+  options.own_choice = !is_allowed(options.kernels, "experts", "ints");
+  options.int_experts = !options.own_choice || is_allowed(options.kernels, "experts", "ints-own");
   return options;
 }
 
 void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
   std::set<std::string> used;
-  bool has_experts = false, has_int_experts = false, has_delta = false;
+  bool has_experts = false, has_int_experts = false;
   for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
-    has_experts = has_experts || name == "router", has_delta = has_delta || name == "delta qkv";
+    has_experts = has_experts || name == "router";
     has_int_experts = has_int_experts || (name.starts_with("expert ") && m.format->name == "int4_g128");
     // op/experts: kernels of their own, for every format
     if (name == "router" || name.starts_with("expert ") || name == "k_b" || name == "v_b") return;
     for (const int64_t n_tokens : {int64_t(1), kFewTokens + 1}) used.insert(chosen_kernel(m, name, n_tokens, forced));
   });
-  for (const auto& [op, has] : {std::pair("router", has_experts), std::pair("delta", has_delta)})
-    if (const auto at = forced.find(op); at != forced.end() && !has)
-      throw_wrong_field("kernels", "kernel {}={}: the model has no layer with {}", op, at->second,
-                        op == std::string_view("router") ? "experts" : "a delta rule");
+  if (const auto at = forced.find("router"); at != forced.end() && !has_experts)
+    throw_wrong_field("kernels", "kernel router={}: the model has no layer with experts", at->second);
   if (const auto at = forced.find("experts"); at != forced.end() && !has_int_experts)
     throw_wrong_field("kernels", "kernel experts={}: the model has no experts of int4_g128, others have one kernel",
                       at->second);

@@ -1,21 +1,29 @@
 // Choices of kernels on a device, for measurements.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
 #include "model/weights.h"
 #include "op/device_linear.h"
+#include "op/experts/experts_cuda.h"
 
 namespace ridge {
 
 struct DeviceOptions {
-  ForcedKernels kernels;       ///< of gemv, gemm, router, experts and delta
-  bool overlap = true;         ///< programmatic dependent launch inside a recorded step
-  bool spread_router = true;   ///< ExpertRouter::spread
-  bool int_experts = true;     ///< DeviceExpertMatmul::run_chosen() where it serves
-  bool delta_in_parts = true;  ///< DeviceDelta::in_parts
+  ForcedKernels kernels;               ///< of gemv, gemm, router and experts
+  bool overlap = true;                 ///< programmatic dependent launch inside a recorded step
+  std::optional<RouterKernel> router;  ///< of every few tokens, in place of router_of()
+  bool int_experts = true;             ///< DeviceExpertMatmul::run_chosen() where it serves
+  bool own_choice = false;             ///< IntExpertsCall::own_choice
+
+  /// An extra launch costs several tokens more than a wider grid gives them.
+  RouterKernel router_of(int64_t n_tokens) const {
+    return router.value_or(n_tokens == 1 ? RouterKernel::spread : RouterKernel::last_block);
+  }
 };
+std::string_view router_name(RouterKernel kernel);
 /// From "op=name" entries: the ops and kernels of device_kernel_tables(). Throws usage, naming the choices.
 DeviceOptions parse_device_kernels(std::span<const std::string> kernels);
 

@@ -39,20 +39,27 @@ TEST(DeviceKernels, LaunchIsAnOptionOfItsOwn) {
   EXPECT_TRUE(parse_device_kernels({}).overlap);
 }
 
-TEST(DeviceKernels, RouterAndDeltaAreOfModelsThatHaveThem) {
-  const std::vector<std::string> old = {"router=last-block", "delta=heads"};
-  EXPECT_FALSE(parse_device_kernels(old).spread_router || parse_device_kernels(old).delta_in_parts);
-  EXPECT_TRUE(parse_device_kernels({}).spread_router && parse_device_kernels({}).delta_in_parts);
+TEST(DeviceKernels, RouterAndExpertsAreOfModelsThatHaveThem) {
+  EXPECT_EQ(parse_device_kernels({}).router_of(1), RouterKernel::spread);
+  EXPECT_EQ(parse_device_kernels({}).router_of(2), RouterKernel::last_block);
+  for (const auto& [name, kernel] : {std::pair("spread", RouterKernel::spread), {"last-warp", RouterKernel::last_warp}})
+    for (const int64_t n_tokens : {1, 2}) {
+      const std::vector<std::string> forced = {std::string("router=") + name};
+      EXPECT_EQ(parse_device_kernels(forced).router_of(n_tokens), kernel);
+      EXPECT_EQ(router_name(kernel), name);
+    }
   Weights weights = weights_of("int4_g128", "int4_g128");
   EXPECT_THAT(refusal(weights, {"router=spread"}), HasSubstr("no layer with experts"));
   EXPECT_THAT(refusal(weights, {"experts=ints"}), HasSubstr("no experts of int4_g128"));
-  EXPECT_THAT(refusal(weights, {"delta=parts"}), HasSubstr("no layer with a delta rule"));
-  weights.layers[0].router = weights.layers[0].delta.qkv = weights.layers[0].q;
-  EXPECT_EQ(refusal(weights, {"router=spread", "delta=parts"}), "");
+  weights.layers[0].router = weights.layers[0].q;
+  EXPECT_EQ(refusal(weights, {"router=spread"}), "");
   ExpertWeights& expert = weights.layers[0].experts.emplace_back();
   expert.gate = expert.up = expert.down = weights.layers[0].q;
   EXPECT_EQ(refusal(weights, {"experts=ints"}), "");
-  EXPECT_FALSE(parse_device_kernels(std::vector<std::string>{"experts=bricks"}).int_experts);
+  const auto options = [](const char* kernel) { return parse_device_kernels(std::vector<std::string>{kernel}); };
+  EXPECT_FALSE(options("experts=bricks").int_experts);
+  EXPECT_TRUE(options("experts=ints").int_experts && !options("experts=ints").own_choice);
+  EXPECT_TRUE(options("experts=ints-own").int_experts && options("experts=ints-own").own_choice);
 }
 
 TEST(DeviceKernels, AFormatWithoutKernelsIsRefusedByTheNameOfItsMatrix) {

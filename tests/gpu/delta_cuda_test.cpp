@@ -19,8 +19,7 @@ class DeltaCuda : public OnDevice {
  protected:
   /// Outputs and states of p as the device leaves them. An output is gated, p.out being the gates' input before; rows
   /// of no span keep theirs.
-  void run(DeltaProblem& p, std::vector<DeltaSpan> spans, int shared_bytes = 0, bool in_parts = true,
-           int n_histories = 0) const {
+  void run(DeltaProblem& p, std::vector<DeltaSpan> spans, int shared_bytes = 0, int n_histories = 0) const {
     // Spans have their places from rows of the step.
     std::vector<StepRow> rows(3);  // of nobody
     for (DeltaSpan& span : spans) {
@@ -31,8 +30,7 @@ class DeltaCuda : public OnDevice {
     const gpu::Buffer places = up(rows);
     const gpu::Buffer conv = up(p.conv), decay = up(p.decay), dt_bias = up(p.dt_bias), list = up(spans),
                       states = up(p.states), qkv = up(p.qkv), a = up(p.a), b = up(p.b), z = up(p.out),
-                      norm = up(norm_of(p.shape)), mixed(4 * ssize(p.qkv)), out(4 * ssize(p.out)),
-                      counters(4 * ssize(spans) * p.shape.n_key_heads);
+                      norm = up(norm_of(p.shape)), mixed(4 * ssize(p.qkv)), out(4 * ssize(p.out));
     int most = 1, n_chunked = 0, n_chunks = 0;
     for (const DeltaSpan& span : spans) {
       most = std::max(most, span.n);
@@ -56,8 +54,6 @@ class DeltaCuda : public OnDevice {
                                   .z = z.as<float>(),
                                   .a = a.as<float>(),
                                   .b = b.as<float>(),
-                                  .in_parts = in_parts,
-                                  .counters = counters.as<uint32_t>(),
                                   .overlap = true,
                                   .n_chunked = n_chunked,
                                   .shared_bytes = shared_bytes,
@@ -66,7 +62,6 @@ class DeltaCuda : public OnDevice {
                                   .chunks = chunks.as<float>()});
     p.out = down(z.as<float>(), ssize(p.out));
     p.states = down(states.as<float>(), ssize(p.states));
-    for (const uint32_t counter : down(counters.as<uint32_t>(), counters.bytes() / 4)) ASSERT_EQ(counter, 0u);
   }
   /// The same on the CPU.
   static void run_on_host(DeltaProblem& p, const std::vector<DeltaSpan>& spans, int n_histories = 0) {
@@ -103,64 +98,54 @@ TEST_F(DeltaCuda, StepsAreTheReferences) {
   shapes.push_back({.n_key_heads = 1, .n_value_heads = 2, .key_dim = 200, .value_dim = 33, .kernel = 4});
   shapes.push_back({.n_key_heads = 1, .n_value_heads = 2, .key_dim = 33, .value_dim = 65, .kernel = 5});
   shapes.push_back({.n_key_heads = 1, .n_value_heads = 2, .key_dim = 128, .value_dim = 128, .kernel = 4});
-  for (const DeltaShape& shape : shapes)
-    for (const bool in_parts : {false, true}) {
-      const std::vector<DeltaSpan> spans = {{5, 34, 3}, {0, 1, 0}, {2, 3, 1}, {}};
-      DeltaProblem ours(shape, 40, 11, 4);
-      ours.out = normal_floats(5, ssize(ours.out));
-      const DeltaProblem before = ours;
-      DeltaProblem theirs = ours;
-      run(ours, spans, 0, in_parts);
-      run_on_host(theirs, spans);
-      // An input behind the convolution is off by some 8 roundings, a unit key by as many and those of its length, a
-      // token's change by those of a sum over keys, sqrt(200) at most: 30 in all. The rule never lengthens an error,
-      // those of 34 tokens add up as a random walk: 175 roundings, 1e-5. In parts a length, a decay and beta have some
-      // roundings of floats more, and an output is the sum of two products: 10 more.
-      const double of_out = compare(ours.out, theirs.out).nmse, of_states = compare(ours.states, theirs.states).nmse;
-      EXPECT_LT(of_out, 1e-10) << "key_dim " << shape.key_dim << " in parts " << in_parts;
-      EXPECT_LT(of_states, 1e-10) << "key_dim " << shape.key_dim << " in parts " << in_parts;
-      RecordProperty(fmt::format("nmse_{}_{}", shape.key_dim, in_parts),
-                     fmt::format("{:.1e} {:.1e}", of_out, of_states));
-      for (int slot = 0; slot < 4; ++slot)
-        EXPECT_EQ(tail_of(ours, slot), tail_of(theirs, slot)) << "tail of slot " << slot;
-      const auto of_slot_2 = [&](const DeltaProblem& p) {
-        return std::vector(p.states.begin() + 2 * shape.state_values(), p.states.begin() + 3 * shape.state_values());
-      };
-      EXPECT_EQ(of_slot_2(ours), of_slot_2(before)) << "a slot of nobody";
-      EXPECT_EQ(ours.out[size_t(shape.values())], before.out[size_t(shape.values())]) << "a row of nobody";
-    }
+  for (const DeltaShape& shape : shapes) {
+    const std::vector<DeltaSpan> spans = {{5, 34, 3}, {0, 1, 0}, {2, 3, 1}, {}};
+    DeltaProblem ours(shape, 40, 11, 4);
+    ours.out = normal_floats(5, ssize(ours.out));
+    const DeltaProblem before = ours;
+    DeltaProblem theirs = ours;
+    run(ours, spans);
+    run_on_host(theirs, spans);
+    // An input behind the convolution is off by some 8 roundings, a unit key by as many and those of its length, a
+    // token's change by those of a sum over keys, sqrt(200) at most: 30 in all. The rule never lengthens an error,
+    // those of 34 tokens add up as a random walk: 175 roundings, 1e-5. A length, a decay and beta have some
+    // roundings of floats more, and an output is the sum of two products: 10 more.
+    const double of_out = compare(ours.out, theirs.out).nmse, of_states = compare(ours.states, theirs.states).nmse;
+    EXPECT_LT(of_out, 1e-10) << "key_dim " << shape.key_dim;
+    EXPECT_LT(of_states, 1e-10) << "key_dim " << shape.key_dim;
+    RecordProperty(fmt::format("nmse_{}", shape.key_dim), fmt::format("{:.1e} {:.1e}", of_out, of_states));
+    for (int slot = 0; slot < 4; ++slot)
+      EXPECT_EQ(tail_of(ours, slot), tail_of(theirs, slot)) << "tail of slot " << slot;
+    const auto of_slot_2 = [&](const DeltaProblem& p) {
+      return std::vector(p.states.begin() + 2 * shape.state_values(), p.states.begin() + 3 * shape.state_values());
+    };
+    EXPECT_EQ(of_slot_2(ours), of_slot_2(before)) << "a slot of nobody";
+    EXPECT_EQ(ours.out[size_t(shape.values())], before.out[size_t(shape.values())]) << "a row of nobody";
+  }
 }
 
 TEST_F(DeltaCuda, TheCutOfAPromptAndOtherSequencesChangeNoBit) {
-  for (const DeltaShape& shape : kDeltaShapes)
-    for (const bool in_parts : {false, true}) {
-      DeltaProblem whole(shape, 40, 7);
-      whole.out = normal_floats(5, ssize(whole.out));
-      DeltaProblem cut = whole;
-      run(whole, {{0, 35, 1}}, 0, in_parts);
-      for (const auto& [first, count] : {std::pair(0, 1), {1, 2}, {3, 20}, {23, 12}}) {
-        DeltaProblem step = cut;
-        run(step, {{35, 5, 0}, {}, {first, count, 1}}, 0, in_parts);
-        std::copy_n(step.states.begin() + shape.state_values(), shape.state_values(),
-                    cut.states.begin() + shape.state_values());
-        std::copy_n(step.out.begin() + first * shape.values(), count * shape.values(),
-                    cut.out.begin() + first * shape.values());
-      }
-      EXPECT_EQ(whole.out, cut.out);
-      EXPECT_EQ(whole.states, cut.states);
+  for (const DeltaShape& shape : kDeltaShapes) {
+    DeltaProblem whole(shape, 40, 7);
+    whole.out = normal_floats(5, ssize(whole.out));
+    DeltaProblem cut = whole;
+    run(whole, {{0, 35, 1}});
+    for (const auto& [first, count] : {std::pair(0, 1), {1, 2}, {3, 20}, {23, 12}}) {
+      DeltaProblem step = cut;
+      run(step, {{35, 5, 0}, {}, {first, count, 1}});
+      std::copy_n(step.states.begin() + shape.state_values(), shape.state_values(),
+                  cut.states.begin() + shape.state_values());
+      std::copy_n(step.out.begin() + first * shape.values(), count * shape.values(),
+                  cut.out.begin() + first * shape.values());
     }
-}
-
-std::vector<std::pair<DeltaShape, bool>> shapes_and_parts() {
-  std::vector<std::pair<DeltaShape, bool>> all;
-  for (const DeltaShape& shape : kDeltaShapes)
-    for (const bool in_parts : {false, true}) all.emplace_back(shape, in_parts);
-  return all;
+    EXPECT_EQ(whole.out, cut.out);
+    EXPECT_EQ(whole.states, cut.states);
+  }
 }
 
 /// Slots with a history and without, short steps, longer ones and chunks: all places of states.
 TEST_F(DeltaCuda, HistoriesAreTheReferences) {
-  for (const auto& [shape, in_parts] : shapes_and_parts()) {
+  for (const DeltaShape& shape : kDeltaShapes) {
     DeltaProblem ours(shape, 60, 11, int(SlotNumbers(5, 3).n_states()));
     ours.out = normal_floats(5, ssize(ours.out));
     DeltaProblem theirs = ours;
@@ -169,7 +154,7 @@ TEST_F(DeltaCuda, HistoriesAreTheReferences) {
     };
     const std::vector<DeltaSpan> spans = {at(0, 4, 1, 7), at(4, 3, 0, 2),      {},
                                           at(7, 2, 4, 9), at(9, 40, 2, 33, 0), at(49, 5, 3, 1)};
-    run(ours, spans, 0, in_parts, 3);
+    run(ours, spans, 0, 3);
     run_on_host(theirs, spans, 3);
     EXPECT_LT(compare(ours.out, theirs.out).nmse, 5e-10) << "key_dim " << shape.key_dim;
     EXPECT_LT(compare(ours.states, theirs.states).nmse, 5e-10) << "key_dim " << shape.key_dim;
@@ -187,12 +172,12 @@ TEST_F(DeltaCuda, HistoriesAreTheReferences) {
 
 TEST_F(DeltaCuda, WrongTokensThatAreTakenBackChangeNoBit) {
   constexpr int kTokens = 11;
-  for (const auto& [shape, in_parts] : shapes_and_parts()) {
+  for (const DeltaShape& shape : kDeltaShapes) {
     DeltaProblem whole(shape, kTokens, 7, int(SlotNumbers(2, 2).n_states()));
     whole.out = normal_floats(5, ssize(whole.out));
     const DeltaProblem before = whole;
     std::vector<float> states = before.states, out;
-    run(whole, {{.first = 0, .n = kTokens, .slot = 1, .n_past = 5}}, 0, in_parts, 2);
+    run(whole, {{.first = 0, .n = kTokens, .slot = 1, .n_past = 5}}, 0, 2);
     for (const GuessedStep& guessed : kGuessedSteps) {
       DeltaProblem step = before;
       step.n = guessed.n_rows();
@@ -200,7 +185,7 @@ TEST_F(DeltaCuda, WrongTokensThatAreTakenBackChangeNoBit) {
       step.a = guessed.rows(before.a, shape.n_value_heads), step.b = guessed.rows(before.b, shape.n_value_heads);
       step.out = guessed.rows(before.out, shape.values());
       step.states = states;
-      run(step, {{.first = 0, .n = int(step.n), .slot = 1, .n_past = 5 + guessed.first}}, 0, in_parts, 2);
+      run(step, {{.first = 0, .n = int(step.n), .slot = 1, .n_past = 5 + guessed.first}}, 0, 2);
       states = step.states;
       out.insert(out.end(), step.out.begin(), step.out.begin() + guessed.right * shape.values());
     }

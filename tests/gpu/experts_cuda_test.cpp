@@ -31,6 +31,10 @@ class ExpertsCuda : public OnDevice {
     c.of.packs = c.packs.as<ExpertPack>();
     return c;
   }
+  /// By the rows of a block of those that spread; -1: the last block, -2: its first warp.
+  static RouterKernel kernel_of(int rows) {
+    return rows >= 0 ? RouterKernel::spread : rows == -1 ? RouterKernel::last_block : RouterKernel::last_warp;
+  }
   void set_scores(const Choice& c, const std::vector<float>& scores) const {
     gpu::upload(stream(), c.of.scores, scores.data(), 4 * ssize(scores));
     stream().synchronize();
@@ -40,7 +44,7 @@ class ExpertsCuda : public OnDevice {
 TEST_F(ExpertsCuda, ScoresAreTheRouters) {
   for (const int n_tokens : {1, 3, 24, 25, 70})
     for (const auto& [n_experts, n_in] : {std::pair{6, 64}, {33, 100}, {128, 97}, {5, 5000}})
-      for (const int rows : {-1, 0, 1, 2, 4, 8}) {  // of a block of those that spread; below 0 the last block chooses
+      for (const int rows : {-2, -1, 0, 1, 2, 4, 8}) {  // of a block of those that spread; below 0: kernel_of()
         if (n_tokens > kFewRoutedTokens && rows != 0) continue;
         const auto x = normal_floats(1, n_tokens * n_in), w = normal_floats(2, n_experts * n_in),
                    bias = normal_floats(3, n_experts);
@@ -53,7 +57,7 @@ TEST_F(ExpertsCuda, ScoresAreTheRouters) {
                       .w = dw.as<float>(),
                       .bias = db.as<float>(),
                       .counters = counters.as<uint32_t>(),
-                      .spread = rows >= 0,
+                      .kernel = kernel_of(rows),
                       .rows = rows});
         const auto got = down(c.of.scores, n_tokens * n_experts);
         for (const uint32_t counter : down(counters.as<uint32_t>(), kFewRoutedTokens)) ASSERT_EQ(counter, 0u);
@@ -81,8 +85,16 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
   constexpr int kExperts = 37, kUsed = 3, kIn = 130;
   constexpr float kEps = 1e-6f;
   for (const int n_tokens : {1, 5, 24})
-    for (const auto& [gates, of_block] :
-         {std::pair{true, -1}, {false, -1}, {true, 0}, {false, 0}, {true, 1}, {true, 2}, {false, 4}, {true, 8}}) {
+    for (const auto& [gates, of_block] : {std::pair{true, -1},
+                                          {false, -1},
+                                          {true, -2},
+                                          {false, -2},
+                                          {true, 0},
+                                          {false, 0},
+                                          {true, 1},
+                                          {true, 2},
+                                          {false, 4},
+                                          {true, 8}}) {
       std::vector<float> x = normal_floats(1, n_tokens * kIn, 3);
       const auto norm = normal_floats(2, kIn), w = normal_floats(3, (kExperts + 1) * kIn);
       const Choice c = buffers_for(n_tokens, kExperts, kUsed, true);
@@ -98,7 +110,7 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
                     .gates_shared = gates,
                     .counters = counters.as<uint32_t>(),
                     .overlap = true,
-                    .spread = of_block >= 0,
+                    .kernel = kernel_of(of_block),
                     .rows = of_block});
       CpuContext context(1);
       const View2<float> rows(x.data(), n_tokens, kIn);
@@ -409,7 +421,7 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
     }
 }
 
-/// Integers of one token: gate and up choose, norm and multiply; the sum chooses too, with weights. Rows of several
+/// Integers of one token: gate and up choose, norm and multiply; the sum has their choice, or chooses too. Rows of several
 /// groups a warp, more tiles than a batch has, heights that are no whole tiles, every rule of a choice.
 TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
   struct Case {
@@ -426,7 +438,8 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
         {6, whole, true, true, 384, 256},
         {40, groups, true, false, 256, 384},
         {3, softmax, true, true, 2304, 128},
-        {2, {.n_used = 1, .renormalised = true}, true, true, 1280, 640}}) {
+        {2, {.n_used = 1, .renormalised = true}, true, true, 1280, 640},
+        {290, {.n_used = 12, .renormalised = true}, true, true, 128, 128}}) {
     const int n_all = n_experts + shared, n_chosen = rule.n_used + shared;
     Rng rng(uint64_t(d_model) + 1);
     std::vector<std::vector<std::byte>> rows;
@@ -483,7 +496,9 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
       }
       return sum;
     };
-    for (const BrickGlu glu : {BrickGlu::silu, BrickGlu::clamped_swiglu}) {
+    for (const auto& [glu, own] :
+         {std::pair{BrickGlu::silu, false}, {BrickGlu::clamped_swiglu, false}, {BrickGlu::silu, true}}) {
+      gpu::upload(stream(), c.of.experts, std::vector<int32_t>(size_t(n_chosen), -1).data(), 4 * n_chosen);
       gated.run_chosen(stream(), {.choice = c.of,
                                   .router = router,
                                   .x = dx.as<float>(),
@@ -491,8 +506,11 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
                                   .norm_eps = 1e-6f,
                                   .glu = glu,
                                   .y = act.as<float>(),
-                                  .overlap = true});
+                                  .overlap = true,
+                                  .own_choice = own});
       const auto got = down(act.as<float>(), n_chosen * d_ff + 1);
+      const auto left = down(c.of.experts, n_chosen);
+      for (size_t i = 0; i < routes.size(); ++i) ASSERT_EQ(left[i], own ? -1 : routes[i].expert) << "slot " << i;
       EXPECT_EQ(got.back(), 7.0f) << "wrote past its end";
       std::vector<float> values(x);
       double squares = 0;
@@ -516,11 +534,18 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
         }
     }
     const auto of_down = down(act.as<float>(), n_chosen * d_ff);
-    for (const bool add : {false, true}) {
+    std::vector<int32_t> experts;
+    for (const Route& route : routes) experts.push_back(route.expert);
+    gpu::upload(stream(), c.of.experts, experts.data(), 4 * n_chosen);
+    for (const auto& [add, own] : {std::pair{false, false}, {true, false}, {true, true}}) {
       const gpu::Buffer out = up(std::vector<float>(size_t(d_model + 1), 0.5f));
-      last.run_chosen(
-          stream(),
-          {.choice = c.of, .router = router, .x = act.as<float>(), .add = add, .y = out.as<float>(), .overlap = true});
+      last.run_chosen(stream(), {.choice = c.of,
+                                 .router = router,
+                                 .x = act.as<float>(),
+                                 .add = add,
+                                 .y = out.as<float>(),
+                                 .overlap = true,
+                                 .own_choice = own});
       const auto got = down(out.as<float>(), d_model + 1);
       EXPECT_EQ(got.back(), 0.5f) << "wrote past its end";
       for (int row = 0; row < d_model; ++row) {

@@ -415,21 +415,18 @@ TEST_F(ModelCuda, StatesAreTheSameBitsHoweverTheyMove) {
   EXPECT_LT(compare(one_by_one, of_prompt).nmse, 1e-10) << "a prompt is its tokens";
 }
 
-/// The kernels of one token that models with experts and a delta rule run, and those before them, which are there by
-/// name. An activation of experts has 15 bits in place of 22: a product is off by some 3e-5 of its size, and so are the
+/// The kernels of one token that models with experts run, and those before them, which are there by name. An activation of experts has 15 bits in place of 22: a product is off by some 3e-5 of its size, and so are the
 /// logits of two layers, 1e-9 and little more when squared.
-TEST_F(ModelCuda, TokensByExpertsAndStatesAreThoseOfTheKernelsBefore) {
+TEST_F(ModelCuda, TokensByExpertsAreThoseOfTheKernelsBefore) {
   const char* spec = "synth:tiny-delta-128@weights=int4_g128";
   const Model ours = Model::load(spec, {.device = "cuda"}),
-              before = Model::load(
-                  spec, {.device = "cuda", .kernels = {"experts=bricks", "router=last-block", "delta=heads"}});
+              before = Model::load(spec, {.device = "cuda", .kernels = {"experts=bricks", "router=last-block"}});
   const auto tokens = tokens_of(8, 512, 1);
   Session session(ours, {.n_ctx = 32, .k = {.format = "f16"}, .v = {.format = "f16"}}),
       other(before, {.n_ctx = 32, .k = {.format = "f16"}, .v = {.format = "f16"}});
   EXPECT_THAT(session.kernels(),
-              testing::IsSupersetOf({"experts=ints+bricks+groups", "router=spread", "delta=parts+chunks"}));
-  EXPECT_THAT(other.kernels(),
-              testing::IsSupersetOf({"experts=bricks+groups", "router=last-block", "delta=heads+chunks"}));
+              testing::IsSupersetOf({"experts=ints+bricks+groups", "router=spread+last-block", "delta=parts+chunks"}));
+  EXPECT_THAT(other.kernels(), testing::IsSupersetOf({"experts=bricks+groups", "router=last-block"}));
   for (const int32_t token : tokens) {
     const auto logits = session.decode(token), expected = other.decode(token);
     EXPECT_LT(compare(logits, expected).nmse, 1e-8);

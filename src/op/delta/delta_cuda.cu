@@ -1,6 +1,6 @@
-// Tokens go through the matrix of a value head one by one. A block has a head: a few lanes share a column of the
-// matrix, whose values stay in their registers from the first token of a sequence to its last. The same block makes
-// what the rule reads, the convolution of the head's columns, and norms and gates what the rule gives.
+// Tokens go through the matrix of a value head one by one. A block has 32 columns of a head, whose values stay in its
+// registers from the first token of a sequence to its last, and makes what the rule reads, the convolution of the head's
+// columns. A launch later a warp norms and gates what the rule gave.
 #include <algorithm>
 
 #include "gpu/tensor.h"
@@ -11,8 +11,6 @@
 namespace ridge {
 namespace {
 
-constexpr int kParts = 4;  ///< lanes of a column; lane i has every fourth group of four keys, from the i-th on
-constexpr int kGroupKeys = 4 * kParts;
 constexpr int kConvThreads = 256, kConvRows = 8;
 constexpr int kGateThreads = 128;
 
@@ -37,17 +35,8 @@ __global__ void conv_kernel(const DeviceDelta d) {
   for (int t = first; t < end; ++t) d.mixed[(span.first + t) * channels + c] = mixed_at(d, span, tail, t, c);
 }
 
-/// A warp: z[i] = gate[i] x[i] / sqrt(mean(x^2) + eps) weight[i]
-__device__ void normed_gate(int n, const float* x, const float* gate, const float* weight, float eps, float* z) {
-  const int lane = int(threadIdx.x) % 32;
-  double sum = 0;
-  for (int i = lane; i < n; i += 32) sum += double(x[i]) * x[i];
-  const double factor = 1.0 / sqrt(gpu::warp_sum(sum) / double(n) + eps);
-  for (int i = lane; i < n; i += 32) z[i] = gate[i] * float(x[i] * factor * weight[i]);
-}
-
 /// z = silu(z) out / sqrt(mean(out^2) + eps) norm of each head, a warp a row: of spans with chunks, or of those that
-/// went token by token in parts, whose tails the last `tail_blocks` blocks move on. Blocks: (rows of heads and then
+/// went token by token, whose tails the last `tail_blocks` blocks move on. Blocks: (rows of heads and then
 /// channels, spans).
 __global__ void __launch_bounds__(kGateThreads) gate_kernel(const DeviceDelta d, int tail_blocks) {
   constexpr int kValues = kMostDeltaValues / 32;  // of a lane
@@ -80,13 +69,6 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(const DeviceDelta d,
   each_value([&](int i, int k) { d.z[at + k] = silu(gates[i]) * (values[i] * factor * weights[i]); });
 }
 
-/// Sum over the lanes of a column.
-__device__ float column_sum(const float (&parts)[4]) {
-  float sum = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-  for (int step = 1; step < kParts; step *= 2) sum += __shfl_xor_sync(gpu::kAllLanes, sum, step);
-  return sum;
-}
-
 /// A channel of the convolution in a thread's registers: its weights and the inputs before the next token.
 struct Taps {
   float weights[kMostDeltaTaps], inputs[kMostDeltaTaps - 1];
@@ -111,158 +93,11 @@ struct Taps {
     }
     return silu(fmaf(weights[kMostDeltaTaps - 1], input, sum));
   }
-  /// The inputs before the next token.
-  __device__ void store(const DeviceDelta& d, float* tail, int64_t channel) const {
-    const int n_missing = kMostDeltaTaps - d.shape.kernel;
-    float* at = tail + channel;
-#pragma unroll
-    for (int k = 0; k + 1 < kMostDeltaTaps; ++k) {
-      if (k < n_missing) continue;
-      *at = inputs[k];
-      at += d.shape.channels();
-    }
-  }
 };
 
-/// A warp: factor / |x|
-__device__ float by_length(const float* x, int n, float factor) {
-  double sum = 0;
-  for (int i = int(threadIdx.x) % 32; i < n; i += 32) sum += double(x[i]) * x[i];
-  return float(factor / sqrt(gpu::warp_sum(sum) + 1e-6));
-}
-
-/// Blocks: (value heads, spans), of at least kParts threads a column, and half a thread a channel of the head: its
-/// queries, keys and values. Most of the time is latency: what is read from memory in one place is asked for together,
-/// the next token's inputs while this one is computed, and the code is short, because a launch finds none of it near.
-template <int kGroups, int kMostThreads>
-__global__ void __launch_bounds__(kMostThreads) state_kernel(const DeviceDelta d) {
-  constexpr int kKeys = kGroups * kGroupKeys;
-  __shared__ __align__(16) float keys[kKeys];
-  __shared__ __align__(16) float queries[kKeys];
-  __shared__ float values[kMostDeltaValues], outs[kMostDeltaValues], gates[2][kMostDeltaValues];
-  __shared__ float query_factor, key_factor, keep, beta;
-  __shared__ bool is_last;
-  gpu::let_next_grid_start();
-  const DeltaShape& s = d.shape;
-  const DeltaSpan span = d.spans[blockIdx.y];
-  if (span.n == 0 || (d.n_chunked > 0 && span.chunk >= 0)) return gpu::wait_for_previous_grid();
-  const int thread = int(threadIdx.x), n_threads = int(blockDim.x), warp = thread / 32, lane = thread % 32;
-  const int head = int(blockIdx.x), part = thread % kParts, column = thread / kParts;
-  const bool inside = column < s.value_dim;
-  const int64_t key = int64_t(s.key_head(head)) * s.key_dim, value = int64_t(head) * s.value_dim;
-  // What the step does not write is read before the wait: the inputs before this step and the state.
-  const int n_channels = 2 * s.key_dim + s.value_dim;
-  const auto each_channel = [&](const auto& visit) {  // (0 or 1, number in the block, channel)
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-      if (const int i = thread + j * n_threads; i < n_channels)
-        visit(j, i,
-              i < s.key_dim       ? key + i
-              : i < 2 * s.key_dim ? s.keys() + key + i - s.key_dim
-                                  : 2 * s.keys() + value + i - 2 * s.key_dim);
-  };
-  Taps taps[2];
-  float* const before = span.path(d.states).before(0);
-  each_channel([&](int j, int, int64_t channel) { taps[j].load(d, tail_of(d, before), channel); });
-  float matrix[kGroups][4];
-  const auto each_entry = [&](float* state, const auto& visit) {
-    // Addresses that are made one from another need few registers.
-    float* at = state + value * s.key_dim + part * 4 * s.value_dim + column;
-    const int n_keys = inside ? s.key_dim - part * 4 : 0;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g, at += (kGroupKeys - 4) * s.value_dim)
-#pragma unroll
-      for (int e = 0; e < 4; ++e, at += s.value_dim) visit(matrix[g][e], g * kGroupKeys + e < n_keys ? at : nullptr);
-  };
-  each_entry(before, [](float& entry, const float* at) { entry = at ? *at : 0; });
-  for (int i = s.key_dim + thread; i < kKeys; i += n_threads) keys[i] = queries[i] = 0;
-  const bool of_keep = warp == 2;  // warp 3 makes beta
-  const float dt_bias = d.dt_bias[head], decay = d.decay[head];
-  const float* const gate_inputs = (of_keep ? d.a : d.b) + head;
-  gpu::wait_for_previous_grid();
-
-  float inputs[2] = {}, z = 0, gate_input = 0;
-  const auto ask_for = [&](int64_t row) {
-    each_channel([&](int j, int, int64_t channel) { inputs[j] = d.qkv[row * s.channels() + channel]; });
-    if (thread < s.value_dim) z = d.z[row * s.values() + value + thread];
-    gate_input = gate_inputs[row * s.n_value_heads];
-  };
-  ask_for(span.first);
-#pragma unroll 1
-  for (int t = 0; t < span.n; ++t) {
-    const int64_t row = span.first + t;
-    float* const gate = gates[t % 2];
-    each_channel([&](int j, int i, int64_t) {
-      const float x = taps[j].next(inputs[j]);
-      (i < s.key_dim ? queries + i : i < 2 * s.key_dim ? keys + i - s.key_dim : values + i - 2 * s.key_dim)[0] = x;
-    });
-    if (thread < s.value_dim) gate[thread] = silu(z);
-    if ((warp == 2 || warp == 3) && lane == 0) {  // in double, as the reference
-      const double x = double(gate_input) + (of_keep ? dt_bias : 0);
-      const double e = exp(of_keep ? x : -x);
-      if (of_keep) keep = float(exp(decay * (x > 20 ? x : log1p(e))));
-      else beta = float(1 / (1 + e));
-    }
-    if (t + 1 < span.n) ask_for(row + 1);
-    __syncthreads();
-    if (warp < 2) {
-      const bool of_query = warp == 0;
-      const float factor =
-          by_length(of_query ? queries : keys, s.key_dim, of_query ? 1 / sqrtf(float(s.key_dim)) : 1.0f);
-      if (lane == 0) (of_query ? query_factor : key_factor) = factor;
-    }
-    // The last block of a key head moves the inputs of its queries and keys on: no other one reads them any more.
-    if (t == 0 && thread == n_threads - 1) {
-      uint32_t& counter = d.counters[blockIdx.y * unsigned(s.n_key_heads) + unsigned(s.key_head(head))];
-      __threadfence();
-      is_last = atomicAdd(&counter, 1u) == unsigned(s.n_value_heads / s.n_key_heads) - 1;
-      if (is_last) counter = 0;
-    }
-    __syncthreads();
-    const auto* const k = reinterpret_cast<const float4*>(keys) + part;
-    const auto* const q = reinterpret_cast<const float4*>(queries) + part;
-    const float by_key = key_factor, by_query = query_factor, kept = keep;
-    float known[4] = {}, sums[4] = {};
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float4 of = k[g * kParts];
-      known[0] = fmaf(matrix[g][0], of.x * by_key, known[0]);
-      known[1] = fmaf(matrix[g][1], of.y * by_key, known[1]);
-      known[2] = fmaf(matrix[g][2], of.z * by_key, known[2]);
-      known[3] = fmaf(matrix[g][3], of.w * by_key, known[3]);
-    }
-    const float change = beta * ((inside ? values[column] : 0) - kept * column_sum(known));
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float4 of = k[g * kParts], by = q[g * kParts];
-      const float changes[4] = {of.x * by_key * change, of.y * by_key * change, of.z * by_key * change,
-                                of.w * by_key * change};
-      const float query[4] = {by.x * by_query, by.y * by_query, by.z * by_query, by.w * by_query};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        matrix[g][e] = fmaf(kept, matrix[g][e], changes[e]);
-        sums[e] = fmaf(matrix[g][e], query[e], sums[e]);
-      }
-    }
-    const float sum = column_sum(sums);
-    if (part == 0 && inside) outs[column] = sum;
-    __syncthreads();
-    if (warp == 0) normed_gate(s.value_dim, outs, gate, d.norm, d.norm_eps, d.z + row * s.values() + value);
-    // Read again: what finds the places of states would fill registers all the way.
-    const StatePath path = d.spans[blockIdx.y].path(d.states);
-    if (t < path.first_kept()) continue;
-    float* const behind = path.behind(t);
-    each_entry(behind, [](float entry, float* at) {
-      if (at) *at = entry;
-    });
-    each_channel([&](int j, int i, int64_t channel) {
-      if (is_last || i >= 2 * s.key_dim) taps[j].store(d, tail_of(d, behind), channel);
-    });
-  }
-}
-
-// In parts: a block has 32 columns of a head, so that a few sequences fill the device too. A lane has a column, a warp
-// some keys of it, whose entries stay in registers. Lengths, what a state knows of a key and what it gives to a query
+// A block has 32 columns of a head, so that a few sequences fill the device. A lane has a column, a warp some keys of
+// it, whose entries stay in registers. What is read from memory in one place is asked for together, the next token's
+// inputs while this one is computed, and the code is short, because a launch finds none of it near. Lengths, what a state knows of a key and what it gives to a query
 // are sums that are made side by side: the rule's output is keep S^T q + (q k) change, with S from before the token.
 // Outputs go to memory; gate_kernel, one launch later, norms them over the head and moves the tail on, which all
 // blocks of a key head read.
@@ -391,9 +226,9 @@ __global__ void __launch_bounds__(32 * kPartWarps, kWarpKeys > 16 ? 1 : 2) part_
   }
 }
 
-void launch_gates(gpu::StreamHandle stream, const DeviceDelta& d, bool in_parts) {
+void launch_gates(gpu::StreamHandle stream, const DeviceDelta& d, bool moves_tails) {
   const int64_t rows = gpu::ceil_div(int64_t(d.most) * d.shape.n_value_heads, kGateThreads / 32),
-                tails = in_parts ? gpu::ceil_div(d.shape.channels(), kGateThreads) : 0;
+                tails = moves_tails ? gpu::ceil_div(d.shape.channels(), kGateThreads) : 0;
   gpu::launch("delta gate", gate_kernel,
               {{unsigned(rows + tails), unsigned(d.n_spans)}, kGateThreads, 0, stream, d.overlap}, d, int(tails));
 }
@@ -408,15 +243,6 @@ void launch_parts(gpu::StreamHandle stream, const DeviceDelta& d) {
                                         : part_kernel<kMostDeltaKeys / kPartWarps>;
   gpu::launch("delta states", kernel, {blocks, 32 * kPartWarps, 0, stream, d.overlap}, d);
   launch_gates(stream, d, true);
-}
-
-template <int kGroups>
-void launch_state(gpu::StreamHandle stream, const DeviceDelta& d) {
-  const int needed = std::max({kParts * d.shape.value_dim, d.shape.key_dim + (d.shape.value_dim + 1) / 2, 4 * 32});
-  const int n_threads = int(gpu::ceil_div(needed, 32)) * 32;
-  const dim3 blocks(unsigned(d.shape.n_value_heads), unsigned(d.n_spans));
-  const auto kernel = n_threads <= 512 ? state_kernel<kGroups, 512> : state_kernel<kGroups, kParts * kMostDeltaValues>;
-  gpu::launch("delta states", kernel, {blocks, unsigned(n_threads), 0, stream, d.overlap}, d);
 }
 
 __global__ void place_kernel(DeltaSpan* spans, int n_spans, const StepRow* rows) {
@@ -444,12 +270,7 @@ void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& delta) {
     launch_gates(stream, d, false);
   }
   if (d.n_chunked == d.n_spans) return;
-  if (d.in_parts) return launch_parts(stream, d);
-  if (d.shape.key_dim <= 16) launch_state<1>(stream, d);
-  else if (d.shape.key_dim <= 32) launch_state<2>(stream, d);
-  else if (d.shape.key_dim <= 64) launch_state<4>(stream, d);
-  else if (d.shape.key_dim <= 128) launch_state<8>(stream, d);
-  else launch_state<kMostDeltaKeys / kGroupKeys>(stream, d);
+  launch_parts(stream, d);
 }
 
 }  // namespace ridge

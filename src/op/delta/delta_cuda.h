@@ -49,22 +49,19 @@ struct DeviceDelta {
   float* z = nullptr;  ///< read and written: silu(z) times the rule's output, normed over each head
   const float* a = nullptr;
   const float* b = nullptr;
-  bool in_parts = true;          ///< token by token: a block has 32 columns of a head, else a whole head
-  uint32_t* counters = nullptr;  ///< [n_spans, n_key_heads], zero between launches; of whole heads
-  bool overlap = false;          ///< programmatic dependent launch, without chunks
+  bool overlap = false;  ///< programmatic dependent launch, without chunks
   // Of spans with chunks alone, but for `out`.
   int n_chunked = 0;        ///< how many there are
   int shared_bytes = 0;     ///< that a block may have; 0: what the device gives
   float* mixed = nullptr;   ///< [rows of the step, channels]: qkv after the convolution and silu
-  float* out = nullptr;     ///< [rows of the step, values]: the rule's output, in parts too
+  float* out = nullptr;     ///< [rows of the step, values]: of all spans what the rule gives
   float* chunks = nullptr;  ///< [chunks of the step, n_value_heads, kDeltaChunkFloats], aligned to 16 bytes
 };
 /// Sets n_past of the spans from the positions of their first tokens, which only the device may know.
 void device_place_spans(gpu::StreamHandle stream, DeltaSpan* spans, int n_spans, const StepRow* rows);
 
-/// Two launches for the spans that go token by token in parts, one for whole heads, five for those with chunks. Token by
-/// token, results are the same bits however a prompt is cut and whatever else is in the step; by chunks they are near
-/// those.
+/// Two launches for the spans that go token by token, five for those with chunks. Token by token, results are the same
+/// bits however a prompt is cut and whatever else is in the step; by chunks they are near those.
 void device_gated_delta(gpu::StreamHandle stream, const DeviceDelta& d);
 
 }  // namespace ridge

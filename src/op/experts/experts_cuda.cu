@@ -26,15 +26,23 @@ __device__ void store_choice(const ExpertChoice& c, int64_t token, bool single, 
   if (single) c.packs[slot] = {room.experts[i], 1, {int32_t(slot)}};
 }
 
-/// A block a token.
-__global__ void __launch_bounds__(kRouteThreads)
-    choose_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
-  __shared__ ChoiceRoom room;
-  const int64_t token = blockIdx.x;
+/// A token's choice by a warp, into memory.
+template <int kSegments>
+__device__ void leave_choice(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* floats) {
+  const int64_t first = token * c.n_chosen();
+  const float* const scores = c.scores + token * c.n_scores();
+  const ChoiceScale scale = choose_by_warp<kSegments>(c, r, scores, c.experts + first, floats);
+  weigh_by_warp(c, r, scores, scale, c.experts + first, c.weights + first);
+  for (int i = int(threadIdx.x); single && i < c.n_chosen(); i += 32)
+    c.packs[first + i] = {c.experts[first + i], 1, {int32_t(first) + i}};
+}
+
+/// A warp a token.
+template <int kSegments>
+__global__ void __launch_bounds__(32) choose_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
   gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
-  choose(c, r, c.scores + token * c.n_scores(), room, gpu::dynamic_shared<float>());
-  store_choice(c, token, single, room);
+  leave_choice<kSegments>(c, r, blockIdx.x, single, gpu::dynamic_shared<float>());
 }
 
 /// Values of x and weights that a thread of score_kernel() has under way together.
@@ -108,12 +116,15 @@ __global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertCho
     r.h[token * n_in + k] = float(x[k] * factor * r.norm_weight[k]);  // as device_rms_norm()
 }
 
-/// Norm, scores and choice of few tokens: a warp a score, and the last block of a token chooses. Blocks: (scores,
-/// tokens). What is read from memory is asked for in batches: most of the time is latency.
+constexpr int kByBlock = 0;
+
+/// Norm, scores and choice of few tokens: a warp a score, and the last block of a token chooses, by one warp or, where
+/// kSegments is kByBlock, by all of them. Blocks: (scores, tokens). What is read from memory is asked for in batches:
+/// most of the time is latency.
+template <int kSegments>
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
   constexpr int kAtOnce = 8;
   __shared__ bool is_last;
-  __shared__ ChoiceRoom room;
   float* const h = gpu::dynamic_shared<float>();
   const int thread = int(threadIdx.x), lane = thread % 32;
   const int64_t token = blockIdx.y;
@@ -172,8 +183,13 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  choose(c, r, c.scores + token * c.n_scores(), room, h);
-  store_choice(c, token, single, room);
+  if constexpr (kSegments == kByBlock) {
+    __shared__ ChoiceRoom room;
+    choose(c, r, c.scores + token * c.n_scores(), room, h);
+    store_choice(c, token, single, room);
+  } else if (thread < 32) {
+    leave_choice<kSegments>(c, r, token, single, h);
+  }
 }
 
 /// Slots in order, expert by expert. One block: a warp counts the slots of an expert, then finds them again.
@@ -248,7 +264,6 @@ void launch_scores(gpu::StreamHandle stream, const ExpertChoice& choice, const E
                       : rows == 4 ? score_kernel<4>
                                   : score_kernel<8>;
   const dim3 blocks(unsigned(blocks_of(rows)), unsigned(choice.n_tokens));
-  if (router.scores_only) share_split(kernel);
   gpu::launch("router", kernel, {blocks, kRouteThreads, 0, stream, router.overlap}, choice, router);
 }
 
@@ -256,16 +271,19 @@ void launch_scores(gpu::StreamHandle stream, const ExpertChoice& choice, const E
 
 void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
   const float* h = router.x;
-  if (choice.n_tokens <= kFewRoutedTokens && router.spread) {
+  if (choice.n_tokens <= kFewRoutedTokens && router.kernel == RouterKernel::spread) {
     launch_scores(stream, choice, router);
     if (!router.scores_only) device_choose_experts(stream, choice, router);
     return;
   }
   if (choice.n_tokens <= kFewRoutedTokens) {
     const auto shared = sizeof(float) * size_t(std::max(router.n_in, int64_t(choice_floats(choice, router.rule))));
-    gpu::allow_shared_bytes("shared memory of a router", route_kernel, shared);
+    const auto kernel = router.kernel == RouterKernel::last_block ? route_kernel<kByBlock>
+                        : choice.n_experts <= 32 * kFewSegments   ? route_kernel<kFewSegments>
+                                                                  : route_kernel<kMostSegments>;
+    gpu::allow_shared_bytes("shared memory of a router", kernel, shared);
     const dim3 blocks(unsigned(gpu::ceil_div(choice.n_scores(), kRouteThreads / 32)), unsigned(choice.n_tokens));
-    gpu::launch("router", route_kernel, {blocks, kRouteThreads, shared, stream, router.overlap}, choice, router,
+    gpu::launch("router", kernel, {blocks, kRouteThreads, shared, stream, router.overlap}, choice, router,
                 choice.n_tokens == 1);
     return pack(stream, choice, router.overlap);
   }
@@ -280,10 +298,11 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 }
 
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
-  const size_t shared = sizeof(float) * size_t(choice_floats(choice, router.rule));
-  gpu::launch("choice of experts", choose_kernel,
-              {unsigned(choice.n_tokens), kRouteThreads, shared, stream, router.overlap}, choice, router,
-              choice.n_tokens == 1);
+  const size_t shared = sizeof(float) * size_t(warp_choice_floats(choice, router.rule));
+  const auto kernel =
+      choice.n_experts <= 32 * kFewSegments ? choose_kernel<kFewSegments> : choose_kernel<kMostSegments>;
+  gpu::launch("choice of experts", kernel, {unsigned(choice.n_tokens), 32, shared, stream, router.overlap}, choice,
+              router, choice.n_tokens == 1);
   pack(stream, choice, router.overlap);
 }
 

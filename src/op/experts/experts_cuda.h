@@ -51,6 +51,10 @@ struct ExpertChoice {
 /// The most tokens that device_route() takes in one launch (two for more than one).
 inline constexpr int64_t kFewRoutedTokens = 24;
 
+/// How the experts of few tokens are chosen. `spread`: scores by blocks that fill the device, then a launch for the
+/// choice; otherwise the last block of a token's scores chooses, by all of it or by one warp.
+enum class RouterKernel : uint8_t { spread, last_block, last_warp };
+
 /// What a router reads. Pointers are device memory.
 struct ExpertRouter {
   ExpertRule rule;
@@ -64,12 +68,12 @@ struct ExpertRouter {
   const float* bias = nullptr;         ///< [n_experts], of scores; or null
   const float* choice_bias = nullptr;  ///< [n_experts], as in choose_experts (route.h); or null
   bool gates_shared = true;            ///< else the shared expert's weight is 1
-  uint32_t* counters = nullptr;        ///< [kFewRoutedTokens], zero between launches; without `spread`
+  uint32_t* counters = nullptr;        ///< [kFewRoutedTokens], zero between launches; of a last block
   bool overlap = false;                ///< programmatic dependent launch
   // Of few tokens.
-  bool spread = true;        ///< scores from the whole device, then the choice; else the last block of a token chooses
-  bool scores_only = false;  ///< with `spread`: kernels of experts choose for themselves
-  int rows = 0;              ///< with `spread`: scores of a block, 1, 2, 4 or 8; 0: as few as fill the device
+  RouterKernel kernel = RouterKernel::spread;
+  bool scores_only = false;  ///< of `spread`: kernels of experts choose for themselves
+  int rows = 0;              ///< of `spread`: scores of a block, 1, 2, 4 or 8; 0: as few as fill the device
 };
 /// scores = h w^T + bias in floats; experts, weights and packs of the scores, as choose_experts (route.h) defines them.
 /// More than kFewRoutedTokens tokens have no shared expert here.

@@ -1,5 +1,7 @@
-// Products of one token with its experts in bricks of int4_g128, as integers. A block chooses the experts for itself
-// (choice_cuda.h), its warps take the groups of a tile of rows in turn, and no block needs another one.
+// Products of one token with its experts in bricks of int4_g128, as integers. In gate and up a warp of every block
+// chooses the experts (choice_cuda.h) while the others make integers of x, and one block leaves the choice for the
+// sum. The warps of a block take the groups of a tile of rows in turn, and no block needs another one. Code is short
+// where it runs once: a launch finds none of it near.
 //
 // A brick of int4_g128 is a tile of the integer mma as it is: a word of step s (brick_parts_cuda.h) has in the upper
 // nibbles of its bytes row r + 8, in the lower ones row r, of columns 16 s + 2 c, + 8, + 1 and + 9; a code is 8 more
@@ -16,6 +18,7 @@ namespace {
 
 constexpr int kMostWarps = 16;
 constexpr int kDepth = 6, kShallow = 4;  ///< bricks of a warp on their way from memory, where there is room and else
+constexpr int kOwnChoice = 0;
 constexpr int kBrickBytes = 1056, kPlanes = 2;
 constexpr int kBatch = 8;                              ///< tiles of rows between two barriers
 constexpr int kImageBytes = kPlanes * kIntGroup + 16;  ///< of a group: int8, then two scales
@@ -37,6 +40,10 @@ struct Plan {
   BrickGlu glu;
   bool add;
   float* y;
+};
+
+struct ChosenRoom {
+  int32_t experts[kMostUsedExperts + 1];
 };
 
 struct Brick {
@@ -79,52 +86,64 @@ struct Brick {
 };
 
 /// kSum: tiles of rows of all experts as one long row, each times its weight; otherwise tiles of gate and up, expert by
-/// expert. What a chain makes of scores is read before the wait: the grid before has waited for them itself before it
-/// let this one start.
-template <bool kSum, int kStages>
+/// expert, the last one first: of a shared expert weights are asked for before the wait. The sum reads which experts
+/// there are before its wait: gate and up let it start when they have been left.
+/// kSegments: of choose_by_warp(); kOwnChoice: every block of both chooses for itself.
+template <bool kSum, int kStages, int kSegments>
 __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid_constant__ Plan p) {
+  constexpr bool kOwn = kSegments == kOwnChoice;
   constexpr int kHeld = kSum ? 3 : 2;  // groups of x that a warp asks for together
-  __shared__ ChoiceRoom room;
+  __shared__ std::conditional_t<kOwn, ChoiceRoom, ChosenRoom> room;
   __shared__ float squares_of[kMostWarps];
   auto* const shared = gpu::dynamic_shared<uint8_t>();
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warps = int(blockDim.x) / 32;
   const int n_mine = (p.n_bricks - warp + n_warps - 1) / n_warps;  // bricks of a tile, every n_warps-th
   const int n_tiles = (p.n_tiles - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
+  const bool chooses = !kSum && !kOwn && warp == n_warps - 1;
+  // Of gate and up: one that has asked for a tile early, and so has time.
+  const bool leaves_choice = int(blockIdx.x) == min(p.n_row_tiles, int(gridDim.x)) - 1;
+  /// Gate and up: whose tile it is, and what number it has there.
+  const auto slot_of = [&](int tile) {
+    const int slot = tile / p.n_row_tiles;
+    return kOwn ? slot : p.choice.n_chosen() - 1 - slot;
+  };
 
-  if constexpr (!kSum) {
-    gpu::wait_for_previous_grid();
-    gpu::let_next_grid_start();
-  } else {
-    gpu::let_next_grid_start();
-  }
   // Lane 4 s + c has the columns of step s, in the order of a brick's bytes.
   float4 x[kHeld], norm[kHeld];
+  // Of a sum, where it does not choose: a lane has an expert and its weight.
+  int expert_of_lane = 0;
+  float weight_of_lane = 0;
   const auto columns_of = [&](const float* row, int group) {
     const float* const from = row + group * kIntGroup + lane / 4 * 16 + lane % 4 * 2;
     const float2 first = *reinterpret_cast<const float2*>(from), second = *reinterpret_cast<const float2*>(from + 8);
     return make_float4(first.x, second.x, first.y, second.y);
   };
-  const auto load_x = [&](int from) {
+  const auto each_held = [&](int from, const auto& visit) {  // (number of those held, brick of a tile)
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (from + i >= n_mine) break;
-      const int brick = warp + (from + i) * n_warps;  // of a sum: of the experts' rows one after another
-      x[i] = columns_of(p.x, brick);
-      if (!kSum && p.norm) norm[i] = columns_of(p.norm, brick);
-    }
+    for (int i = 0; i < kHeld; ++i)
+      if (from + i < n_mine) visit(i, warp + (from + i) * n_warps);
   };
-  if constexpr (!kSum) load_x(0);
-  choose(p.choice, p.router, p.choice.scores, room, reinterpret_cast<float*>(shared + p.choice_at), kSum);
+  const auto load_x = [&](int from) {
+    // Of a sum: of the experts' rows one after another.
+    each_held(from, [&](int i, int brick) { x[i] = columns_of(p.x, brick); });
+  };
+  const auto load_norm = [&](int from) {
+    if (!kSum && p.norm) each_held(from, [&](int i, int brick) { norm[i] = columns_of(p.norm, brick); });
+  };
 
   // The ring of a warp, and the brick that comes into it next: all of a tile, then those of the next tile.
   uint8_t* const ring = shared + warp * kStages * kBrickBytes + 16 * lane;
-  int fed_tile = kSum ? int(blockIdx.x) : int(blockIdx.x) % p.n_row_tiles,
-      fed_slot = kSum ? 0 : int(blockIdx.x) / p.n_row_tiles, fed_brick = warp, left = n_mine * n_tiles;
-  if constexpr (kSum) fed_slot = warp / p.n_groups, fed_brick = warp - fed_slot * p.n_groups;
+  const int first_slot = kSum ? warp / p.n_groups : slot_of(int(blockIdx.x)),
+            first_brick = kSum ? warp - first_slot * p.n_groups : warp;
+  int fed_tile = kSum ? int(blockIdx.x) : int(blockIdx.x) % p.n_row_tiles,  // of an expert
+      fed_slot = first_slot, fed_brick = first_brick, left = n_mine * n_tiles;
   int fed = 0;  // of the tile
   const auto feed = [&](uint8_t* to) {
     const bool wanted = left-- > 0;
-    const int expert = wanted ? room.experts[fed_slot] : 0;
+    int expert = p.choice.n_experts;  // the shared one, the last of all
+    if constexpr (kSum && !kOwn) expert = __shfl_sync(gpu::kAllLanes, expert_of_lane, fed_slot % 32);
+    else if (kOwn || fed_slot < p.choice.n_used) expert = room.experts[wanted ? fed_slot : 0];
+    if (!wanted) expert = 0;
     const uint8_t* const from =
         p.bricks + expert * p.expert_bytes + (int64_t(fed_tile) * p.n_groups + fed_brick) * kBrickBytes + 16 * lane;
     gpu::copy_async16_if(wanted, to, from);
@@ -138,44 +157,91 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
       return;
     }
     fed = 0;
+    fed_brick = first_brick;
     fed_tile += int(gridDim.x);
     if constexpr (kSum) {
-      fed_slot = warp / p.n_groups, fed_brick = warp - fed_slot * p.n_groups;
+      fed_slot = first_slot;
     } else {
-      fed_brick = warp;
-      while (fed_tile >= p.n_row_tiles) fed_tile -= p.n_row_tiles, ++fed_slot;
+      while (fed_tile >= p.n_row_tiles) fed_tile -= p.n_row_tiles, fed_slot += kOwn ? 1 : -1;
     }
   };
-  for (int i = 0; i < kStages; ++i) feed(ring + i * kBrickBytes);
 
   // A warp makes int8 of what its own bricks need.
-  if constexpr (kSum) gpu::wait_for_previous_grid();
   uint8_t* const images = shared + p.images_at + warp * p.warp_bricks * kImageBytes;
-  float square = 0;
-  for (int from = 0; from < n_mine; from += kHeld) {
-    if (kSum || from > 0) load_x(from);
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (from + i >= n_mine) break;
-      float4 v = x[i];
-      if (!kSum && p.norm) {
-        square = __fmaf_rn(v.x, v.x, __fmaf_rn(v.y, v.y, __fmaf_rn(v.z, v.z, __fmaf_rn(v.w, v.w, square))));
-        v = make_float4(v.x * norm[i].x, v.y * norm[i].y, v.z * norm[i].z, v.w * norm[i].w);
+  const auto make_images = [&] {
+    float square = 0;
+#pragma unroll 1
+    for (int from = 0; from < n_mine; from += kHeld) {
+      if (from > 0) load_x(from), load_norm(from);
+      each_held(from, [&](int i, int brick) {
+        float4 v = x[i];
+        if (!kSum && p.norm) square = add_squares(v, square), v = times(v, norm[i]);
+        uint8_t* const image = images + (from + i) * kImageBytes;
+        auto* const steps = reinterpret_cast<float*>(image + kPlanes * kIntGroup);
+        quantize_group<IntKind::int4_g128>(v, 0, kPlanes, image, steps);
+        if constexpr (kSum) {
+          const int slot = brick / p.n_groups;
+          float weight;
+          if constexpr (kOwn) weight = room.weights[slot];
+          else weight = __shfl_sync(gpu::kAllLanes, weight_of_lane, slot);
+          if (lane == 0) steps[0] *= weight, steps[1] *= weight;
+        }
+      });
+    }
+    if (!kSum && p.norm) {
+      square = gpu::warp_sum(square);
+      if (lane == 0) squares_of[warp] = square;
+    }
+    __syncwarp();
+  };
+
+  int n_fed = 0;
+  const auto fill_ring = [&] {
+#pragma unroll 1
+    for (; n_fed < kStages; ++n_fed) feed(ring + n_fed * kBrickBytes);
+  };
+  if constexpr (kOwn) {
+    // The grid before has waited for the scores itself before it let this one start.
+    if constexpr (!kSum) gpu::wait_for_previous_grid();
+    gpu::let_next_grid_start();
+    if constexpr (!kSum) load_x(0), load_norm(0);
+    choose(p.choice, p.router, p.choice.scores, room, reinterpret_cast<float*>(shared + p.choice_at), kSum);
+    fill_ring();
+    if constexpr (kSum) gpu::wait_for_previous_grid(), load_x(0);
+    make_images();
+  } else if constexpr (kSum) {
+    gpu::let_next_grid_start();
+    if (lane < p.choice.n_chosen()) expert_of_lane = __ldcg(p.choice.experts + lane);
+    fill_ring();
+    gpu::wait_for_previous_grid();
+    load_x(0);
+    if (lane < p.choice.n_chosen()) weight_of_lane = __ldcg(p.choice.weights + lane);
+    make_images();
+  } else {
+    load_norm(0);
+#pragma unroll 1
+    for (; n_fed < kStages && fed_slot == p.choice.n_used && left > 0; ++n_fed) feed(ring + n_fed * kBrickBytes);
+    gpu::wait_for_previous_grid();
+    load_x(0);
+    ChoiceScale scale;
+    if (chooses) {
+      scale = choose_by_warp<kSegments>(p.choice, p.router, p.choice.scores, room.experts,
+                                        reinterpret_cast<float*>(shared + p.choice_at));
+      if (leaves_choice) {
+        if (lane < p.choice.n_chosen()) p.choice.experts[lane] = room.experts[lane];
+        __threadfence();
       }
-      uint8_t* const image = images + (from + i) * kImageBytes;
-      auto* const steps = reinterpret_cast<float*>(image + kPlanes * kIntGroup);
-      quantize_group<IntKind::int4_g128>(v, 0, kPlanes, image, steps);
-      if constexpr (kSum) {
-        const float weight = room.weights[(warp + (from + i) * n_warps) / p.n_groups];
-        if (lane == 0) steps[0] *= weight, steps[1] *= weight;
-      }
+    } else {
+      make_images();
+    }
+    __syncthreads();
+    gpu::let_next_grid_start();
+    fill_ring();
+    if (chooses) {
+      make_images();
+      if (leaves_choice) weigh_by_warp(p.choice, p.router, p.choice.scores, scale, room.experts, p.choice.weights);
     }
   }
-  if (!kSum && p.norm) {
-    square = gpu::warp_sum(square);
-    if (lane == 0) squares_of[warp] = square;
-  }
-  __syncwarp();
 
   // At the end of a batch half a warp adds up the sums of a tile. Columns that no plane has are the last plane again.
   auto* const sums_at = reinterpret_cast<float*>(shared + p.sums_at);  // [kBatch][n_warps][kTileSums]
@@ -188,8 +254,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
       const int tile = int(blockIdx.x) + (first + item) * int(gridDim.x);
       if (item >= n_here) return nullptr;
       if constexpr (kSum) return 16 * tile + row < p.n_out ? p.y + 16 * tile + row : nullptr;
-      const int slot = tile / p.n_row_tiles, of_slot = 8 * (tile - slot * p.n_row_tiles) + row;
-      return row < 8 && of_slot < p.n_out ? p.y + int64_t(slot) * p.n_out + of_slot : nullptr;
+      const int of_slot = 8 * (tile % p.n_row_tiles) + row;
+      return row < 8 && of_slot < p.n_out ? p.y + int64_t(slot_of(tile)) * p.n_out + of_slot : nullptr;
     };
     float* place = place_of(2 * warp + lane / 16);
     float old = kSum && p.add && place ? *place : 0;
@@ -266,59 +332,67 @@ Plan make_plan(const BrickMatrix& w, const IntExpertsCall& call, int n_chained) 
   return p;
 }
 
-/// Shared memory of a launch.
+/// Shared memory of a launch. Little of it lets the grid after start beside this one.
 struct Launch {
   Plan plan;
-  int n_warps, stages, shared_bytes;
+  int n_warps, n_blocks, stages, shared_bytes;
+  bool own_choice;
 
   Launch(const BrickMatrix& w, const IntExpertsCall& call)
       : plan(make_plan(w, call, w.paired ? 1 : call.choice.n_chosen())),
         n_warps(int(gpu::ceil_div(plan.n_bricks, plan.warp_bricks))),
-        stages(kDepth) {
-    lay_out();
-    if (fits()) return;
-    stages = kShallow;
-    lay_out();
+        n_blocks(std::min(plan.n_tiles, gpu::multiprocessors() * std::max(1, kMostWarps / n_warps))),
+        own_choice(call.own_choice) {
+    const bool is_short = plan.warp_bricks * gpu::ceil_div(plan.n_tiles, n_blocks) <= kShallow;
+    lay_out(is_short && !own_choice ? kShallow : kDepth);
+    if (!fits()) lay_out(kShallow);
   }
-  void lay_out() {
+  void lay_out(int n_stages) {
+    stages = n_stages;
     plan.images_at = n_warps * stages * kBrickBytes;
     plan.sums_at = plan.images_at + n_warps * plan.warp_bricks * kImageBytes;
     plan.choice_at = plan.sums_at + kBatch * n_warps * kTileSums * 4;
-    shared_bytes = plan.choice_at + 4 * choice_floats(plan.choice, plan.router.rule);
+    const ExpertRule& rule = plan.router.rule;
+    shared_bytes =
+        plan.choice_at + 4 * (own_choice ? choice_floats(plan.choice, rule) : warp_choice_floats(plan.choice, rule));
   }
   /// Beside what is not dynamic.
   bool fits() const { return shared_bytes + 2048 <= gpu::most_shared_bytes(); }
 
-  template <bool kSum, int kStages>
+  template <bool kSum, int kStages, int kSegments>
   void run(gpu::StreamHandle stream, bool overlap) const {
-    const auto kernel = expert_kernel<kSum, kStages>;
+    const auto kernel = expert_kernel<kSum, kStages, kSegments>;
     gpu::allow_shared_bytes("shared memory of integer experts", kernel, size_t(shared_bytes));
-    share_split(kernel);
-    const int n_blocks = std::min(plan.n_tiles, gpu::multiprocessors() * std::max(1, kMostWarps / n_warps));
     gpu::launch(kSum ? "integer sum of experts" : "integer experts", kernel,
                 {unsigned(n_blocks), unsigned(32 * n_warps), size_t(shared_bytes), stream, overlap}, plan);
+  }
+  template <bool kSum, int kSegments>
+  void run(gpu::StreamHandle stream, bool overlap) const {
+    if (stages == kDepth) run<kSum, kDepth, kSegments>(stream, overlap);
+    else run<kSum, kShallow, kSegments>(stream, overlap);
   }
 };
 
 }  // namespace
 
 bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const ExpertRule& rule) {
-  return w.format == BrickFormat::int4_g128 && w.n_parts == 1 &&
+  return w.format == BrickFormat::int4_g128 && w.n_parts == 1 && choice.n_chosen() <= 32 &&  // a lane of a warp each
          Launch(w, {.choice = choice, .router = {.rule = rule}}).fits();
 }
 
 void device_int_experts(gpu::StreamHandle stream, const BrickMatrix& w, const IntExpertsCall& call) {
-  bricks::expect(call.x && call.y && call.choice.n_tokens == 1 && call.choice.scores && w.data.bytes() > 0,
-                 "integer experts: one token, with scores, x and y");
+  bricks::expect(call.x && call.y && call.choice.n_tokens == 1 && call.choice.scores && call.choice.experts &&
+                     call.choice.weights && w.data.bytes() > 0,
+                 "integer experts: one token, with a choice's memory, x and y");
   bricks::expect(
       has_int_experts(w, call.choice, call.router.rule) && (!w.paired || !call.add) && (w.paired || !call.norm_weight),
       "integer experts: a matrix or a call that they do not serve");
   const Launch launch(w, call);
-  const bool deep = launch.stages == kDepth;
-  if (w.paired && deep) launch.run<false, kDepth>(stream, call.overlap);
-  else if (w.paired) launch.run<false, kShallow>(stream, call.overlap);
-  else if (deep) launch.run<true, kDepth>(stream, call.overlap);
-  else launch.run<true, kShallow>(stream, call.overlap);
+  if (launch.own_choice && w.paired) launch.run<false, kOwnChoice>(stream, call.overlap);
+  else if (launch.own_choice) launch.run<true, kOwnChoice>(stream, call.overlap);
+  else if (!w.paired) launch.run<true, kFewSegments>(stream, call.overlap);
+  else if (call.choice.n_experts <= 32 * kFewSegments) launch.run<false, kFewSegments>(stream, call.overlap);
+  else launch.run<false, kMostSegments>(stream, call.overlap);
 }
 
 }  // namespace ridge

@@ -1,5 +1,5 @@
-// Products of one token with its experts on a device, int4_g128 times integers: gate and up with the norm in front, and
-// the sum over the experts. Both choose the experts from the scores for themselves. Activations are rounded as
+// Products of one token with its experts on a device, int4_g128 times integers: gate and up with the norm in front, which
+// choose the experts from the scores, and the sum over the experts that they chose. Activations are rounded as
 // op/gemv/int_gemv_cuda.h has it, in two planes.
 #pragma once
 
@@ -9,7 +9,8 @@ namespace ridge {
 
 /// Pointers are device memory.
 struct IntExpertsCall {
-  ExpertChoice choice;  ///< of one token; of its memory only the scores are used
+  /// Of one token, without packs. Gate and up read the scores and write experts and weights, which the sum reads.
+  ExpertChoice choice;
   ExpertRouter router;  ///< how to choose from them
   /// Gate and up: [n_in]. The sum: [n_chosen, n_in], in order of the experts' number. Aligned to 8 bytes.
   const float* x = nullptr;
@@ -18,9 +19,10 @@ struct IntExpertsCall {
   BrickGlu glu = BrickGlu::silu;
   bool add = false;    ///< of the sum: to y, or in its place
   float* y = nullptr;  ///< gate and up: [n_chosen, n_out]; the sum: [n_out]
-  /// Programmatic dependent launch. The sum reads the scores before it waits: they come from the grid before gate and
-  /// up or an earlier one.
+  /// Programmatic dependent launch. The sum reads the experts before it waits: they come from the grid of gate and up
+  /// right before it, or an earlier one.
   bool overlap = false;
+  bool own_choice = false;  ///< every block of both products chooses for itself
 };
 
 /// Whether these kernels serve a matrix of experts, of gate and up in pairs or of down, on this device.
