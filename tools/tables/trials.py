@@ -84,6 +84,16 @@ def bricks():
     return table(["blocks", *columns], [[how] + [f"{statistics.mean(cells[c][variant]):.{1 if 'x' in c else 0}f}" for c in columns] for variant, how in BRICKS.items()])
 
 
+def experts():
+    """A model of experts by the kernels of its router and its experts."""
+    lines = []
+    for r in stored("checks/experts-cuda"):
+        kernels = dict(pair.split("=") for pair in r["kernels"].split())
+        speed = f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}" if "avg_ts" in r else f"{r['speed_tg']:.0f}"
+        lines.append([kernels["router"], kernels["experts"], r.get("n_seq", 1), speed])
+    return table(["router", "experts", "sequences", "tok/s"], lines)
+
+
 def k_quants():
     """Products and models of K-quants by kernel; int4_g128 beside them."""
     cells, models = {}, {}
@@ -208,6 +218,7 @@ TABLES = {
     "int-products-tried-cuda": int_products,
     "bricks-tried-cuda": bricks,
     "k-quants-cuda": k_quants,
+    "experts-cuda": experts,
     "ranks-tried-cuda": lambda: speed.ranks("checks/ranks-tried-cuda"),
     "step-variants-cuda": step_variants,
     "step-chain-cuda": step_chain,
