@@ -43,8 +43,19 @@ struct ModelInfo {
   int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, d_model = 0, d_ff = 0, vocab_size = 0, n_ctx_train = 0;
   int n_cached_sides = 2;   ///< rows of a token and kv head: K and V; 1 where one row is both
   int n_cached_layers = 0;  ///< with rows in the cache; the others keep a state of fixed size
-  int n_ranks = 1;          ///< that hold the model together: heads, d_ff, threads and a step's bytes are those of one,
-                            ///< but where the first rank has the command
+  struct CachedHeads {
+    int head_dim = 0, n_heads = 0;
+  };
+  std::vector<CachedHeads> cached_heads;  ///< what a token has in the cache: of each head_dim so many rows, K and V of
+                                          ///< all KV heads and layers together
+  /// Values of a token in the cache.
+  int64_t cached_values() const {
+    int64_t n = 0;
+    for (const CachedHeads& heads : cached_heads) n += int64_t(heads.head_dim) * heads.n_heads;
+    return n;
+  }
+  int n_ranks = 1;   ///< that hold the model together: heads, d_ff, threads and a step's bytes are those of one,
+                     ///< but where the first rank has the command
   int n_stages = 1;  ///< of ranks or devices, over which the layers are split; of ranks that are processes cached
                      ///< layers and bytes are those of one
   bool tied_output = false;

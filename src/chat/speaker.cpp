@@ -7,7 +7,7 @@
 namespace ridge::chat {
 
 std::string cache_cost(const ModelInfo& info, const Session& session) {
-  const int64_t f16 = int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
+  const int64_t f16 = 2 * info.cached_values();
   const int64_t own = session.kv_report().bytes_per_token();
   // The first of several ranks may have layers without rows alone.
   return fmt::format("{} bytes/token (f16: {}, ratio {:.2f})", own, f16,

@@ -184,10 +184,13 @@ lab::Row model_row(const Model& model) {
   for (const KvFormat& format : kv_formats()) {
     const auto name = std::string(format.name);
     // A format whose group does not divide the heads has no cost here.
-    row["kv_bytes_per_token"][name] =
-        m.head_dim % format.group == 0
-            ? lab::Row(int64_t(m.n_cached_sides) * m.n_layers * m.n_kv_heads * format.row_bytes(m.head_dim))
-            : lab::Row(nullptr);
+    int64_t bytes = 0;
+    bool fits = true;
+    for (const auto& [head_dim, n_heads] : m.cached_heads) {
+      fits = fits && head_dim % format.group == 0;
+      if (fits) bytes += n_heads * format.row_bytes(head_dim);
+    }
+    row["kv_bytes_per_token"][name] = fits ? lab::Row(bytes) : lab::Row(nullptr);
   }
   return row;
 }

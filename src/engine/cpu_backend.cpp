@@ -76,7 +76,7 @@ class CpuBackend final : public Backend {
                   "the KV cache needs {:.2f} GiB, {:.2f} GiB of memory are free (a smaller n_ctx, fewer sequences or a "
                   "cache format of fewer bits)",
                   double(needed) / (1 << 30), double(free) / (1 << 30));
-    const RoundRow round = metrics.empty() ? nullptr : select_round_row(context_, layers[0].head_dim);
+    const RoundRow round = metrics.empty() ? nullptr : select_round_row(context_, common_head_dim(layers));
     return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, slots);
   }
   std::unique_ptr<Outputs> make_outputs() override { return std::make_unique<CpuOutputs>(context_); }
@@ -101,14 +101,19 @@ class CpuBackend final : public Backend {
     View2<float> x, h;  // [n, d_model]: residual stream; what a block reads and returns
     View2<float> q, attn, k, v, gate, up;
   };
-  Rows rows_of(int64_t n);
+  Rows rows_of(int64_t n, const LayerPlan& layer);
   View2<float> matrix(CpuBuffer of, int64_t rows, int64_t cols) {
     RIDGE_CHECK(4 * rows * cols <= buffers_[of].bytes(), "[{}, {}] in buffer {} of {} bytes", rows, cols, int(of),
                 buffers_[of].bytes());
     return {buffers_[of].as<float>(), rows, cols};
   }
   void embed(std::span<const int32_t> tokens, View2<float> x);
+  void embed_for_layers(std::span<const int32_t> tokens, View2<const float> x);
+  void take_input(int layer, View2<float> x, View2<float> h);
   void join(View2<const float> hidden, View2<float> x);
+  size_t n_parts() const;
+  int run_layers(std::span<const int32_t> tokens, View2<const float> joined, HostKvMemory& memory);
+  int run_in_passes(std::span<const int32_t> tokens, HostKvMemory& memory);
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
   void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v);
   void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
@@ -152,13 +157,13 @@ class CpuBackend final : public Backend {
   OnBlock on_block_;
 };
 
-CpuBackend::Rows CpuBackend::rows_of(int64_t n) {
+CpuBackend::Rows CpuBackend::rows_of(int64_t n, const LayerPlan& layer) {
   return {.x = matrix(B::x, n, plan_.d_model),
           .h = matrix(B::h, n, plan_.d_model),
-          .q = matrix(B::q, n, plan_.q_dim()),
-          .attn = matrix(B::attn, n, plan_.q_dim()),
-          .k = matrix(B::k, n, plan_.kv_dim()),
-          .v = matrix(B::v, n, plan_.kv_dim()),
+          .q = matrix(B::q, n, layer.attention.q_dim()),
+          .attn = matrix(B::attn, n, layer.attention.q_dim()),
+          .k = matrix(B::k, layer.attention.kv_layer >= 0 ? 0 : n, layer.attention.kv_dim()),
+          .v = matrix(B::v, layer.attention.kv_layer >= 0 ? 0 : n, layer.attention.kv_dim()),
           .gate = matrix(B::gate, n, plan_.d_ff()),
           .up = matrix(B::up, n, plan_.d_ff())};
 }
@@ -176,6 +181,37 @@ void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
       for (float& value : x.row(t)) value *= embedding.scale;
   }
   if (plan_.embedding_scale != 1) scale(context_, x, plan_.embedding_scale);
+}
+
+/// What layers get of each token beside the residual stream: of an embedding of their own and of x, the tokens' embedding.
+void CpuBackend::embed_for_layers(std::span<const int32_t> tokens, View2<const float> x) {
+  const Linear& of = weights_.layer_embedding;
+  const auto n = ssize(tokens), d = int64_t(plan_.layers[0].d_input);
+  const View2<float> p = matrix(B::layer_inputs, n, of.n_in);
+  linear(context_, weights_.layer_inputs, x, p);
+  scale(context_, p, float(1 / std::sqrt(double(plan_.d_model))));
+  const View2<float> parts(p.data, n * p.cols / d, d);
+  rms_norm(context_, parts, weights_.layer_inputs_norm.data(), plan_.norm_eps, parts);
+  const int64_t row_bytes = of.format->row_bytes(of.n_in);
+  const auto of_embedding = float(std::sqrt(double(d)) * of.scale), half = float(1 / std::sqrt(2.0));
+  std::vector<float> row(size_t(of.n_in));
+  for (int64_t t = 0; t < n; ++t) {
+    of.format->decode(of.rows + tokens[size_t(t)] * row_bytes, of.n_in, row.data());
+    for (int64_t i = 0; i < p.cols; ++i) p(t, i) = (p(t, i) + row[size_t(i)] * of_embedding) * half;
+  }
+}
+
+/// x += norm(input_proj(gelu(input_gate x) * what the layer gets of the token)); h is room for a block's result.
+void CpuBackend::take_input(int layer, View2<float> x, View2<float> h) {
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  const int64_t d = plan_.layers[size_t(layer)].d_input, stride = d * ssize(plan_.layers);
+  const View2<float> gate = matrix(B::layer_gate, x.rows, d),
+                     inputs(buffers_[B::layer_inputs].as<float>() + layer * d, x.rows, d, stride);
+  linear(context_, w.input_gate, x, gate);
+  gelu_glu(context_, gate, inputs);
+  linear(context_, w.input_proj, gate, h);
+  norm_rows(w.input_post_norm, h, h);
+  add(context_, x, h);
 }
 
 /// x: embeddings of the tokens; becomes what the layer of an MTP head reads.
@@ -292,7 +328,7 @@ std::vector<KvSpan> lost_rows(std::span<const KvSpan> spans, HostKvMemory& memor
   std::vector<KvSpan> lost;
   for (const KvSpan& span : spans) {
     int first = std::clamp(memory.lost_from(span.slot) - span.n_past, 0, span.n_rows);
-    for (int i = 0; i < first; ++i) {
+    for (int i = 0; i < first && k.rows > 0; ++i) {  // else an earlier layer's, which has looked at them
       if (all_finite(k.row(span.first_row + i)) && all_finite(v.row(span.first_row + i))) continue;
       memory.set_lost_from(span.slot, span.n_past + i);
       first = i;
@@ -306,16 +342,18 @@ std::vector<KvSpan> lost_rows(std::span<const KvSpan> spans, HostKvMemory& memor
 void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const AttentionPlan& a = plan.attention;
+  const int from = a.kv_layer >= 0 ? a.kv_layer : layer;
   const KvSide v_side = plan.mixer == MixerKind::latent ? KvSide::k : KvSide::v;
   if (on_attention_) on_attention_(layer, rows.q, rows.k, v);
   const std::vector<KvSpan> lost = lost_rows(spans_, memory, rows.k, v);
-  for (const std::vector<KvSpan>& spans : parts_[size_t(memory.page_class(layer))]) {
-    kv_append(context_, memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v), spans, rows.k, v);
+  for (const std::vector<KvSpan>& spans : parts_[size_t(memory.page_class(from))]) {
+    if (from == layer)
+      kv_append(context_, memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v), spans, rows.k, v);
     attention(context_, {.n_heads = a.n_heads,
                          .scale = a.scale,
                          .sink_logits = a.sink_logits ? weights_.layers[size_t(layer)].sink_logits.data() : nullptr,
-                         .k = memory.tiles(layer, KvSide::k),
-                         .v = memory.tiles(layer, v_side),
+                         .k = memory.tiles(from, KvSide::k),
+                         .v = memory.tiles(from, v_side),
                          .spans = spans,
                          .q = rows.q,
                          .out = rows.attn});
@@ -329,18 +367,27 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const View2<float> q_gate = a.gate ? matrix(B::q_gate, rows.h.rows, 2 * a.q_dim()) : View2<float>();
-  linear(context_, rows.h, {{&w.q, a.gate ? q_gate : rows.q}, {&w.k, rows.k}, {&w.v, rows.v}});
+  const LinearOutput q{&w.q, a.gate ? q_gate : rows.q}, k{&w.k, rows.k};
+  if (a.kv_layer >= 0) {
+    linear(context_, rows.h, {q});
+  } else if (a.k_is_v) {
+    linear(context_, rows.h, {q, k});
+    std::copy_n(rows.k.data, rows.k.rows * rows.k.cols, rows.v.data);
+  } else {
+    linear(context_, rows.h, {q, k, {&w.v, rows.v}});
+  }
   if (a.qkv_bias) {
     add_bias(context_, a.gate ? q_gate : rows.q, w.q_bias.data());
-    add_bias(context_, rows.k, w.k_bias.data());
-    add_bias(context_, rows.v, w.v_bias.data());
+    if (rows.k.rows > 0) add_bias(context_, rows.k, w.k_bias.data());
+    if (rows.k.rows > 0) add_bias(context_, rows.v, w.v_bias.data());
   }
   for (int64_t t = 0; t < q_gate.rows; ++t)
     for (int h = 0; h < a.n_heads; ++h)
       std::copy_n(&q_gate(t, 2 * h * a.head_dim), a.head_dim, &rows.q(t, h * a.head_dim));
+  if (a.v_norm && rows.v.rows > 0) norm_heads(rows.v, std::vector<float>(size_t(a.head_dim), 1.0f));
   const auto norm_qk = [&] {
     norm_heads(rows.q, w.q_norm);
-    norm_heads(rows.k, w.k_norm);
+    if (rows.k.rows > 0) norm_heads(rows.k, w.k_norm);
   };
   if (a.qk_norm_whole) {
     norm_whole(rows.q, w.q_norm, &ModelSlice::q);
@@ -350,7 +397,7 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   }
   const RopeAngles& angles = angles_[size_t(plan_.rope_of(a, n_ctx_))];
   apply_rope(context_, angles, a.head_dim, rows.q);
-  apply_rope(context_, angles, a.head_dim, rows.k);
+  if (rows.k.rows > 0) apply_rope(context_, angles, a.head_dim, rows.k);
   if (a.qk_norm && a.qk_norm_after_rope) norm_qk();
   scale_by_position(a, rows.q);
   attend_rows(layer, rows, memory, rows.v);
@@ -482,12 +529,14 @@ void CpuBackend::feed_forward(int layer, const Rows& rows) {
   const DensePlan& d = plan_.layers[size_t(layer)].dense;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const View2<float> gate(rows.gate.data, rows.h.rows, d.d_ff), up(rows.up.data, rows.h.rows, d.d_ff);
-  linear(context_, rows.h, {{&w.gate, gate}, {&w.up, up}});
+  if (d.gated) linear(context_, rows.h, {{&w.gate, gate}, {&w.up, up}});
+  else linear(context_, w.up, rows.h, gate);
   if (d.biases) {
     add_bias(context_, gate, w.gate_bias.data());
     add_bias(context_, up, w.up_bias.data());
   }
-  activate(d.activation, gate, up);
+  if (d.gated) activate(d.activation, gate, up);
+  else relu2(context_, gate);
   project(w.down, w.down_bias, d.down_norm ? &w.ffn_sub_norm : nullptr, gate, slice_ ? &slice_->ff : nullptr, rows.h);
 }
 
@@ -498,15 +547,22 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   const ExpertsPlan& e = plan.experts;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const int64_t n = rows.h.rows;
-  const View2<float> scores = matrix(B::scores, n, e.n_experts);
-  linear(context_, w.router, rows.h, scores);
+  const View2<float> scores = matrix(B::scores, n, e.n_experts), taken = matrix(B::expert_x, n, plan_.d_model),
+                     in = e.beside_dense ? matrix(B::normed, n, plan_.d_model) : rows.h;  // of the experts
+  if (e.beside_dense) {
+    rms_norm(context_, rows.x, w.router_scale.data(), plan_.norm_eps, taken);
+    scale(context_, taken, float(1 / std::sqrt(double(plan_.d_model))));
+    norm_rows(w.expert_norm, rows.x, in);
+  }
+  linear(context_, w.router, e.beside_dense ? taken : in, scores);
   if (e.biases) add_bias(context_, scores, w.router_bias.data());
   const int n_used = e.rule.n_used;
   routes_.resize(size_t(n * n_used));
   choose_experts(context_, scores, e.rule, e.choice_bias ? w.choice_bias.data() : nullptr, routes_);
+  if (e.beside_dense)
+    for (Route& route : routes_) route.weight *= w.expert_scale[size_t(route.expert)];
 
-  const View2<float> sum = matrix(B::expert_sum, n, plan_.d_model), taken = matrix(B::expert_x, n, plan_.d_model),
-                     given = matrix(B::expert_y, n, plan_.d_model);
+  const View2<float> sum = matrix(B::expert_sum, n, plan_.d_model), given = matrix(B::expert_y, n, plan_.d_model);
   std::fill_n(sum.data, n * plan_.d_model, 0.0f);
   std::vector<std::vector<int64_t>> of_expert(size_t(e.n_experts));  // routes, token by token
   for (int64_t i = 0; i < ssize(routes_); ++i) of_expert[size_t(routes_[size_t(i)].expert)].push_back(i);
@@ -517,14 +573,16 @@ void CpuBackend::experts(int layer, const Rows& rows) {
     const auto m = ssize(of);
     const View2<float> x = taken.slice(0, m), y = given.slice(0, m), gate(rows.gate.data, m, e.d_ff),
                        up(rows.up.data, m, e.d_ff);
-    for (int64_t i = 0; i < m; ++i) std::ranges::copy(rows.h.row(of[size_t(i)] / n_used), x.row(i).begin());
+    for (int64_t i = 0; i < m; ++i) std::ranges::copy(in.row(of[size_t(i)] / n_used), x.row(i).begin());
     const ExpertWeights& own = w.experts[expert];
-    linear(context_, x, {{&own.gate, gate}, {&own.up, up}});
+    if (e.gated) linear(context_, x, {{&own.gate, gate}, {&own.up, up}});
+    else linear(context_, own.up, x, gate);
     if (e.biases) {
       add_bias(context_, gate, own.gate_bias.data());
       add_bias(context_, up, own.up_bias.data());
     }
-    activate(e.activation, gate, up);
+    if (e.gated) activate(e.activation, gate, up);
+    else relu2(context_, gate);
     linear(context_, own.down, gate, y);
     if (e.biases) add_bias(context_, y, own.down_bias.data());
     for (int64_t i = 0; i < m; ++i) {
@@ -533,7 +591,14 @@ void CpuBackend::experts(int layer, const Rows& rows) {
       for (size_t d = 0; d < to.size(); ++d) to[d] += weight * y(i, int64_t(d));
     }
   }
-  if (e.shared) {
+  if (e.beside_dense) {
+    sum_ranks(sum);
+    norm_rows(w.expert_post_norm, sum, sum);
+    feed_forward(layer, rows);
+    sum_ranks(rows.h);
+    norm_rows(w.dense_post_norm, rows.h, rows.h);
+    add(context_, sum, rows.h);
+  } else if (e.shared) {
     std::vector<float> shares(e.shared_gate ? 0 : size_t(n), 1.0f);  // sigmoid(gate x)
     for (int64_t t = 0; e.shared_gate && t < n; ++t) {
       double dot = 0;
@@ -545,6 +610,124 @@ void CpuBackend::experts(int layer, const Rows& rows) {
       for (int64_t d = 0; d < plan_.d_model; ++d) sum(t, d) += shares[size_t(t)] * rows.h(t, d);
   }
   std::copy_n(sum.data, n * plan_.d_model, rows.h.data);
+}
+
+/// Parts that the longest sequence of the step is in.
+size_t CpuBackend::n_parts() const {
+  size_t most = 0;
+  for (const auto& parts : parts_) most = std::max(most, parts.size());
+  return most;
+}
+
+/// Runs all layers over the step's tokens; the residual stream is in B::x of the stage that is returned.
+int CpuBackend::run_layers(std::span<const int32_t> tokens, View2<const float> joined, HostKvMemory& memory) {
+  const int64_t n = ssize(tokens);
+  angles_.clear();
+  for (const Rope& rope : plan_.ropes) angles_.emplace_back(context_, rope, positions_);
+  const Rows stream = rows_of(n, plan_.layers[0]);  // its x and h, which all layers share
+  int stage = 0;                                    // the one that has the residual stream
+  if (!slice_ || slice_->stage == stage) embed(tokens, stream.x);
+  if (weights_.join.format) join(joined, stream.x);
+  if (weights_.layer_embedding.format) embed_for_layers(tokens, stream.x);
+  // What a block reads, and what it adds to the residual stream. Blocks in parallel read one norm.
+  const auto before = [&](const LayerPlan& layer, Block block, const std::vector<float>& norm) {
+    const int64_t values = stream.x.rows * stream.x.cols;
+    const bool parallel = layer.norms == NormPlace::parallel;
+    if (layer.norms == NormPlace::after) std::copy_n(stream.x.data, values, stream.h.data);
+    else if (parallel && block == Block::feed_forward)
+      std::copy_n(buffers_[B::normed].as<float>(), values, stream.h.data);
+    else norm_rows(norm, stream.x, stream.h);
+    if (parallel && block == Block::mixer) std::copy_n(stream.h.data, values, buffers_[B::normed].as<float>());
+  };
+  const auto after = [&](const LayerPlan& layer, const std::vector<float>& norm) {
+    if (layer.norms == NormPlace::after || layer.norms == NormPlace::both) norm_rows(norm, stream.h, stream.h);
+    add(context_, stream.x, stream.h, layer.residual_scale);
+  };
+  // Who watches sees every block on every rank.
+  const auto show = [&](int layer, Block block) {
+    if (!on_block_) return;
+    hand_to_all(stage, stream.x);
+    on_block_(layer, block, stream.x);
+  };
+  for (int i = 0; i < ssize(plan_.layers); ++i) {
+    if (context_.trace) context_.trace->layer = i;
+    show(i, Block::mixer);
+    hand_on(stage, stage_of(i), stream.x);
+    stage = stage_of(i);
+    const bool is_here = !slice_ || slice_->stage == stage;
+    const LayerPlan& layer = plan_.layers[size_t(i)];
+    const LayerWeights& w = weights_.layers[size_t(i)];
+    const Rows rows = rows_of(n, layer);
+    if (is_here && layer.mixer != MixerKind::none) {
+      before(layer, Block::mixer, w.attn_norm);
+      switch (layer.mixer) {
+        case MixerKind::attention: attend(i, rows, memory); break;
+        case MixerKind::latent: attend_latent(i, rows, memory); break;
+        case MixerKind::delta: mix_delta(i, rows, memory); break;
+        case MixerKind::conv: mix_conv(i, rows, memory); break;
+        case MixerKind::mamba: mix_mamba(i, rows, memory); break;
+        case MixerKind::none: break;
+      }
+      sum_ranks(stream.h);
+      after(layer, w.attn_post_norm);
+    }
+    show(i, Block::feed_forward);
+    if (is_here && layer.feed_forward != FeedForwardKind::none) {
+      before(layer, Block::feed_forward, w.ffn_norm);
+      switch (layer.feed_forward) {
+        case FeedForwardKind::dense: feed_forward(i, rows); break;
+        case FeedForwardKind::experts: experts(i, rows); break;
+        case FeedForwardKind::none: break;
+      }
+      if (!layer.experts.beside_dense) sum_ranks(stream.h);
+      after(layer, w.ffn_post_norm);
+    }
+    if (is_here && layer.d_input > 0) take_input(i, stream.x, stream.h);
+    if (is_here && layer.scaled) scale(context_, stream.x, w.layer_scale[0]);
+  }
+  if (context_.trace) context_.trace->layer = -1;
+  show(int(plan_.layers.size()), Block::output);
+  return stage;
+}
+
+/// The same, part by part through all layers: layers that read the cache of an earlier one must see it as it is when
+/// that part has been added, before the exact rows of later parts take the place of this part's.
+int CpuBackend::run_in_passes(std::span<const int32_t> tokens, HostKvMemory& memory) {
+  const auto d = int64_t(plan_.d_model);
+  const View2<float> passed = matrix(B::passed, ssize(tokens), d);
+  const auto all = std::exchange(positions_, {});
+  std::vector<std::vector<KvSpan>> of_class[kPageClasses];
+  for (size_t i = 0; i < kPageClasses; ++i) of_class[i] = std::exchange(parts_[i], {});
+  size_t n_passes = 0;
+  for (const auto& parts : of_class) n_passes = std::max(n_passes, parts.size());
+  int stage = 0;
+  for (size_t pass = 0; pass < n_passes; ++pass) {
+    std::vector<int64_t> rows;  // of the step
+    spans_.clear();
+    for (size_t i = 0; i < kPageClasses; ++i) {
+      parts_[i].clear();
+      if (pass >= of_class[i].size()) continue;
+      std::vector<KvSpan>& spans = parts_[i].emplace_back(of_class[i][pass]);
+      rows.clear();
+      for (KvSpan& span : spans) {
+        const int first = int(ssize(rows));
+        for (int row = 0; row < span.n_rows; ++row) rows.push_back(span.first_row + row);
+        span.first_row = first;
+      }
+      spans_ = spans;
+    }
+    positions_.clear();
+    std::vector<int32_t> own;
+    for (const int64_t row : rows) {
+      positions_.push_back(all[size_t(row)]);
+      own.push_back(tokens[size_t(row)]);
+    }
+    stage = run_layers(own, {}, memory);
+    const View2<const float> x = matrix(B::x, ssize(rows), d);
+    for (int64_t i = 0; i < ssize(rows); ++i) std::ranges::copy(x.row(i), passed.row(rows[size_t(i)]).begin());
+  }
+  std::copy_n(passed.data, passed.rows * d, matrix(B::x, passed.rows, d).data);
+  return stage;
 }
 
 void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv_memory, Outputs& outputs) {
@@ -571,70 +754,14 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
     }
   }
   RIDGE_CHECK(ssize(positions_) == n, "{} tokens, sequences bring {}", n, positions_.size());
-  angles_.clear();
-  for (const Rope& rope : plan_.ropes) angles_.emplace_back(context_, rope, positions_);
   n_ctx_ = pool.n_ctx();
 
   const int64_t n_logits = batch.n_logits();
   const CpuWorkspace<int64_t> floats = cpu_workspace_floats({plan_, weights_, slice_}, n, n_logits);
   for (size_t i = 0; i < buffers_.size(); ++i) buffers_.at(i).ensure<float>(floats.at(i));
-  const Rows rows = rows_of(n);
-  int stage = 0;  // the one that has the residual stream
-  if (!slice_ || slice_->stage == stage) embed(batch.tokens, rows.x);
-  if (weights_.join.format) join(batch.joined, rows.x);
-  // What a block reads, and what it adds to the residual stream. Blocks in parallel read one norm.
-  const auto before = [&](const LayerPlan& layer, Block block, const std::vector<float>& norm) {
-    const int64_t values = rows.x.rows * rows.x.cols;
-    const bool parallel = layer.norms == NormPlace::parallel;
-    if (layer.norms == NormPlace::after) std::copy_n(rows.x.data, values, rows.h.data);
-    else if (parallel && block == Block::feed_forward)
-      std::copy_n(buffers_[B::normed].as<float>(), values, rows.h.data);
-    else norm_rows(norm, rows.x, rows.h);
-    if (parallel && block == Block::mixer) std::copy_n(rows.h.data, values, buffers_[B::normed].as<float>());
-  };
-  const auto after = [&](const LayerPlan& layer, const std::vector<float>& norm) {
-    if (layer.norms == NormPlace::after || layer.norms == NormPlace::both) norm_rows(norm, rows.h, rows.h);
-    add(context_, rows.x, rows.h, layer.residual_scale);
-  };
-  // Who watches sees every block on every rank.
-  const auto show = [&](int layer, Block block) {
-    if (!on_block_) return;
-    hand_to_all(stage, rows.x);
-    on_block_(layer, block, rows.x);
-  };
-  for (int i = 0; i < ssize(plan_.layers); ++i) {
-    if (context_.trace) context_.trace->layer = i;
-    show(i, Block::mixer);
-    hand_on(stage, stage_of(i), rows.x);
-    stage = stage_of(i);
-    const bool is_here = !slice_ || slice_->stage == stage;
-    const LayerPlan& layer = plan_.layers[size_t(i)];
-    const LayerWeights& w = weights_.layers[size_t(i)];
-    if (is_here) {
-      before(layer, Block::mixer, w.attn_norm);
-      switch (layer.mixer) {
-        case MixerKind::attention: attend(i, rows, memory); break;
-        case MixerKind::latent: attend_latent(i, rows, memory); break;
-        case MixerKind::delta: mix_delta(i, rows, memory); break;
-        case MixerKind::conv: mix_conv(i, rows, memory); break;
-        case MixerKind::mamba: mix_mamba(i, rows, memory); break;
-      }
-      sum_ranks(rows.h);
-      after(layer, w.attn_post_norm);
-    }
-    show(i, Block::feed_forward);
-    if (is_here) {
-      before(layer, Block::feed_forward, w.ffn_norm);
-      switch (layer.feed_forward) {
-        case FeedForwardKind::dense: feed_forward(i, rows); break;
-        case FeedForwardKind::experts: experts(i, rows); break;
-      }
-      sum_ranks(rows.h);
-      after(layer, w.ffn_post_norm);
-    }
-  }
-  if (context_.trace) context_.trace->layer = -1;
-  show(int(plan_.layers.size()), Block::output);
+  const bool in_passes = plan_.shares_kv() && n_parts() > 1;
+  const int stage = in_passes ? run_in_passes(batch.tokens, memory) : run_layers(batch.tokens, batch.joined, memory);
+  const Rows rows = rows_of(n, plan_.layers[0]);  // those of the residual stream are the same in all layers
 
   if (batch.hidden) {
     hand_to_all(stage, rows.x);
@@ -661,6 +788,7 @@ void CpuBackend::step(const Batch& batch, const SequencePool& pool, KvMemory& kv
     linear(context_, weights_.output, normed, logits);
   }
   if (plan_.logit_divisor != 1) scale(context_, logits, 1 / plan_.logit_divisor);
+  if (plan_.logit_cap > 0) soft_cap(context_, logits, plan_.logit_cap);
 }
 
 int64_t CpuBackend::step_weight_bytes() const {
@@ -677,8 +805,12 @@ StepBuffers CpuBackend::step_buffers() const {
 }
 
 std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
-  const LayerWeights& first = weights_.layers[slice_ ? size_t(slice_->layers[size_t(slice_->stage)]) : 0];
-  const Linear& matrix = first.experts.empty() ? first.gate : first.experts[0].gate;
+  // Of the first layer that has some, here.
+  const auto up_of = [](const LayerWeights& of) -> const Linear& {
+    return of.experts.empty() ? of.up : of.experts[0].up;
+  };
+  const auto first = std::ranges::find_if(weights_.layers, [&](const LayerWeights& of) { return up_of(of).format; });
+  const Linear& matrix = up_of(*first);
   const auto name = [&](std::string_view op, const auto& variants, const auto&... of) {
     return fmt::format("{}={}", op, select_variant(context_, op, variants, of...).name);
   };
@@ -713,9 +845,9 @@ std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& 
                                           Ranks* ranks, const ModelSlice* slice) {
   RIDGE_CHECK(!ranks == !slice, "ranks without a slice, or a slice without ranks");
   for (const LayerPlan& layer : plan.layers) {
-    if (layer.mixer > MixerKind::mamba)
+    if (layer.mixer > MixerKind::none)
       throw_error(ErrorKind::usage, "the CPU does not compute mixer {}", mixer_name(layer.mixer));
-    if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
+    if (layer.feed_forward > FeedForwardKind::none)
       throw_error(ErrorKind::usage, "the CPU does not compute feed-forward {}", feed_forward_name(layer.feed_forward));
   }
   return std::make_unique<CpuBackend>(context, plan, weights, ranks, slice);

@@ -11,6 +11,9 @@ namespace {
 
 using B = CpuBuffer;
 
+/// Whether this rank has the layer.
+bool is_here(const LayerWeights& w) { return w.o.format || w.up.format || !w.experts.empty(); }
+
 /// Makes `floats` large enough for a layer that is here.
 void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWeights& w, int64_t n,
                CpuWorkspace<int64_t>& floats) {
@@ -41,8 +44,14 @@ void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWei
     need(B::delta_out, d_model);
   }
   if (layer.norms == NormPlace::parallel) need(B::normed, d_model);
+  if (layer.d_input > 0) {
+    need(B::layer_inputs, int64_t(model.plan.layers.size()) * layer.d_input);
+    need(B::layer_gate, layer.d_input);
+  }
+  if (layer.attention.kv_layer >= 0) need(B::passed, d_model);
   if (layer.feed_forward == FeedForwardKind::experts) {
     need(B::scores, layer.experts.n_experts);
+    if (layer.experts.beside_dense) need(B::normed, d_model);
     for (const CpuBuffer of : {B::expert_x, B::expert_y, B::expert_sum}) need(of, d_model);
   }
   if (!model.slice || !model.slice->gathers) return;
@@ -112,11 +121,12 @@ void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, 
   for (size_t i = 0; i < model.plan.layers.size(); ++i) {
     const LayerPlan& layer = model.plan.layers[i];
     const LayerWeights& w = model.weights.layers[i];
-    if (!w.o.format) continue;  // other ranks have it
+    if (!is_here(w)) continue;
     add_products(layer, w, n, scratch);
-    if (layer.keeps_state()) continue;
+    if (!layer.attends()) continue;
     const int n_keys = step.n_past + step.n_tokens;
-    scratch.attention(AttentionProblem(layers[i], layer.attention.n_heads, n_keys, most_rows).get(), step.n_seqs);
+    const size_t of = layer.attention.kv_layer >= 0 ? size_t(layer.attention.kv_layer) : i;
+    scratch.attention(AttentionProblem(layers[of], layer.attention.n_heads, n_keys, most_rows).get(), step.n_seqs);
   }
   scratch.product(model.weights.join, n);
   scratch.product(model.weights.output, step.n_logits);
@@ -137,8 +147,7 @@ CpuWorkspace<int64_t> cpu_workspace_floats(const CpuStepModel& model, int64_t n,
   }
   if (model.slice) floats[B::columns] = n_logits * model.weights.output.n_out;
   for (size_t i = 0; i < plan.layers.size(); ++i)
-    if (const LayerWeights& w = model.weights.layers[i]; w.o.format)  // else other ranks have it
-      add_layer(model, plan.layers[i], w, n, floats);
+    if (const LayerWeights& w = model.weights.layers[i]; is_here(w)) add_layer(model, plan.layers[i], w, n, floats);
   return floats;
 }
 

@@ -286,6 +286,13 @@ void check_supported(const ModelPlan& plan) {
   for (const LayerPlan& layer : plan.layers) {
     const bool is_latent = layer.mixer == MixerKind::latent;
     const ExpertsPlan& experts = layer.experts;
+    const auto refuse = [](std::string_view what) {
+      throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
+    };
+    if (layer.mixer == MixerKind::conv) refuse("short convolutions");
+    if (layer.mixer == MixerKind::mamba) refuse("Mamba2");
+    if (layer.mixer == MixerKind::none) refuse("layers without a mixer");
+    if (!layer.dense.gated) refuse("feed-forwards without a gate");
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
       throw_error(ErrorKind::usage, "a CUDA device does not compute feed-forward {} (use the CPU)",
                   feed_forward_name(layer.feed_forward));
@@ -296,13 +303,15 @@ void check_supported(const ModelPlan& plan) {
     if (const int most = is_latent ? kMostLatentDim : kMaxDeviceHeadDim; layer.attention.head_dim > most)
       throw_error(ErrorKind::usage, "a CUDA device runs {} up to {}, this model has {} (use the CPU)",
                   is_latent ? "latent rows" : "head_dim", most, layer.attention.head_dim);
-    const auto refuse = [](std::string_view what) {
-      throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
-    };
-    if (layer.mixer == MixerKind::conv) refuse("short convolutions");
-    if (layer.mixer == MixerKind::mamba) refuse("Mamba2");
     if (layer.norms == NormPlace::parallel) refuse("attention and feed-forward in parallel");
     if (plan.layer_norm) refuse("LayerNorm");
+    if (layer.attention.k_is_v) refuse("values that are projected with the keys");
+    if (layer.attention.v_norm) refuse("norms of values");
+    if (layer.attention.kv_layer >= 0) refuse("layers that share K and V");
+    if (layer.d_input > 0) refuse("embeddings of layers");
+    if (layer.scaled) refuse("scaled layers");
+    if (experts.beside_dense) refuse("experts beside a dense feed-forward");
+    if (plan.logit_cap > 0) refuse("a cap of logits");
     if (layer.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");
     if (layer.attention.gate && layer.attention.qk_norm_whole)
       throw_error(ErrorKind::usage,

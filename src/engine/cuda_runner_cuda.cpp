@@ -542,7 +542,8 @@ void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory) {
     case MixerKind::delta: return mix_delta(i, step, memory);
     case MixerKind::latent: return attend_latent(i, step, memory);
     case MixerKind::conv:
-    case MixerKind::mamba: break;
+    case MixerKind::mamba:
+    case MixerKind::none: break;
   }
   throw_error(ErrorKind::usage, "a CUDA device does not compute {}", mixer_name(plan_.layers[size_t(i)].mixer));
 }

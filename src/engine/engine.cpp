@@ -73,6 +73,11 @@ ModelInfo describe(const std::string& path, LoadedModel& model, const CpuContext
                  .device = "cpu",
                  .isa = std::string(isa_name(context.isa)),
                  .n_threads = context.pool.size()};
+  std::map<int, int> n_cached;  // by head_dim
+  for (int i = 0; i < c.n_layers; ++i)
+    if (c.has_layer(i) && c.attends(i) && c.has_kv(i))
+      n_cached[c.head_dim_of(i)] += info.n_cached_sides * c.kv_heads_of(i);
+  for (const auto& [head_dim, n_heads] : n_cached) info.cached_heads.push_back({head_dim, n_heads});
   std::map<std::string_view, int64_t> by_format;
   std::set<const std::byte*> packed;  // layers may share matrices
   for_each_matrix(model.weights, [&](Linear& m, std::string_view) {
@@ -212,7 +217,7 @@ const KvMetric* Engine::kv_metric(std::span<const KvLayerConfig> layers) {
         "--tp {}: weighted rounding needs all query heads of a KV head and their output columns on one rank (use "
         "another rounding, or fewer ranks)",
         slice_->size);
-  if (!kv_metric_) kv_metric_ = make_kv_metric(context_, loaded_.config, loaded_.weights, plan_.ropes[0]);
+  if (!kv_metric_) kv_metric_ = make_kv_metric(context_, loaded_.config, loaded_.weights, plan_);
   return &*kv_metric_;
 }
 
@@ -236,7 +241,7 @@ std::vector<KvMetricView> metric_views(const KvMetric* metric, int n_layers) {
 std::unique_ptr<HostKvMemory> Engine::open_host_memory(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
                                                        SlotNumbers slots) {
   const KvMetric* const metric = kv_metric(layers);
-  const RoundRow round = metric ? select_round_row(context_, layers[0].head_dim) : nullptr;
+  const RoundRow round = metric ? select_round_row(context_, common_head_dim(layers)) : nullptr;
   return std::make_unique<HostKvMemory>(layers, metric_views(metric, int(layers.size())), round, n_pages, slots);
 }
 

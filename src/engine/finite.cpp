@@ -62,6 +62,7 @@ std::string find_not_finite(CpuContext& context, const Weights& weights) {
     if (row >= 0) found = fmt::format("{} has {} in row {}", matrix_name(weights, m, kind), value.load(), row);
   };
   look(weights.embedding, "embedding");
+  if (weights.layer_embedding.format) look(weights.layer_embedding, "layer_embedding");
   for_each_matrix(weights, look);
   return found;
 }

@@ -29,7 +29,7 @@ KvSideConfig side_config(const KvSideOptions& options, std::string_view side, co
 /// How a layer's keys are turned in a context of n_ctx positions; 0: the longest that the model was trained for.
 KeyRope key_rope(const ModelPlan& plan, const LayerPlan& layer, int n_ctx) {
   const auto number = size_t(plan.rope_of(layer.attention, n_ctx > 0 ? n_ctx : INT_MAX));
-  if (layer.attention.n_kv_heads == 0 || number >= plan.ropes.size()) return {};
+  if (layer.attention.n_kv_heads == 0 || layer.attention.kv_layer >= 0 || number >= plan.ropes.size()) return {};
   const Rope& rope = plan.ropes[number];
   // A latent row has values in front that RoPE leaves.
   return {rope.frequency, layer.latent.rank, rope.pairs == RopePairs::halves};
@@ -41,7 +41,7 @@ KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const
   const KvLayerConfig config{
       .k = side_config(k, "K", layer),
       .v = side_config(v, latent ? "K" : "V", layer),
-      .n_kv_heads = a.n_kv_heads,
+      .n_kv_heads = a.kv_layer >= 0 ? 0 : a.n_kv_heads,
       .head_dim = a.head_dim,
       .attention_window = a.window,
       .state_values = layer.delta.state_values() + layer.conv.state_values() + layer.mamba.state_values(),
@@ -74,6 +74,8 @@ std::vector<KvLayerConfig> layer_configs(const SessionOptions& options, const Mo
       layers[layer] = config(own.k, own.v, plan.layers[layer]);
     }
   }
+  for (const LayerPlan& layer : plan.layers)
+    if (layer.attention.kv_layer >= 0) ++layers[size_t(layer.attention.kv_layer)].n_readers;
   return layers;
 }
 
@@ -134,8 +136,7 @@ int64_t kv_read_bytes(const KvMemory& memory, int n) {
   int64_t bytes = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
     for (const KvSide side : kKvSides) {
-      const KvLayout& layout = memory.here().layout(layer, side);
-      bytes += kv_read_bytes(layout.tiles, n) + layout.state_bytes();
+      bytes += memory.here().layout(layer, side).step_bytes(n);
     }
   return bytes;
 }

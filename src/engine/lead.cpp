@@ -138,7 +138,7 @@ class LeadingMemory final : public KvMemory {
     std::vector<PageCounts> sums(size_t(n_pages(page_class(layer))));
     call(Call::counts, layer, side);
     const std::vector<PageCounts> own = own_->counts(layer, side);
-    for_all_once(own, [&](std::span<const PageCounts> of_rank) {
+    for_all_once(layer, own, [&](std::span<const PageCounts> of_rank) {
       for (size_t i = 0; i < sums.size(); ++i) {
         sums[i].norm2 += of_rank[i].norm2;
         sums[i].error2 += of_rank[i].error2;
@@ -149,7 +149,7 @@ class LeadingMemory final : public KvMemory {
   int64_t saturated(int layer, KvSide side) override {
     int64_t sum = 0;
     call(Call::saturated, layer, side);
-    for_all_once(std::vector{own_->saturated(layer, side)},
+    for_all_once(layer, std::vector{own_->saturated(layer, side)},
                  [&](std::span<const int64_t> of_rank) { sum += of_rank[0]; });
     return sum;
   }
@@ -157,11 +157,11 @@ class LeadingMemory final : public KvMemory {
  private:
   /// Sends the call that was put, and visits what each rank answers; of ranks with the same heads the first.
   template <class T, class Visit>
-  void for_all_once(const std::vector<T>& own, const Visit& visit) {
+  void for_all_once(int layer, const std::vector<T>& own, const Visit& visit) {
     lead_.send();
     const std::string text(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(T));
     const std::vector<std::string> all = lead_.ranks.gather(text);
-    for (size_t rank = 0; rank < all.size(); rank += size_t(lead_.slice.kv_copies)) {
+    for (size_t rank = 0; rank < all.size(); rank += size_t(lead_.slice.kv_copies_of(layer))) {
       RIDGE_CHECK(all[rank].size() == text.size(), "{} bytes of rank {}, expected {}", all[rank].size(), rank,
                   text.size());
       std::vector<T> values(own.size());

@@ -140,6 +140,7 @@ Result<HfDirectory> open_hf_directory(const fs::path& path) {
     return bad_directory(path, "there is no config.json and no GGUF file",
                          "give the directory that a model's snapshot is in");
   RIDGE_TRY(directory.config_json, read_text_file(path / "config.json", kMaxConfigBytes));
+  directory.config_json = with_finite_numbers(directory.config_json);
   RIDGE_TRY(directory.tokenizer_json, read_optional(path / "tokenizer.json", kMaxTokenizerBytes));
   RIDGE_TRY(directory.tokenizer_config_json, read_optional(path / "tokenizer_config.json", kMaxConfigBytes));
   RIDGE_TRY(directory.special_tokens_map_json, read_optional(path / "special_tokens_map.json", kMaxConfigBytes));

@@ -89,11 +89,10 @@ void Binder::read(const TensorRow& row, int layer, Values& to) {
     return;
   }
   std::vector<int64_t> in_file = {shape.n_out};
-  // Some files have a vector as a matrix of one row or of one column.
+  // Some files have a vector as a matrix: of one row, of one column, or of a row a group.
   if (const auto found = by_name_.find(tensor_name); found != by_name_.end())
-    if (const auto& own = found->second->shape; own.size() == 2 && row.kind >= TensorKind::inner_norm &&
-                                                std::min(own[0], own[1]) == 1 &&
-                                                std::max(own[0], own[1]) == shape.n_out)
+    if (const auto& own = found->second->shape; own.size() == 2 && row.kind >= TensorKind::inner_norm && own[0] > 0 &&
+                                                shape.n_out % own[0] == 0 && own[1] == shape.n_out / own[0])
       in_file = own;
   to = values(tensor_name, in_file, !may_lack);
   if (row.kind == TensorKind::bias || row.kind == TensorKind::output_bias) to.resize(size_t(shape.n_out));

@@ -33,13 +33,44 @@ double llama3_frequency(const RopeScaling& s, double frequency) {
 
 }  // namespace
 
-bool Config::has_experts(int layer) const { return n_experts > 0 && !std::ranges::binary_search(dense_layers, layer); }
+bool Config::has_experts(int layer) const {
+  return n_experts > 0 && has_feed_forward(layer) && !std::ranges::binary_search(dense_layers, layer);
+}
 
 bool Config::has_state(int layer) const { return std::ranges::binary_search(state_layers, layer); }
 
+int Config::kv_layer(int layer) const {
+  int of = layer;
+  if (!has_kv(layer))
+    for (of = n_layers - shared_kv_layers - 1; of >= 0 && (!attends(of) || slides(of) != slides(layer)); --of) {
+    }
+  return of;
+}
+
+Config Config::of_layer(int layer) const {
+  Config c = *this;
+  c.head_dim = head_dim_of(layer);
+  c.n_kv_heads = kv_heads_of(layer);
+  c.window = 0;
+  return c;
+}
+
+void Config::set_sliding(const std::vector<bool>& which) {
+  const auto full = std::find(which.begin(), which.end(), false) - which.begin();
+  full_layers.clear();
+  window_period = full == ssize(which) ? 0 : int(full) + 1;
+  if (std::find(which.begin(), which.end(), true) == which.end()) window = 0;
+  bool fits = true;
+  for (int i = 0; i < n_layers; ++i) fits = fits && slides(i) == (window > 0 && which[size_t(i)]);
+  if (fits) return;
+  window_period = 0;
+  for (int i = 0; i < n_layers; ++i)
+    if (!which[size_t(i)]) full_layers.push_back(i);
+}
+
 int Config::n_cached_layers() const {
   int n = 0;
-  for (int i = 0; i < n_layers; ++i) n += has_layer(i) && attends(i);
+  for (int i = 0; i < n_layers; ++i) n += has_layer(i) && attends(i) && has_kv(i);
   return n;
 }
 
@@ -55,6 +86,7 @@ Rope make_rope(const Config& config, const float* factors) {
       case RopeScaling::Kind::none:
       case RopeScaling::Kind::longrope: break;  // factors are all there is
       case RopeScaling::Kind::linear: frequency /= s.factor; break;
+      case RopeScaling::Kind::proportional: frequency = i < s.turned_pairs ? frequency / s.factor : 0; break;
       case RopeScaling::Kind::llama3: frequency = llama3_frequency(s, frequency); break;
       case RopeScaling::Kind::yarn: {
         const double ramp = yarn_ramp(config, i);
@@ -93,7 +125,8 @@ Status check_config(const Config& c, std::string_view where) {
   const RopeScaling& s = c.rope_scaling;
   if (s.kind != RopeScaling::Kind::none && !(s.factor >= 1 && s.factor <= 65536))
     return bad_file("{}: rope scaling factor is {}, expected 1 to 65536", where, s.factor);
-  if (s.kind != RopeScaling::Kind::none && s.kind != RopeScaling::Kind::linear)
+  if (s.kind != RopeScaling::Kind::none && s.kind != RopeScaling::Kind::linear &&
+      s.kind != RopeScaling::Kind::proportional)
     RIDGE_TRY_STATUS(range("rope scaling's original context", s.original_context, 1, 1 << 26));
   if (s.kind == RopeScaling::Kind::llama3 &&
       !(s.low_freq_factor > 0 && s.high_freq_factor > s.low_freq_factor && s.high_freq_factor < 1e6f))
@@ -152,6 +185,11 @@ Status check_config(const Config& c, std::string_view where) {
     if (m.n_groups > 0 && m.n_heads % m.n_groups != 0)
       return bad_file("{}: {} heads of Mamba2 are not a multiple of {} groups", where, m.n_heads, m.n_groups);
   }
+  if (!c.ff_layers.empty()) {
+    int n_attending = 0;
+    for (int i = 0; i < c.n_layers; ++i) n_attending += c.attends(i);
+    RIDGE_TRY_STATUS(range("layers that attend", n_attending, 1, c.n_layers));
+  }
   if (c.position_scale != 0) {
     RIDGE_TRY_STATUS(range("positions at which queries grow", c.position_length, 1, 1 << 26));
     if (!(c.position_scale > 0 && c.position_scale < 1e3f))
@@ -160,12 +198,29 @@ Status check_config(const Config& c, std::string_view where) {
   }
   RIDGE_TRY_STATUS(range("sliding window", c.window, 0, 1 << 26));
   RIDGE_TRY_STATUS(range("sliding window's period", c.window_period, 0, 1024));
+  if (c.window_head_dim > 0) {
+    RIDGE_TRY_STATUS(range("head_dim of sliding layers", c.window_head_dim, 2, 1024));
+    if (c.window_head_dim % 2)
+      return bad_file("{}: head_dim {} of sliding layers must be even", where, c.window_head_dim);
+  }
+  RIDGE_TRY_STATUS(range("layers that share K and V", c.shared_kv_layers, 0, c.n_layers - 1));
+  for (int i = 0; i < c.n_layers; ++i)
+    if (c.kv_layer(i) < 0)
+      return bad_file("{}: layer {} shares K and V, but no layer of its kind has them (not supported)", where, i);
+  RIDGE_TRY_STATUS(range("values of a token for each layer", c.d_layer_input, 0, 1 << 16));
+  if (c.window_kv_heads > 0) {
+    RIDGE_TRY_STATUS(range("n_kv_heads of sliding layers", c.window_kv_heads, 1, c.n_heads));
+    if (c.n_heads % c.window_kv_heads != 0)
+      return bad_file("{}: n_heads {} is not a multiple of n_kv_heads {} of sliding layers", where, c.n_heads,
+                      c.window_kv_heads);
+  }
   if (c.window_rope_theta != 0 && !(c.window_rope_theta > 1 && c.window_rope_theta < 1e12f))
     return bad_file("{}: rope frequency base of sliding layers is {}, expected above 1 and below 1e12", where,
                     c.window_rope_theta);
   for (const auto& [name, value] : {std::pair("embedding scale", c.embedding_scale),
                                     {"residual scale", c.residual_scale},
                                     {"logit divisor", c.logit_divisor},
+                                    {"cap of logits", c.logit_cap == 0 ? 1 : c.logit_cap},
                                     {"expert scale", c.expert_scale},
                                     {"attention scale", c.attention_scale == 0 ? 1 : c.attention_scale}})
     if (!(value > 0 && value < 1e6f))

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <numeric>
@@ -234,15 +235,26 @@ void use_ternary_codes(std::vector<Job>& jobs, const Weights& weights, std::dequ
   }
 }
 
+/// Whether a tensor of a layer holds a vector.
+bool is_vector(std::string_view name, const Config& c) {
+  constexpr std::string_view kBlock = "blk.";
+  if (!name.starts_with(kBlock)) return false;
+  const int layer = std::atoi(name.data() + kBlock.size());
+  return std::ranges::any_of(layer_tensors(), [&](const TensorRow& row) {
+    return !row.is_matrix() && layer <= c.n_layers && row.exists(c, layer) &&
+           gguf_name(row, tensor_source(row, c, layer).name, layer) == name;
+  });
+}
+
 /// Gives every matrix its format and everything else f32; lists the matrices that fell back.
 std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType& type, const Config& c) {
   std::vector<Fallback> fallbacks;
   for (Job& job : jobs) {
     const int64_t n_in = job.spec.shape.back();
-    // Vectors, what chooses experts and the few weights of convolutions stay as exact as they are.
+    // Vectors, whatever shape they have, what chooses experts and the few weights of convolutions stay as exact as they are.
     const std::string_view name = job.spec.name;
     if (job.spec.shape.size() < 2 || name.ends_with(".bias") || name.find(".ffn_gate_inp") != name.npos ||
-        name.find(".ssm_conv1d") != name.npos) {
+        name.find(".ssm_conv1d") != name.npos || is_vector(name, c)) {
       job.spec.format = weight_format_of_gguf(0);
       continue;
     }
@@ -280,14 +292,16 @@ Result<int> count_requantized(const std::vector<Job>& jobs, const QuantizeType& 
                      where, n, n == 1 ? "matrix is" : "matrices are", found);
 }
 
-/// frequency / scaled frequency of every pair: what a GGUF reader divides by to get llama3 scaling.
+constexpr float kNeverTurns = 1e30f;  // as other writers have it
+
+/// frequency / scaled frequency of every pair: what a GGUF reader divides by to get llama3 or proportional scaling.
 std::vector<float> rope_factors(const Config& config) {
   Config plain = config;
   plain.rope_scaling = {};
   const Rope scaled = make_rope(config, nullptr), unscaled = make_rope(plain, nullptr);
   std::vector<float> factors;
   for (size_t i = 0; i < scaled.frequency.size(); ++i)
-    factors.push_back(float(unscaled.frequency[i] / scaled.frequency[i]));
+    factors.push_back(scaled.frequency[i] > 0 ? float(unscaled.frequency[i] / scaled.frequency[i]) : kNeverTurns);
   return factors;
 }
 
@@ -310,7 +324,7 @@ struct DirectoryJobs {
       const Config c = is_head ? head_config(config) : config;
       if (is_head) push_model(c, i);
       const bool leads = (arch.grouped_experts || arch.short_conv) && i < ssize(c.dense_layers);
-      if (c.n_experts > 0 && !c.has_experts(i) && !leads)
+      if (c.n_experts > 0 && !c.has_experts(i) && !leads && !arch.one_block)
         return bad_file("{}: layer {} is dense among layers of experts, which GGUF files of {} cannot say", where, i,
                         c.arch);
       const LayerWeights& layer = is_head ? head->weights.layers[0] : weights.layers[size_t(i)];
@@ -352,6 +366,12 @@ struct DirectoryJobs {
     if (arch.delta_keys_cycle && c.has_delta(i)) cycle_heads(row, c, *job);
     if (row.kind == TensorKind::convolution) job->spec.shape = {row.shape(c, i).n_in, row.shape(c, i).n_out};
     job->negative_exp = row.kind == TensorKind::decay;
+    // As other readers of Mamba2's vectors have them.
+    const int64_t n = row.shape(c, i).n_out;
+    if (row.member == TensorMember(&LayerWeights::mamba_norm))
+      job->spec.shape = {c.mamba.n_groups, n / c.mamba.n_groups};
+    if (row.member == TensorMember(&LayerWeights::mamba_decay) || row.member == TensorMember(&LayerWeights::mamba_d))
+      job->spec.shape = {n, 1};
   }
 
   std::string file_name(const TensorRow& row, const TensorName& name, int layer) const {
@@ -428,7 +448,9 @@ struct DirectoryJobs {
     const RopeScaling& scaling = config.rope_scaling;
     const TensorRow& factors = tensor_row(&Weights::rope_factors);
     push_values(tensor_source(factors, config, 0).name.gguf,
-                scaling.kind == RopeScaling::Kind::llama3 ? rope_factors(config) : scaling.short_factors);
+                scaling.kind == RopeScaling::Kind::llama3 || scaling.kind == RopeScaling::Kind::proportional
+                    ? rope_factors(config)
+                    : scaling.short_factors);
     push_values(tensor_row(&Weights::long_rope_factors).file.gguf, scaling.long_factors);
   }
 };

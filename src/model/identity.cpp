@@ -48,9 +48,10 @@ void add_shape(Digest& d, const DeltaShape& shape) {
 
 void add_scaling(Digest& d, const RopeScaling& scaling) {
   const auto& [kind, factor, original_context, attention_factor, score_factor, beta_fast, truncate, beta_slow,
-               low_freq_factor, high_freq_factor, short_factors, long_factors] = scaling;
+               low_freq_factor, high_freq_factor, short_factors, long_factors, turned_pairs] = scaling;
   d.add(kind, factor, original_context, attention_factor, score_factor, beta_fast, truncate, beta_slow, low_freq_factor,
         high_freq_factor, short_factors, long_factors);
+  if (kind == RopeScaling::Kind::proportional) d.add(turned_pairs);
 }
 
 void add_config(Digest& d, const Config& config) {
@@ -58,11 +59,13 @@ void add_config(Digest& d, const Config& config) {
   const auto& [arch, name, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ids, n_ctx_train,
                rms_eps, rope_theta, rope_dim, rope_pairs, rope_scaling, qkv_bias, o_bias, mlp_bias, sink_logits,
                qk_norm, qk_norm_whole, qk_norm_after_rope, norms, layer_norm, window, window_period, window_rope_theta,
-               nope_period, position_scale, position_length, kv_rank, q_rank, nope_dim, value_dim, n_experts,
-               n_experts_used, d_ff_expert, d_ff_shared, expert_biases, experts_renormalised, sigmoid_router,
-               choice_bias, shared_gate, n_expert_groups, n_groups_used, expert_scale, dense_layers, delta,
-               delta_period, state_layers, conv_kernel, mamba, attention_gate, rope_sections, attention_scale,
-               embedding_scale, residual_scale, logit_divisor, tied_output, activation, sub_norm, ternary,  // BitNet
+               window_head_dim, window_kv_heads, full_layers, full_k_is_v, shared_kv_layers, wide_sharing,
+               d_layer_input, v_norm, layer_scale, nope_period, position_scale, position_length, kv_rank, q_rank,
+               nope_dim, value_dim, n_experts, n_experts_used, d_ff_expert, d_ff_shared, dense_beside, expert_biases,
+               experts_renormalised, sigmoid_router, choice_bias, shared_gate, n_expert_groups, n_groups_used,
+               expert_scale, dense_layers, delta, delta_period, state_layers, conv_kernel, mamba, ff_layers, ungated,
+               attention_gate, rope_sections, attention_scale, embedding_scale, residual_scale, logit_divisor,
+               logit_cap, tied_output, activation, sub_norm, ternary,  // BitNet
                here] = config;
   d.add(arch, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ids, n_ctx_train, rms_eps,
         rope_theta, rope_dim, rope_pairs, qkv_bias, o_bias, mlp_bias, sink_logits, qk_norm, qk_norm_whole, norms,
@@ -78,6 +81,11 @@ void add_config(Digest& d, const Config& config) {
       (n_experts > 0 && d_ff_shared > 0 && shared_gate != (kv_rank == 0)))
     d.add(qk_norm_after_rope, layer_norm, nope_period, position_scale, position_length, choice_bias, shared_gate,
           conv_kernel, state_layers, mamba.n_heads, mamba.head_dim, mamba.n_groups, mamba.state_dim, mamba.kernel);
+  if (window_head_dim > 0 || window_kv_heads > 0 || !full_layers.empty() || full_k_is_v || v_norm || layer_scale ||
+      logit_cap != 0 || dense_beside || shared_kv_layers > 0 || wide_sharing || d_layer_input > 0 ||
+      !ff_layers.empty() || ungated)
+    d.add(window_head_dim, window_kv_heads, full_layers, full_k_is_v, v_norm, layer_scale, logit_cap, dense_beside,
+          shared_kv_layers, wide_sharing, d_layer_input, ff_layers, ungated);
 }
 
 /// Contents of matrices, those that several share once.
@@ -115,10 +123,12 @@ ModelIdentity identify(const Config& config, const Weights& weights, int64_t who
   Digest digest;
   add_config(digest, config);
   for_each_vector(weights, [&](const std::vector<float>& values) { digest.add(values); });
-  int64_t bytes = weights.embedding.bytes();
+  int64_t bytes = 0;
+  for (const Linear* const m : {&weights.embedding, &weights.layer_embedding}) bytes += m->format ? m->bytes() : 0;
   for_each_matrix(weights, [&](const Linear& m, std::string_view) { bytes += m.bytes(); });
   Matrices matrices(digest, bytes <= whole_bytes);
   matrices.add(weights.embedding);
+  if (weights.layer_embedding.format) matrices.add(weights.layer_embedding);
   for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
     digest.add(name);
     matrices.add(m);

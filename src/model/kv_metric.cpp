@@ -121,7 +121,7 @@ std::vector<double> key_form(CpuContext& context, const Config& c, const LayerWe
   const int64_t step = std::max<int64_t>(1, c.d_model / kMetricSamples), n = (c.d_model + step - 1) / step;
   std::vector<double> form(size_t(dim * dim), 0.0);
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    const std::vector<float> rows = decode_rows(context, q, h * (c.q_rows() / c.n_heads), dim, 1);
+    const std::vector<float> rows = decode_rows(context, q, h * (c.q_rows(0) / c.n_heads), dim, 1);
     std::vector<float> sampled(size_t(dim * n), 0.0f);
     for (int64_t d = 0; d < dim; ++d)
       for (int64_t i = 0; i < n; ++i)
@@ -150,7 +150,7 @@ std::vector<std::vector<double>> value_forms(CpuContext& context, const Config& 
   std::vector<float> columns(size_t(dim * n), 0.0f);
   for (int64_t h = 0; h < c.n_heads; ++h) {
     for (int64_t i = 0; i < n; ++i)
-      for (int64_t d = 0; d < dim; ++d) columns[size_t(d * n + i)] = rows[size_t(i * c.q_dim() + h * dim + d)];
+      for (int64_t d = 0; d < dim; ++d) columns[size_t(d * n + i)] = rows[size_t(i * c.n_heads * dim + h * dim + d)];
     add_gram(context, columns, dim, n, forms[size_t(h / group)]);
   }
   return forms;
@@ -198,7 +198,7 @@ std::vector<double> latent_form(CpuContext& context, const Config& c, const Laye
         decode_rows(context, with_rows(context, layer.v_b[size_t(h)], part_values), 0, c.value_dim, 1);
     const std::vector<float> turned = columns_of({v_b.data(), c.value_dim, c.kv_rank});
     linear(context, float_matrix(turned, c.kv_rank, c.value_dim),
-           View2<const float>(o.data() + h * c.value_dim, n, c.value_dim, c.value_width()),
+           View2<const float>(o.data() + h * c.value_dim, n, c.value_dim, int64_t(c.n_heads) * c.value_dim),
            View2<float>(rows.data, n, c.kv_rank, dim));
     std::vector<float> columns = columns_of(rows);
     add_gram(context, columns, dim, n, values);
@@ -212,14 +212,17 @@ std::vector<double> latent_form(CpuContext& context, const Config& c, const Laye
 
 }  // namespace
 
-KvMetric make_kv_metric(CpuContext& context, const Config& c, const Weights& weights, const Rope& rope) {
-  KvMetric metric{.n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim};
-  const int64_t dim = c.head_dim, size = dim * dim;
-  for (int i = 0; i < c.n_layers; ++i) {
+KvMetric make_kv_metric(CpuContext& context, const Config& config, const Weights& weights, const ModelPlan& plan) {
+  KvMetric metric{.first = {0}};
+  for (int i = 0; i < config.n_layers; ++i) {
     const LayerWeights& layer = weights.layers[size_t(i)];
-    metric.attends.push_back(c.has_layer(i) && c.attends(i));
-    if (!metric.attends.back()) continue;
+    metric.first.push_back(metric.k.size());
+    if (!config.has_layer(i) || !config.attends(i) || !config.has_kv(i)) continue;
+    const Config c = config.of_layer(i);
+    const Rope& rope = plan.ropes[size_t(plan.layers[size_t(i)].attention.rope)];
+    const int64_t dim = c.head_dim, size = dim * dim;
     const auto first = ssize(metric.k);
+    metric.first.back() = size_t(first + c.n_kv_heads * size);
     metric.k.resize(size_t(first + c.n_kv_heads * size));
     if (c.kv_rank > 0) {
       store_form(latent_form(context, c, layer, rope), dim, metric.k.data() + first);

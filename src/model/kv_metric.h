@@ -15,28 +15,27 @@
 #include <algorithm>
 #include <vector>
 
+#include "model/plan.h"
 #include "model/weights.h"
 #include "op/cache/tile_order.h"
 
 namespace ridge {
 
 struct KvMetric {
-  int n_kv_heads = 0, head_dim = 0;
-  // [layers that attend here, n_kv_heads, head_dim, head_dim], symmetric, mean diagonal 1, not rotated; v empty with
-  // latent rows.
+  // Of the layers that attend here one after the other, [n_kv_heads, head_dim, head_dim] each: symmetric, mean diagonal
+  // 1, not rotated; v empty with latent rows.
   std::vector<float> k, v;
-  std::vector<bool> attends;  // [n_layers]; false where other ranks have the layer
+  std::vector<size_t>
+      first;  // [n_layers + 1]: where a layer's forms begin; empty ones where other ranks have the layer
 
   /// The forms of one layer, [n_kv_heads, head_dim, head_dim]; none where it does not attend, and of a V without rows.
   std::span<const float> layer(KvSide side, int i) const {
-    if ((side == KvSide::v && v.empty()) || !attends[size_t(i)]) return {};
-    const size_t size = size_t(n_kv_heads) * size_t(head_dim) * size_t(head_dim);
-    return std::span(side == KvSide::k ? k : v)
-        .subspan(size_t(std::count(attends.begin(), attends.begin() + i, true)) * size, size);
+    if (side == KvSide::v && v.empty()) return {};
+    return std::span(side == KvSide::k ? k : v).subspan(first[size_t(i)], first[size_t(i) + 1] - first[size_t(i)]);
   }
 };
 
 /// Takes about n_layers * n_heads * head_dim^2 * 4096 flops: at most kMetricSamples of the d_model channels are used.
-KvMetric make_kv_metric(CpuContext& context, const Config& config, const Weights& weights, const Rope& rope);
+KvMetric make_kv_metric(CpuContext& context, const Config& config, const Weights& weights, const ModelPlan& plan);
 
 }  // namespace ridge

@@ -25,6 +25,8 @@ constexpr HarmlessTensor kHarmlessTensors[] = {
     {"model.vision_model.*", kVision},
     {"multi_modal_projector.*", kVision},
     {"model.multi_modal_projector.*", kVision},
+    {"model.embed_vision.*", kVision},
+    {"model.embed_audio.*", kVision},
     {"audio_tower.*", kVision},
     {"model.audio_tower.*", kVision},
     {"*.rotary_emb.inv_freq", kTable},
@@ -60,6 +62,10 @@ bool Binder::is_harmless(const io::Tensor& tensor) const {
   if (std::ranges::any_of(kHarmlessTensors, [&](const HarmlessTensor& h) { return matches(h.name, tensor.name); }))
     return true;
   if (is_of_head(tensor.name)) return true;
+  using L = LayerWeights;
+  for (int i = config_.n_layers - config_.shared_kv_layers; i < config_.n_layers; ++i)  // which nothing reads there
+    for (const TensorMember& member : {TensorMember(&L::k), TensorMember(&L::v), TensorMember(&L::k_norm)})
+      if (tensor.name == name(tensor_row(member), i)) return true;
   if (config_.tied_output && tensor.name == name(tensor_row(&Weights::output), 0)) {  // a copy
     const io::Tensor& embedding = *by_name_.find(name(tensor_row(&Weights::embedding), 0))->second;
     return tensor.format == embedding.format && std::ranges::equal(tensor.data, embedding.data);

@@ -37,7 +37,8 @@ void drop_unread_rows(Weights& weights) {
   };
   std::map<const std::byte*, int64_t> sizes;  // of buffers, by where they begin
   for (const AlignedBuffer& buffer : weights.buffers)
-    if (!is_in(buffer, weights.embedding.rows)) sizes[buffer.data()] = buffer.bytes();
+    if (!is_in(buffer, weights.embedding.rows) && !is_in(buffer, weights.layer_embedding.rows))
+      sizes[buffer.data()] = buffer.bytes();
   std::map<const std::byte*, const std::byte*> moved;  // layers may share rows
   for_each_matrix(weights, [&](Linear& m, std::string_view) {
     if (m.panels) m.rows = nullptr;
@@ -60,6 +61,7 @@ void drop_unread_rows(Weights& weights) {
 
 void drop_unread_buffers(Weights& weights) {
   std::vector<const std::byte*> used = {weights.embedding.rows};
+  if (weights.layer_embedding.rows) used.push_back(weights.layer_embedding.rows);
   for_each_matrix(weights, [&](Linear& m, std::string_view) {
     for (const std::byte* const bytes : {m.rows, m.panels, reinterpret_cast<const std::byte*>(m.order)})
       if (bytes) used.push_back(bytes);

@@ -29,6 +29,7 @@ std::string mixer_name(MixerKind kind) {
     case MixerKind::delta: return "delta";
     case MixerKind::conv: return "short convolution";
     case MixerKind::mamba: return "Mamba2";
+    case MixerKind::none: return "none";
   }
   return fmt::format("number {}", int(kind));
 }
@@ -37,6 +38,7 @@ std::string feed_forward_name(FeedForwardKind kind) {
   switch (kind) {
     case FeedForwardKind::dense: return "dense";
     case FeedForwardKind::experts: return "experts";
+    case FeedForwardKind::none: return "none";
   }
   return fmt::format("number {}", int(kind));
 }
@@ -49,6 +51,10 @@ int ModelPlan::kv_dim() const {
 }
 int ModelPlan::d_ff() const {
   return widest(*this, [](const LayerPlan& layer) { return std::max(layer.dense.d_ff, layer.experts.d_ff); });
+}
+
+bool ModelPlan::shares_kv() const {
+  return std::ranges::any_of(layers, [](const LayerPlan& layer) { return layer.attention.kv_layer >= 0; });
 }
 
 int ModelPlan::first_attention() const {
@@ -69,15 +75,17 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                  .layer_norm = c.layer_norm,
                  .embedding_scale = c.embedding_scale,
                  .logit_divisor = c.logit_divisor,
+                 .logit_cap = c.logit_cap,
                  .ropes = {make_rope(c, factors(rope_factors))}};
   if (!long_rope_factors.empty()) {
     plan.ropes.push_back(make_rope(c, factors(long_rope_factors)));
     plan.long_context = c.rope_scaling.original_context;
   }
   int window_rope = 0;
-  if (c.window_rope_theta > 0) {
+  if (c.window_rope_theta > 0 || c.window_head_dim > 0) {
     Config sliding = c;
-    sliding.rope_theta = c.window_rope_theta;
+    if (c.window_rope_theta > 0) sliding.rope_theta = c.window_rope_theta;
+    if (c.window_head_dim > 0) sliding.rope_dim = c.window_head_dim;
     sliding.rope_scaling = {};
     window_rope = int(plan.ropes.size());
     plan.ropes.push_back(make_rope(sliding, nullptr));
@@ -93,30 +101,36 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
   if (scaling.score_factor > 0)
     scale *= float(std::pow(1 + scaling.score_factor * std::log(double(scaling.factor)), 2));
   for (int i = 0; i < c.n_layers; ++i) {
-    LayerPlan& layer = plan.layers.emplace_back(
-        LayerPlan{.mixer = MixerKind::attention,
-                  .attention = {.n_heads = c.n_heads,
-                                .n_kv_heads = c.n_kv_heads,
-                                .head_dim = c.head_dim,
-                                .scale = scale,
-                                .rope = !c.has_rope(i) ? no_rope
-                                        : c.slides(i)  ? window_rope
-                                                       : 0,
-                                .qkv_bias = c.qkv_bias,
-                                .o_bias = c.o_bias,
-                                .sink_logits = c.sink_logits,
-                                .qk_norm = c.qk_norm,
-                                .qk_norm_whole = c.qk_norm_whole,
-                                .qk_norm_after_rope = c.qk_norm_after_rope,
-                                .position_scale = c.position_scale,
-                                .position_length = c.position_length,
-                                .window = c.slides(i) ? c.window : 0,
-                                .out_norm = c.sub_norm,
-                                .gate = c.attention_gate},
-                  .feed_forward = FeedForwardKind::dense,
-                  .dense = {.d_ff = c.d_ff, .activation = c.activation, .down_norm = c.sub_norm, .biases = c.mlp_bias},
-                  .norms = c.norms,
-                  .residual_scale = c.residual_scale});
+    LayerPlan& layer = plan.layers.emplace_back(LayerPlan{
+        .mixer = MixerKind::attention,
+        .attention = {.n_heads = c.n_heads,
+                      .n_kv_heads = c.kv_heads_of(i),
+                      .head_dim = c.head_dim_of(i),
+                      .scale = scale,
+                      .rope = !c.has_rope(i) ? no_rope
+                              : c.slides(i)  ? window_rope
+                                             : 0,
+                      .qkv_bias = c.qkv_bias,
+                      .o_bias = c.o_bias,
+                      .sink_logits = c.sink_logits,
+                      .qk_norm = c.qk_norm,
+                      .qk_norm_whole = c.qk_norm_whole,
+                      .qk_norm_after_rope = c.qk_norm_after_rope,
+                      .k_is_v = c.has_kv(i) && !c.has_v(i),
+                      .v_norm = c.v_norm,
+                      .kv_layer = c.has_kv(i) ? -1 : c.kv_layer(i),
+                      .position_scale = c.position_scale,
+                      .position_length = c.position_length,
+                      .window = c.slides(i) ? c.window : 0,
+                      .out_norm = c.sub_norm,
+                      .gate = c.attention_gate},
+        .feed_forward = FeedForwardKind::dense,
+        .dense = {.d_ff = c.d_ff_of(i), .activation = c.activation, .down_norm = c.sub_norm, .biases = c.mlp_bias},
+        .norms = c.norms,
+        .residual_scale = c.residual_scale});
+    layer.d_input = c.d_layer_input;
+    layer.scaled = c.layer_scale;
+    layer.dense.gated = !c.ungated;
     if (c.kv_rank > 0) {
       layer.mixer = MixerKind::latent;
       layer.latent = {.rank = c.kv_rank,
@@ -139,6 +153,14 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
       layer.attention.n_heads = layer.attention.n_kv_heads = 0;
       layer.delta = c.delta;
     }
+    if (!c.has_mixer(i)) {
+      layer.mixer = MixerKind::none;
+      layer.attention.n_heads = layer.attention.n_kv_heads = 0;
+    }
+    if (!c.has_feed_forward(i)) {
+      layer.feed_forward = FeedForwardKind::none;
+      layer.dense.d_ff = 0;
+    }
     if (!c.has_experts(i)) continue;
     layer.feed_forward = FeedForwardKind::experts;
     layer.dense.d_ff = c.d_ff_shared;
@@ -152,10 +174,12 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                               .scale = c.expert_scale},
                      .d_ff = c.d_ff_expert,
                      .activation = c.activation,
+                     .gated = !c.ungated,
                      .biases = c.expert_biases,
                      .choice_bias = c.choice_bias,
                      .shared = c.d_ff_shared > 0,
-                     .shared_gate = c.shared_gate};
+                     .shared_gate = c.shared_gate,
+                     .beside_dense = c.dense_beside};
   }
   for (int i = 0; i < c.n_layers; ++i)
     if (!c.has_layer(i)) leave_out(plan.layers[size_t(i)]);

@@ -19,11 +19,13 @@ enum class MixerKind : uint8_t {
   delta,      ///< the gated delta rule, over a state of fixed size
   conv,       ///< a gated convolution of the newest tokens, which are a state of fixed size
   mamba,      ///< Mamba2, over a state of fixed size
+  none,       ///< the layer is its feed-forward alone
 };
 /// What each token goes through alone.
 enum class FeedForwardKind : uint8_t {
   dense,
   experts,  ///< a token goes through a few of many, which a router chooses
+  none,     ///< the layer is its mixer alone
 };
 std::string mixer_name(MixerKind kind);
 std::string feed_forward_name(FeedForwardKind kind);
@@ -41,6 +43,9 @@ struct AttentionPlan {
   bool qk_norm = false;             ///< RMSNorm of every q and k head before RoPE
   bool qk_norm_whole = false;       ///< with qk_norm: of all heads together
   bool qk_norm_after_rope = false;  ///< with qk_norm: behind RoPE in the place of before
+  bool k_is_v = false;              ///< V is the projection of K, before its norm
+  bool v_norm = false;              ///< RMSNorm without a weight of every v head
+  int kv_layer = -1;                ///< the layer whose K and V this one reads; -1: its own
   float position_scale = 0;         ///< > 0: queries times 1 + position_scale ln(1 + floor(position / position_length))
   int position_length = 0;
   int window = 0;         ///< > 0: a query sees the newest so many positions only, its own among them
@@ -77,12 +82,13 @@ struct ConvPlan {
 /// output(norm(mamba2(in h) * silu(z))), a norm over the values of each group: op/delta/mamba.h.
 using MambaPlan = MambaShape;
 
-/// down(activation(gate x) * (up x))
+/// down(activation(gate x) * (up x)), or without a gate down(max(up x, 0)^2)
 struct DensePlan {
   int d_ff = 0;
   Activation activation = Activation::silu;
   bool down_norm = false;  ///< RMSNorm in front of the down projection
   bool biases = false;     ///< of all three projections
+  bool gated = true;
 };
 
 /// sum of weight_e expert_e(x) over the experts that the router chooses (ExpertRule); each expert is a DensePlan. The
@@ -92,10 +98,14 @@ struct ExpertsPlan {
   ExpertRule rule;
   int d_ff = 0;
   Activation activation = Activation::silu;
+  bool gated = true;         ///< as DensePlan has it
   bool biases = false;       ///< of the router and of every expert's matrices
   bool choice_bias = false;  ///< of the router: added to scores for the choice alone
   bool shared = false;       ///< LayerPlan::dense is the shared expert; else there is none
   bool shared_gate = false;
+  /// x += norm(norm(dense(h)) + norm(experts(norm(x)))) for h = norm(x): the dense feed-forward is LayerPlan::dense. The
+  /// router reads x / sqrt(mean x^2 d_model) times a vector of its own, and each expert's weight has a factor.
+  bool beside_dense = false;
 };
 
 /// x += s mixer(norm(x)); x += s feed_forward(norm(x)); norms in front of a block, behind it, or both. In parallel:
@@ -112,7 +122,12 @@ struct LayerPlan {
   ExpertsPlan experts;
   NormPlace norms = NormPlace::before;
   float residual_scale = 1;  ///< s
+  /// > 0: behind the feed-forward, x += norm(input_proj(gelu(input_gate x) * p)) for the layer's p of the token, so many
+  /// values (ModelPlan::layer_inputs).
+  int d_input = 0;
+  bool scaled = false;  ///< behind the layer x is multiplied by a number of its own
 
+  bool attends() const { return mixer == MixerKind::attention || mixer == MixerKind::latent; }
   /// Whether a sequence has a state of fixed size here in the place of a KV cache.
   bool keeps_state() const {
     return mixer == MixerKind::delta || mixer == MixerKind::conv || mixer == MixerKind::mamba;
@@ -127,6 +142,7 @@ struct ModelPlan {
   bool layer_norm = false;  ///< norms of the residual stream take the mean of a row off first
   float embedding_scale = 1;
   float logit_divisor = 1;
+  float logit_cap = 0;  ///< > 0: logits become logit_cap tanh(logits / logit_cap)
   std::vector<Rope> ropes;
   int long_context = 0;  ///< > 0: of LongRoPE: a context that may grow beyond takes the rope after each layer's own
 
@@ -136,6 +152,8 @@ struct ModelPlan {
   }
   std::vector<LayerPlan> layers;
 
+  /// Whether layers read K and V of other ones.
+  bool shares_kv() const;
   /// Widest rows of any layer.
   int q_dim() const;
   int kv_dim() const;

@@ -38,14 +38,21 @@ int64_t common_group(const Weights& weights, const Pick& pick) {
 
 bool is_delta(const LayerWeights& layer) { return layer.delta.qkv.format; }
 
+/// The KV heads that a rank of `size` has; several have the same one where there are fewer heads.
+Extent heads_of_rank(int n_kv_heads, int rank, int size) {
+  const int count = std::max(1, n_kv_heads / size), copies = std::max(1, size / n_kv_heads);
+  return {rank / copies * count, count};
+}
+
 /// Whether a rank's columns of the output projections end where blocks do.
 Status check_outputs(const Config& c, const Weights& weights, int size) {
   const auto refuse = [&](std::string_view what, int64_t n, int64_t group) {
     return refused(size, what, fmt::format("has {} columns a rank in blocks of {}", n, group));
   };
-  const int64_t columns = c.value_width() / size,
-                group = common_group(weights, [](const LayerWeights&l) { return is_delta(l) ? nullptr : &l.o; });
-  if (columns % group != 0) return refuse("the output projection", columns, group);
+  const int64_t group = common_group(weights, [](const LayerWeights& l) { return is_delta(l) ? nullptr : &l.o; });
+  for (int i = 0; i < c.n_layers; ++i)
+    if (const int64_t columns = c.value_width(i) / size; c.attends(i) && columns % group != 0)
+      return refuse("the output projection", columns, group);
   if (c.delta.n_key_heads == 0) return {};
   const int64_t of_delta = common_group(weights, [](const LayerWeights& l) { return is_delta(l) ? &l.o : nullptr; });
   for (const Extent& extent : delta_part(c.delta, 0, size).values)
@@ -54,7 +61,10 @@ Status check_outputs(const Config& c, const Weights& weights, int size) {
   return {};
 }
 
-Status check_kinds(const Config& c, const Weights& weights, int size) {
+Status check_kinds(const Config& c, const Weights& weights, int size, int n_stages) {
+  if (n_stages > 1 && (c.shared_kv_layers > 0 || c.d_layer_input > 0))
+    return fail(ErrorKind::usage, "--pp {}: layers of {} that read what others have made cannot be split into stages",
+                n_stages, c.arch);
   if (c.delta.n_key_heads % size != 0)
     return refused(size, "the gated delta rule",
                    fmt::format("has {} key heads, which {} ranks do not share evenly", c.delta.n_key_heads, size));
@@ -69,10 +79,11 @@ Status check_kinds(const Config& c, const Weights& weights, int size) {
   if (has_order && size > 1) return refused(size, "a matrix with sorted columns (act-order)", "is not cut");
   if (!has_rows)
     return refused(size, "a synth: model", "has no rows to cut, only panels (use --isa scalar, or a model of a file)");
-  if (c.n_heads % size != 0 || (c.n_kv_heads % size != 0 && size % c.n_kv_heads != 0))
-    return refused(
-        size, "attention",
-        fmt::format("has {} heads and {} KV heads, which {} ranks do not share evenly", c.n_heads, c.n_kv_heads, size));
+  for (const int n_kv_heads : {c.n_kv_heads, c.window_kv_heads > 0 ? c.window_kv_heads : c.n_kv_heads})
+    if (c.n_heads % size != 0 || (n_kv_heads % size != 0 && size % n_kv_heads != 0))
+      return refused(
+          size, "attention",
+          fmt::format("has {} heads and {} KV heads, which {} ranks do not share evenly", c.n_heads, n_kv_heads, size));
   return {};
 }
 
@@ -85,6 +96,8 @@ void keep(std::vector<float>& values, std::span<const Extent> extents) {
 }
 
 }  // namespace
+
+int ModelSlice::kv_copies_of(int layer) const { return std::max(1, size / whole.kv_heads_of(layer)); }
 
 int ModelSlice::stage_of(int layer) const {
   return n_stages == 1 ? 0 : int(std::ranges::upper_bound(layers, layer) - layers.begin()) - 1;
@@ -149,17 +162,18 @@ Result<ModelSlice> plan_slice(const Config& c, const Weights& weights, int rank,
   const int size = n_ranks / n_stages;
   RIDGE_CHECK(size * n_stages == n_ranks && rank >= 0 && rank < n_ranks, "rank {} of {} in {} stages", rank, n_ranks,
               n_stages);
-  RIDGE_TRY_STATUS(check_kinds(c, weights, size));
+  RIDGE_TRY_STATUS(check_kinds(c, weights, size, n_stages));
   if (c.n_layers < n_stages)
     return fail(ErrorKind::usage, "--pp {}: the model has {} layers: fewer than stages", n_stages, c.n_layers);
   ModelSlice slice{.rank = rank % size, .size = size, .stage = rank / size, .n_stages = n_stages, .ends = ends};
   slice.whole = c;
   slice.layers = slice_borders(c.n_layers, 1, n_stages);
   slice.gathers = size > 1 && (c.sub_norm || c.ternary);
-  slice.kv_copies = std::max(1, size / c.n_kv_heads);
-  slice.q = slice_borders(c.q_dim(), c.q_dim() / size, size);
-  const int64_t kv_width = c.n_kv_heads >= size ? c.kv_dim() / size : c.head_dim;
-  for (int r = 0; r <= size; ++r) slice.kv.push_back(r * kv_width);
+  for (int i = 0; i < c.n_layers; ++i) slice.kv_copies = std::max(slice.kv_copies, slice.kv_copies_of(i));
+  const int64_t q_dim = int64_t(c.n_heads) * c.head_dim;  // of all layers, where these borders are used
+  slice.q = slice_borders(q_dim, q_dim / size, size);
+  for (int r = 0; r <= size; ++r)
+    slice.kv.push_back(r * int64_t(heads_of_rank(c.n_kv_heads, r, size).count) * c.head_dim);
   slice.model = slice_borders(c.d_model, kRows, size);
   const int n_parts = ends == ModelEnds::in_stages ? size : n_ranks;
   slice.vocab = slice_borders(c.vocab_size, c.vocab_size < kRows * n_parts ? 1 : kRows, n_parts);
@@ -227,11 +241,15 @@ struct LayerCut {
     const auto of_rank = [&](int64_t count) { return std::vector{Extent{slice.rank * count, count}}; };
     switch (row.cut) {
       case TensorCut::heads: return of_rank(row.shape(whole, layer).n_out / slice.size);
-      case TensorCut::kv_heads: return {{slice.rank / slice.kv_copies * slice.kv[1], slice.kv[1]}};
+      case TensorCut::kv_heads: {
+        const Extent heads = heads_of_rank(whole.kv_heads_of(layer), slice.rank, slice.size);
+        const int64_t head_dim = whole.head_dim_of(layer);
+        return {{heads.first * head_dim, heads.count * head_dim}};
+      }
       case TensorCut::channels: return delta->channels;
       case TensorCut::values: return delta->values;
       case TensorCut::value_heads: return delta->heads;
-      case TensorCut::mixed: return delta ? delta->values : of_rank(whole.value_width() / slice.size);
+      case TensorCut::mixed: return delta ? delta->values : of_rank(whole.value_width(layer) / slice.size);
       case TensorCut::ff:
       case TensorCut::ff_columns: return {ModelSlice::part_of(inner_width(row), slice.rank)};
       case TensorCut::whole:
@@ -327,6 +345,7 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights, bool shap
   if (slice.n_stages > 1) c.here = ModelSlice::part_of(slice.layers, slice.stage);
   c.n_heads /= slice.size;
   c.n_kv_heads = std::max(1, c.n_kv_heads / slice.size);
+  if (c.window_kv_heads > 0) c.window_kv_heads = std::max(1, c.window_kv_heads / slice.size);
   if (delta) c.delta = delta->shape;
   if (!slice.ff.empty()) c.d_ff = int(slice.count(slice.ff));
   if (!slice.shared.empty()) c.d_ff_shared = int(slice.count(slice.shared));
@@ -335,14 +354,13 @@ void apply_slice(const ModelSlice& slice, Config& c, Weights& weights, bool shap
 
 std::vector<SidePart> side_parts(const ModelSlice& slice, int rank) {
   const Config& whole = slice.whole;
-  const int64_t n_heads = std::max(1, whole.n_kv_heads / slice.size);
   const int in_stage = rank % slice.size;
-  const Extent heads{in_stage / slice.kv_copies * n_heads, n_heads};
   std::vector<SidePart> parts;
   for (int i = 0; i < whole.n_layers; ++i)
     for (const KvSide side : kKvSides) {
       SidePart& part = parts.emplace_back();
-      if (slice.stage_of(i) != rank / slice.size) continue;
+      if (slice.stage_of(i) != rank / slice.size || !whole.has_kv(i)) continue;
+      const Extent heads = heads_of_rank(whole.kv_heads_of(i), in_stage, slice.size);
       if (!whole.has_delta(i)) part.heads = side == KvSide::k || whole.kv_rank == 0 ? heads : Extent();
       else if (side == KvSide::k) part.state = delta_part(whole.delta, in_stage, slice.size).state;
     }

@@ -31,7 +31,7 @@ struct ModelSlice {
   ModelEnds ends = ModelEnds::everywhere;
   Config whole;                     ///< of the model before it was cut
   std::vector<int64_t> layers;      ///< stage s has [layers[s], layers[s + 1]): [n_stages + 1]
-  int kv_copies = 1;                ///< consecutive ranks that have the same kv heads
+  int kv_copies = 1;                ///< consecutive ranks that have the same kv heads, in the layer where most do
   bool gathers = false;             ///< o and down are cut between rows
   std::vector<int64_t> q, kv;       ///< columns of queries and attention, and of k: [size + 1]
   std::vector<int64_t> ff, shared;  ///< columns of the dense feed-forward, of the shared expert; or empty
@@ -44,6 +44,8 @@ struct ModelSlice {
   int n_ranks() const { return size * n_stages; }
   /// Number of the rank of a stage that has this one's place there.
   int rank_in(int of_stage) const { return of_stage * size + rank; }
+  /// Consecutive ranks that have the same kv heads of a layer.
+  int kv_copies_of(int layer) const;
   int stage_of(int layer) const;
   bool has_layer(int layer) const { return stage_of(layer) == stage; }
   Extent own_vocab() const { return part_of(vocab, rank_in(stage)); }

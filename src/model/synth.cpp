@@ -50,6 +50,11 @@ constexpr SynthShape kShapes[] = {
     {"gpt-oss-20b", "gpt-oss", 24, 64, 8, 64, 2880, 2880, 201088, 131072, 1.5e5f, true, false, 64, 128, 32, 4, 2880},
     {"qwen3.6-27b", "qwen35", 64, 24, 4, 256, 5120, 17408, 248320, 262144, 1e7f, false, false, 64},
     {"qwen3.6-35b-a3b", "qwen35moe", 40, 16, 2, 256, 2048, 512, 248320, 262144, 1e7f, false, false, 64, 0, 256, 8, 512},
+    {"gemma-4-31b", "gemma4", 60, 32, 4, 512, 5376, 21504, 262144, 262144, 1e6f, false, true, 0, 1024},
+    {"gemma-4-26b-a4b", "gemma4", 30, 16, 2, 512, 2816, 2112, 262144, 262144, 1e6f, false, true, 0, 1024, 128, 8, 704},
+    {"gemma-4-e4b", "gemma4", 42, 8, 2, 512, 2560, 10240, 262144, 131072, 1e6f, false, true, 0, 512},
+    {"nemotron-3-nano-30b-a3b", "nemotron_h_moe", 52, 32, 2, 128, 2688, 1856, 131072, 262144, 1e4f, false, false, 0, 0,
+     128, 6, 1856},
     {"bitnet-2b-4t", "bitnet-b1.58", 30, 20, 5, 128, 2560, 6912, 128256, 4096, 5e5f, false, true},
     {"tiny-bitnet", "bitnet-b1.58", 2, 2, 1, 64, 128, 384, 512, 2048, 1e4f, false, true},
     {"tiny-64", "qwen2", 2, 4, 2, 64, 256, 512, 512, 2048, 1e4f, true, true},
@@ -63,6 +68,11 @@ constexpr SynthShape kShapes[] = {
     {"tiny-delta", "qwen35moe", 4, 4, 2, 32, 64, 32, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 32},
     // Rows of whole groups of int4_g128.
     {"tiny-delta-128", "qwen35moe", 2, 4, 2, 32, 128, 128, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 128},
+    {"tiny-gemma4", "gemma4", 6, 4, 1, 64, 64, 96, 512, 2048, 1e6f, false, true, 0, 40},
+    {"tiny-gemma4-moe", "gemma4", 6, 4, 1, 64, 64, 96, 512, 2048, 1e6f, false, true, 0, 40, 8, 2, 32},
+    {"tiny-gemma4-e", "gemma4", 9, 4, 2, 64, 64, 96, 512, 2048, 1e6f, false, true, 0, 40},
+    {"tiny-nemotron", "nemotron_h", 7, 4, 2, 32, 64, 96, 512, 2048, 1e4f, false, false},
+    {"tiny-nemotron-moe", "nemotron_h_moe", 7, 4, 2, 32, 64, 96, 512, 2048, 1e4f, false, false, 0, 0, 8, 2, 32},
     {"tiny", "llama", 2, 4, 2, 32, 64, 160, 512, 2048, 1e4f, false, true},
 };
 // clang-format on
@@ -72,6 +82,30 @@ constexpr Hybrid kHybrids[] = {
     {"qwen3.6-35b-a3b", 512, 4, {16, 32, 128, 128, 4}},
     {"tiny-delta", 32, 2, {2, 4, 16, 32, 4}},
     {"tiny-delta-128", 128, 2, {2, 4, 32, 32, 4}},
+};
+
+/// What Gemma 4's shapes have beside; n_kv_heads and head_dim are those of full layers.
+struct Gemma4 {
+  std::string_view name;
+  int window_head_dim, window_kv_heads, window_period, shared_kv_layers, d_layer_input;
+  bool full_k_is_v;
+};
+constexpr Gemma4 kGemmas[] = {
+    {"gemma-4-31b", 256, 16, 6, 0, 0, true},    {"gemma-4-26b-a4b", 256, 8, 6, 0, 0, true},
+    {"gemma-4-e4b", 256, 0, 6, 18, 256, false}, {"tiny-gemma4", 32, 2, 3, 0, 0, true},
+    {"tiny-gemma4-moe", 32, 2, 3, 0, 0, true},  {"tiny-gemma4-e", 32, 0, 3, 3, 32, false},
+};
+
+/// What Nemotron-H's shapes have beside: a letter a layer, as config.json has them.
+struct OneBlock {
+  std::string_view name, letters;
+  int d_ff_shared;
+  MambaShape mamba;
+};
+constexpr OneBlock kOneBlocks[] = {
+    {"nemotron-3-nano-30b-a3b", "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 3712, {64, 64, 8, 128, 4}},
+    {"tiny-nemotron", "M-M*-M*", 0, {8, 16, 2, 16, 4}},
+    {"tiny-nemotron-moe", "MEM*EM*", 64, {8, 16, 2, 16, 4}},
 };
 
 /// Fills matrices with valid blocks: a pool of encoded normal noise, copied from varying places.
@@ -98,6 +132,30 @@ class NoiseSource {
   const WeightFormat& format_;
   std::vector<std::byte> pool_;
 };
+
+void set_gemma4(const Gemma4& of, Config& c) {
+  c.window_head_dim = of.window_head_dim;
+  c.window_kv_heads = of.window_kv_heads;
+  c.window_period = of.window_period;
+  c.window_rope_theta = 10000;
+  c.shared_kv_layers = of.shared_kv_layers;
+  c.d_layer_input = of.d_layer_input;
+  c.full_k_is_v = of.full_k_is_v;
+  c.logit_cap = 30;
+  c.rope_scaling.kind = RopeScaling::Kind::proportional;
+  c.rope_scaling.turned_pairs = c.head_dim / 8;
+  if (c.n_experts > 0) c.d_ff_shared = c.d_ff;
+}
+
+void set_blocks(const OneBlock& of, Config& c) {
+  for (int i = 0; i < c.n_layers; ++i) {
+    if (of.letters[size_t(i)] == 'M') c.state_layers.push_back(i);
+    if (of.letters[size_t(i)] == '-' || of.letters[size_t(i)] == 'E') c.ff_layers.push_back(i);
+  }
+  c.mamba = of.mamba;
+  c.d_ff_shared = of.d_ff_shared;
+  c.nope_period = 1;
+}
 
 }  // namespace
 
@@ -138,8 +196,12 @@ Result<Config> synth_config(std::string_view name) {
       for (const Hybrid& hybrid : kHybrids)
         if (hybrid.name == name)
           c.d_ff_shared = hybrid.d_ff_shared, c.delta_period = hybrid.delta_period, c.delta = hybrid.delta;
+      for (const OneBlock& of : kOneBlocks)
+        if (of.name == name) set_blocks(of, c);
       const Arch& arch = *find_arch(s.arch, s.n_experts > 0);
       if (c.window > 0) c.window_period = arch.window_period, c.window_rope_theta = arch.window_rope_theta;
+      for (const Gemma4& of : kGemmas)
+        if (of.name == name) set_gemma4(of, c);
       use_arch(arch, c);
       if (c.qkv_bias && !arch.qkv_bias) c.o_bias = c.mlp_bias = true;
       c.experts_renormalised = arch.experts_renormalised;
@@ -182,6 +244,13 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
         return fail(ErrorKind::usage, "synth: option layers={} leaves no layer of {} that attends", value,
                     plan.config.delta_period);
       plan.config.n_layers = int(n);
+      for (std::vector<int>* list : {&plan.config.state_layers, &plan.config.ff_layers})
+        std::erase_if(*list, [&](int layer) { return layer >= n; });
+      for (int i = 0; i < plan.config.n_layers; ++i)
+        if (plan.config.kv_layer(i) < 0)
+          return fail(ErrorKind::usage, "synth: option layers={} leaves layer {} no K and V to share", value, i);
+      if (plan.config.n_cached_layers() == 0)
+        return fail(ErrorKind::usage, "synth: option layers={} leaves no layer that attends", value);
     } else {
       return fail(ErrorKind::usage,
                   "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1, shared=1)",
@@ -246,6 +315,8 @@ int64_t SynthPlan::decode_matrix_bytes() const {
       const int n = row.is_in<ExpertWeights>() ? config.n_experts_used : row.of_heads() ? config.n_heads : 1;
       bytes += n * Linear{.format = &ridge::format_of(*this, row, i), .n_out = n_out, .n_in = n_in}.bytes();
     }
+  if (const int64_t n = int64_t(config.n_layers) * config.d_layer_input; n > 0)
+    bytes += Linear{.format = &format_of(config.d_model, false), .n_out = n, .n_in = config.d_model}.bytes();
   return bytes;
 }
 
@@ -274,9 +345,11 @@ struct Noise {
 };
 Noise noise_of(const TensorRow& row, const Config& c, float branch_gain) {
   static const std::map<TensorKind, Noise> kNoises = {
-      {TensorKind::norm, {1, 0.05f}},        {TensorKind::inner_norm, {1, 0.05f}}, {TensorKind::bias, {0, 0.1f}},
-      {TensorKind::score_bias, {0, 0.1f}},   {TensorKind::logit, {0, 1}},          {TensorKind::decay, {0, 1}},
-      {TensorKind::output_bias, {0, 0.01f}}, {TensorKind::convolution, {0, 0.5f}}};
+      {TensorKind::norm, {1, 0.05f}},       {TensorKind::inner_norm, {1, 0.05f}},
+      {TensorKind::bias, {0, 0.1f}},        {TensorKind::score_bias, {0, 0.1f}},
+      {TensorKind::logit, {0, 1}},          {TensorKind::decay, {0, 1}},
+      {TensorKind::multiplier, {1, 0.05f}}, {TensorKind::output_bias, {0, 0.01f}},
+      {TensorKind::convolution, {0, 0.5f}}};
   // Blocks give rows of variance 1 behind a norm: as small as the others' beside x.
   if (row.kind == TensorKind::block_norm) return {branch_gain, 0.05f * branch_gain};
   if (row.kind == TensorKind::gate_row) return {0, float(1 / std::sqrt(double(c.d_model)))};
@@ -333,6 +406,12 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
   w.embedding = matrix_of(plan.format_of(c.d_model, false, c.tied_output), c.vocab_size, c.d_model, true,
                           std::sqrt(double(c.d_model)) / c.embedding_scale);
   w.output = c.tied_output ? w.embedding : matrix_of(plan.head_format(), c.vocab_size, c.d_model, false);
+  if (c.d_layer_input > 0) {
+    const int64_t n = int64_t(c.n_layers) * c.d_layer_input;
+    w.layer_embedding = matrix_of(plan.format_of(n, false), c.vocab_size, n, true);
+    w.layer_inputs = matrix_of(plan.format_of(c.d_model, false), n, c.d_model, false);
+    w.layer_inputs_norm = vector(c.d_layer_input, 1, 0.05f);
+  }
   w.output_norm = vector(c.d_model, 1, 0.05f);
   if (c.tied_output)  // logits of variance 1; signs, so that the model does not say each token again
     for (float& v : w.output_norm)
@@ -365,7 +444,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
         take_turns(c.n_heads, [&](const TensorRow& of, size_t head) {
           if (of.of_heads()) fill_row(of, (layer.**of.of_heads())[head]);
         });
-      } else if (row->member == TensorMember(&ExpertWeights::gate)) {
+      } else if (row->is_in<ExpertWeights>() && layer.experts.empty()) {
         layer.experts.resize(size_t(c.n_experts));
         take_turns(c.n_experts, [&](const TensorRow& of, size_t e) { call_member(of, layer.experts[e], fill_row); });
       } else if (!row->of_heads()) {
@@ -379,9 +458,10 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     int layer;
     int64_t bytes, params;
   };
-  std::map<std::tuple<bool, bool, bool>, Made> made;
+  std::map<std::tuple<bool, bool, bool, bool, bool, int, bool>, Made> made;
   for (int i = 0; i < c.n_layers; ++i) {
-    const std::tuple kind(c.has_delta(i), c.has_experts(i), plan.better && gets_better(i, c.n_layers));
+    const std::tuple kind(c.has_delta(i), c.has_experts(i), plan.better && gets_better(i, c.n_layers), c.has_state(i),
+                          c.has_mixer(i), c.head_dim_of(i), c.has_kv(i));
     if (const auto like = made.find(kind); plan.shared && like != made.end()) {
       w.layers.push_back(w.layers[size_t(like->second.layer)]);
       w.stored_bytes += like->second.bytes;

@@ -17,41 +17,53 @@ bool has_mamba(C c, int i) { return c.has_mamba(i); }
 bool has_latent(C c, int i) { return c.attends(i) && c.kv_rank > 0; }
 bool has_low_q(C c, int i) { return has_latent(c, i) && c.q_rank > 0; }
 bool has_heads(C c, int i) { return c.attends(i) && c.kv_rank == 0; }
+bool has_k(C c, int i) { return has_heads(c, i) && c.has_kv(i); }
+bool has_v(C c, int i) { return has_heads(c, i) && c.has_v(i); }
 bool has_q(C c, int i) { return has_heads(c, i) || (has_latent(c, i) && c.q_rank == 0); }
 bool has_qkv_bias(C c, int i) { return has_heads(c, i) && c.qkv_bias; }
-bool has_qk_norm(C c, int i) { return has_heads(c, i) && c.qk_norm; }
+bool has_q_norm(C c, int i) { return has_heads(c, i) && c.qk_norm; }
+bool has_k_norm(C c, int i) { return has_k(c, i) && c.qk_norm; }
+bool has_mixer(C c, int i) { return c.has_mixer(i); }
 bool has_norms_before(C c, int) { return c.norms != NormPlace::after; }
-bool has_ffn_norm(C c, int i) { return has_norms_before(c, i) && c.norms != NormPlace::parallel; }
+bool has_attn_norm(C c, int i) { return has_norms_before(c, i) && c.has_mixer(i); }
+bool has_ffn_norm(C c, int i) {
+  return has_norms_before(c, i) && c.norms != NormPlace::parallel && c.has_feed_forward(i);
+}
 bool has_norms_behind(C c, int) { return c.norms == NormPlace::after || c.norms == NormPlace::both; }
-bool has_dense(C c, int i) { return !c.has_experts(i) || c.d_ff_shared > 0; }
+bool has_dense(C c, int i) { return c.has_feed_forward(i) && (!c.has_experts(i) || c.d_ff_shared > 0); }
+bool has_gate(C c, int i) { return has_dense(c, i) && !c.ungated; }
 bool has_dense_bias(C c, int i) { return !c.has_experts(i) && c.mlp_bias; }
 bool has_experts(C c, int i) { return c.has_experts(i); }
+bool has_expert_gate(C c, int i) { return c.has_experts(i) && !c.ungated; }
+bool has_beside(C c, int i) { return c.has_experts(i) && c.dense_beside; }
+bool has_layer_input(C c, int) { return c.d_layer_input > 0; }
 bool has_expert_biases(C c, int i) { return c.has_experts(i) && c.expert_biases; }
 bool is_model(C c, int i) { return i != c.n_layers; }
 bool is_head(C c, int i) { return i == c.n_layers; }
+bool has_layer_inputs(C c, int i) { return is_model(c, i) && c.d_layer_input > 0; }
 bool always(C, int) { return true; }
 
 bool has_longrope(C c) { return c.rope_scaling.kind == RopeScaling::Kind::longrope; }
 bool lacks_qkv_bias(C c) { return !arch_of(c).qkv_bias; }
 bool lacks_o_bias(C c) { return !arch_of(c).gpt_oss; }
 bool lacks_mlp_bias(C) { return true; }
-bool lacks_factors(C c) { return !has_longrope(c); }
+bool lacks_factors(C c) { return !has_longrope(c) && !arch_of(c).gemma4; }
 
-int64_t dense_width(C c, int i) { return c.has_experts(i) ? c.d_ff_shared : c.d_ff; }
+int64_t dense_width(C c, int i) { return c.has_experts(i) ? c.d_ff_shared : c.d_ff_of(i); }
 Shape of_model(C c, int) { return {c.d_model}; }
 Shape of_vocab(C c, int) { return {c.vocab_size, c.d_model}; }
 Shape of_rope(C c, int) { return {c.rope_dim / 2}; }
-Shape of_query(C c, int) { return {c.kv_rank > 0 ? int64_t(c.n_heads) * c.query_dim() : c.q_rows(), c.d_model}; }
-Shape of_query_bias(C c, int) { return {c.q_rows()}; }
-Shape of_kv(C c, int) { return {c.kv_dim(), c.d_model}; }
-Shape of_kv_bias(C c, int) { return {c.kv_dim()}; }
+Shape of_query(C c, int i) { return {c.kv_rank > 0 ? int64_t(c.n_heads) * c.query_dim() : c.q_rows(i), c.d_model}; }
+Shape of_query_bias(C c, int i) { return {c.q_rows(i)}; }
+Shape of_kv(C c, int i) { return {c.kv_dim(i), c.d_model}; }
+Shape of_kv_bias(C c, int i) { return {c.kv_dim(i)}; }
 Shape of_mamba_heads(C c, int) { return {c.mamba.n_heads}; }
 /// Columns of the output projection.
 int64_t mixer_width(C c, int i) {
   return c.has_delta(i)   ? c.delta.values()
          : c.has_mamba(i) ? c.mamba.inner()
          : c.has_conv(i)  ? c.d_model
-                          : c.value_width();
+                          : c.value_width(i);
 }
 Shape of_value_head(C c, int) { return {c.delta.n_value_heads, c.d_model}; }
 Shape of_value_head_each(C c, int) { return {c.delta.n_value_heads}; }
@@ -98,13 +110,13 @@ constexpr TensorRow kLayerTensors[] = {
     {"mamba norm", &L::mamba_norm, Kind::inner_norm, {"ssm_norm.weight", "mamba.norm.weight"}, has_mamba,
      [](C c, int) -> Shape { return {c.mamba.inner()}; }},
 
-    {"attn_norm", &L::attn_norm, Kind::norm, {"attn_norm.weight", "input_layernorm.weight"}, has_norms_before,
+    {"attn_norm", &L::attn_norm, Kind::norm, {"attn_norm.weight", "input_layernorm.weight"}, has_attn_norm,
      of_model},
     {"q", &L::q, Kind::matrix, {"attn_q.weight", "self_attn.q_proj.weight"}, has_q, of_query, Cut::heads,
      {.rope = true}},
-    {"k", &L::k, Kind::matrix, {"attn_k.weight", "self_attn.k_proj.weight"}, has_heads, of_kv, Cut::kv_heads,
+    {"k", &L::k, Kind::matrix, {"attn_k.weight", "self_attn.k_proj.weight"}, has_k, of_kv, Cut::kv_heads,
      {.rope = true}},
-    {"v", &L::v, Kind::matrix, {"attn_v.weight", "self_attn.v_proj.weight"}, has_heads, of_kv, Cut::kv_heads,
+    {"v", &L::v, Kind::matrix, {"attn_v.weight", "self_attn.v_proj.weight"}, has_v, of_kv, Cut::kv_heads,
      {.better = true}},
     {"q_bias", &L::q_bias, Kind::bias, {"attn_q.bias", "self_attn.q_proj.bias"}, has_qkv_bias, of_query_bias,
      Cut::heads, {.rope = true, .may_lack = lacks_qkv_bias}},
@@ -112,10 +124,10 @@ constexpr TensorRow kLayerTensors[] = {
      Cut::kv_heads, {.rope = true, .may_lack = lacks_qkv_bias}},
     {"v_bias", &L::v_bias, Kind::bias, {"attn_v.bias", "self_attn.v_proj.bias"}, has_qkv_bias, of_kv_bias,
      Cut::kv_heads, {.may_lack = lacks_qkv_bias}},
-    {"q_norm", &L::q_norm, Kind::norm, {"attn_q_norm.weight", "self_attn.q_norm.weight"}, has_qk_norm,
-     [](C c, int) -> Shape { return {c.qk_norm_whole ? c.q_dim() : c.head_dim}; }},
-    {"k_norm", &L::k_norm, Kind::norm, {"attn_k_norm.weight", "self_attn.k_norm.weight"}, has_qk_norm,
-     [](C c, int) -> Shape { return {c.qk_norm_whole ? c.kv_dim() : c.head_dim}; }},
+    {"q_norm", &L::q_norm, Kind::norm, {"attn_q_norm.weight", "self_attn.q_norm.weight"}, has_q_norm,
+     [](C c, int i) -> Shape { return {c.qk_norm_whole ? c.q_dim(i) : c.head_dim_of(i)}; }},
+    {"k_norm", &L::k_norm, Kind::norm, {"attn_k_norm.weight", "self_attn.k_norm.weight"}, has_k_norm,
+     [](C c, int i) -> Shape { return {c.qk_norm_whole ? c.kv_dim(i) : c.head_dim_of(i)}; }},
 
     {"q_a", &L::q_a, Kind::matrix, {"attn_q_a.weight", "self_attn.q_a_proj.weight"}, has_low_q,
      [](C c, int) -> Shape { return {c.q_rank, c.d_model}; }},
@@ -133,8 +145,8 @@ constexpr TensorRow kLayerTensors[] = {
      [](C c, int) -> Shape { return {c.value_dim, c.kv_rank}; }, Cut::heads, {.layout = TensorLayout::by_head}},
 
     {"attn_sub_norm", &L::attn_sub_norm, Kind::inner_norm, {"attn_sub_norm.weight", "self_attn.attn_sub_norm.weight"},
-     [](C c, int) { return c.sub_norm; }, [](C c, int) -> Shape { return {c.q_dim()}; }},
-    {"o", &L::o, Kind::output, {"attn_output.weight", "self_attn.o_proj.weight"}, always,
+     [](C c, int) { return c.sub_norm; }, [](C c, int i) -> Shape { return {c.q_dim(i)}; }},
+    {"o", &L::o, Kind::output, {"attn_output.weight", "self_attn.o_proj.weight"}, has_mixer,
      [](C c, int i) -> Shape { return {c.d_model, mixer_width(c, i)}; },
      Cut::mixed},
     {"attn_post_norm", &L::attn_post_norm, Kind::block_norm,
@@ -147,7 +159,7 @@ constexpr TensorRow kLayerTensors[] = {
 
     {"ffn_norm", &L::ffn_norm, Kind::norm, {"ffn_norm.weight", "post_attention_layernorm.weight"}, has_ffn_norm,
      of_model},
-    {"gate", &L::gate, Kind::matrix, {"ffn_gate.weight", "mlp.gate_proj.weight"}, has_dense, into_dense, Cut::ff},
+    {"gate", &L::gate, Kind::matrix, {"ffn_gate.weight", "mlp.gate_proj.weight"}, has_gate, into_dense, Cut::ff},
     {"up", &L::up, Kind::matrix, {"ffn_up.weight", "mlp.up_proj.weight"}, has_dense, into_dense, Cut::ff},
     {"gate_bias", &L::gate_bias, Kind::bias, {"ffn_gate.bias", "mlp.gate_proj.bias"}, has_dense_bias, of_dense, Cut::ff,
      {.may_lack = lacks_mlp_bias}},
@@ -162,6 +174,24 @@ constexpr TensorRow kLayerTensors[] = {
     {"ffn_post_norm", &L::ffn_post_norm, Kind::block_norm,
      {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"}, has_norms_behind, of_model},
 
+    {"expert_norm", &L::expert_norm, Kind::norm, {"pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"},
+     has_beside, of_model},
+    {"dense_post_norm", &L::dense_post_norm, Kind::norm,
+     {"post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"}, has_beside, of_model},
+    {"expert_post_norm", &L::expert_post_norm, Kind::norm,
+     {"post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"}, has_beside, of_model},
+    {"router_scale", &L::router_scale, Kind::inner_norm, {"ffn_gate_inp.scale", "router.scale"}, has_beside, of_model},
+    {"expert_scale", &L::expert_scale, Kind::multiplier, {"ffn_down_exps.scale", "router.per_expert_scale"}, has_beside,
+     of_experts},
+    {"input_gate", &L::input_gate, Kind::matrix, {"inp_gate.weight", "per_layer_input_gate.weight"}, has_layer_input,
+     [](C c, int) -> Shape { return {c.d_layer_input, c.d_model}; }},
+    {"input_proj", &L::input_proj, Kind::matrix, {"proj.weight", "per_layer_projection.weight"}, has_layer_input,
+     [](C c, int) -> Shape { return {c.d_model, c.d_layer_input}; }},
+    {"input_post_norm", &L::input_post_norm, Kind::block_norm,
+     {"post_norm.weight", "post_per_layer_input_norm.weight"}, has_layer_input, of_model},
+    {"layer_scale", &L::layer_scale, Kind::multiplier, {"layer_output_scale.weight", "layer_scalar"},
+     [](C c, int) { return c.layer_scale; }, [](C, int) -> Shape { return {1}; }},
+
     {"router", &L::router, Kind::router, {"ffn_gate_inp.weight", "mlp.gate.weight"}, has_experts,
      [](C c, int) -> Shape { return {c.n_experts, c.d_model}; }},
     {"router_bias", &L::router_bias, Kind::score_bias, {"ffn_gate_inp.bias", "mlp.router.bias"}, has_expert_biases,
@@ -171,7 +201,7 @@ constexpr TensorRow kLayerTensors[] = {
     {"shared_gate", &L::shared_gate, Kind::gate_row, {"ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"},
      [](C c, int i) { return c.has_experts(i) && c.d_ff_shared > 0 && c.shared_gate; }, of_model},
 
-    {"expert gate", &E::gate, Kind::matrix, {"ffn_gate_exps.weight", "mlp.experts.{}.gate_proj.weight"}, has_experts,
+    {"expert gate", &E::gate, Kind::matrix, {"ffn_gate_exps.weight", "mlp.experts.{}.gate_proj.weight"}, has_expert_gate,
      into_expert, Cut::ff},
     {"expert up", &E::up, Kind::matrix, {"ffn_up_exps.weight", "mlp.experts.{}.up_proj.weight"}, has_experts,
      into_expert, Cut::ff},
@@ -198,14 +228,19 @@ bool is_oss(const Arch& arch, C, int) { return arch.gpt_oss; }
 bool is_stacked(const Arch& arch, C, int) { return arch.experts_stacked; }
 bool is_by_key_head(const Arch& arch, C, int) { return arch.delta_by_key_head; }
 bool is_behind(const Arch& arch, C, int) { return arch.grouped_experts; }  // a head is the layer behind the last one
-bool is_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && !arch.grouped_experts; }
+bool is_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && !arch.grouped_experts && !c.dense_beside; }
 bool is_grouped_shared(const Arch& arch, C c, int i) { return c.has_experts(i) && arch.grouped_experts; }
+bool is_gemma4(const Arch& arch, C, int) { return arch.gemma4; }
 bool is_block_sparse(const Arch& arch, C, int) { return arch.block_sparse; }
 bool is_as_moe(const Arch& arch, C, int) { return arch.experts_as_moe; }
-bool is_granite_dense(const Arch& arch, C c, int i) { return arch.mamba && !c.has_experts(i); }
-bool is_granite_shared(const Arch& arch, C c, int i) { return arch.mamba && c.has_experts(i); }
-bool is_granite(const Arch& arch, C, int) { return arch.mamba; }
+bool is_granite(const Arch& arch, C, int) { return arch.mamba && !arch.one_block; }
+bool is_granite_dense(const Arch& arch, C c, int i) { return is_granite(arch, c, i) && !c.has_experts(i); }
+bool is_granite_shared(const Arch& arch, C c, int i) { return is_granite(arch, c, i) && c.has_experts(i); }
 bool is_mamba(const Arch&, C c, int i) { return c.has_mamba(i); }
+bool is_nemotron(const Arch& arch, C, int) { return arch.one_block; }
+bool is_nemotron_dense(const Arch& arch, C c, int i) { return arch.one_block && !c.has_experts(i); }
+bool is_nemotron_shared(const Arch& arch, C c, int i) { return arch.one_block && c.has_experts(i); }
+bool is_nemotron_mamba(const Arch& arch, C c, int i) { return arch.one_block && c.has_mamba(i); }
 bool is_lfm(const Arch& arch, C, int) { return arch.short_conv; }
 bool is_lfm_dense(const Arch& arch, C c, int i) { return arch.short_conv && !c.has_experts(i); }
 bool is_after_rope(const Arch& arch, C, int) { return arch.qk_norm_after_rope; }
@@ -225,6 +260,30 @@ constexpr OtherSource kOtherSources[] = {
     {"k", is_fused, {kQkv}},
     {"v", is_fused, {kQkv}},
     {"o", [](const Arch&, C c, int i) { return c.has_delta(i); }, {{"ssm_out.weight", "linear_attn.out_proj.weight"}}},
+    {"attn_norm", is_nemotron, {{"attn_norm.weight", "norm.weight"}}},
+    {"ffn_norm", is_nemotron, {{"attn_norm.weight", "norm.weight"}}},
+    {"q", is_nemotron, {{"attn_q.weight", "mixer.q_proj.weight"}}},
+    {"k", is_nemotron, {{"attn_k.weight", "mixer.k_proj.weight"}}},
+    {"v", is_nemotron, {{"attn_v.weight", "mixer.v_proj.weight"}}},
+    {"conv_in", is_nemotron, {{"ssm_in.weight", "mixer.in_proj.weight"}}},
+    {"conv", is_nemotron, {{"ssm_conv1d.weight", "mixer.conv1d.weight"}}},
+    {"conv_bias", is_nemotron, {{"ssm_conv1d.bias", "mixer.conv1d.bias"}}},
+    {"mamba decay", is_nemotron, {{"ssm_a", "mixer.A_log"}}},
+    {"mamba d", is_nemotron, {{"ssm_d", "mixer.D"}}},
+    {"mamba dt_bias", is_nemotron, {{"ssm_dt.bias", "mixer.dt_bias"}}},
+    {"mamba norm", is_nemotron, {{"ssm_norm.weight", "mixer.norm.weight"}}},
+    {"o", is_nemotron_mamba, {{"ssm_out.weight", "mixer.out_proj.weight"}}},
+    {"o", is_nemotron, {{"attn_output.weight", "mixer.o_proj.weight"}}},
+    {"up", is_nemotron_dense, {{"ffn_up.weight", "mixer.up_proj.weight"}}},
+    {"down", is_nemotron_dense, {{"ffn_down.weight", "mixer.down_proj.weight"}}},
+    {"up", is_nemotron_shared, {{"ffn_up_shexp.weight", "mixer.shared_experts.up_proj.weight"}}},
+    {"down", is_nemotron_shared, {{"ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight"}}},
+    {"router", is_nemotron, {{"ffn_gate_inp.weight", "mixer.gate.weight"}}},
+    {"choice_bias", is_nemotron, {{"exp_probs_b.bias", "mixer.gate.e_score_correction_bias"}}},
+    {"expert up", is_nemotron, {{"ffn_up_exps.weight", "mixer.experts.{}.up_proj.weight"}}},
+    {"expert down", is_nemotron, {{"ffn_down_exps.weight", "mixer.experts.{}.down_proj.weight"}}},
+    {"embedding", is_nemotron, {{"token_embd.weight", "model.embeddings.weight"}}},
+    {"output_norm", is_nemotron, {{"output_norm.weight", "model.norm_f.weight"}}},
     {"conv_in", is_mamba, {{"ssm_in.weight", "mamba.in_proj.weight"}}},
     {"conv", is_mamba, {{"ssm_conv1d.weight", "mamba.conv1d.weight"}}},
     {"o", is_mamba, {{"ssm_out.weight", "mamba.out_proj.weight"}}},
@@ -274,6 +333,10 @@ constexpr OtherSource kOtherSources[] = {
     {"expert gate", is_block_sparse, {{"ffn_gate_exps.weight", "block_sparse_moe.experts.{}.w1.weight"}}},
     {"expert up", is_block_sparse, {{"ffn_up_exps.weight", "block_sparse_moe.experts.{}.w3.weight"}}},
     {"expert down", is_block_sparse, {{"ffn_down_exps.weight", "block_sparse_moe.experts.{}.w2.weight"}}},
+    {"router", is_gemma4, {{"ffn_gate_inp.weight", "router.proj.weight"}}},
+    {"expert gate", is_gemma4, {{"ffn_gate_exps.weight", "experts.gate_up_proj"}}},
+    {"expert up", is_gemma4, {{"ffn_up_exps.weight", "experts.gate_up_proj"}}},
+    {"expert down", is_gemma4, {{"ffn_down_exps.weight", "experts.down_proj"}}},
     {"router", is_oss, {{"ffn_gate_inp.weight", "mlp.router.weight"}}},
     {"expert gate", is_oss, {{"ffn_gate_exps.weight", kExpertGateUp}, TensorLayout::woven}},
     {"expert up", is_oss, {{"ffn_up_exps.weight", kExpertGateUp}, TensorLayout::woven}},
@@ -297,6 +360,15 @@ using W = Weights;
 // clang-format off
 constexpr TensorRow kModelTensors[] = {
     {"embedding", &W::embedding, Kind::matrix, {"token_embd.weight", "model.embed_tokens.weight"}, is_model, of_vocab},
+    {"layer_embedding", &W::layer_embedding, Kind::matrix,
+     {"per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"}, has_layer_inputs,
+     [](C c, int) -> Shape { return {c.vocab_size, int64_t(c.n_layers) * c.d_layer_input}; }},
+    {"layer_inputs", &W::layer_inputs, Kind::matrix,
+     {"per_layer_model_proj.weight", "model.per_layer_model_projection.weight"}, has_layer_inputs,
+     [](C c, int) -> Shape { return {int64_t(c.n_layers) * c.d_layer_input, c.d_model}; }},
+    {"layer_inputs_norm", &W::layer_inputs_norm, Kind::inner_norm,
+     {"per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"}, has_layer_inputs,
+     [](C c, int) -> Shape { return {c.d_layer_input}; }},
     {"output_norm", &W::output_norm, Kind::norm, {"output_norm.weight", "model.norm.weight"}, always, of_model},
     {"output", &W::output, Kind::matrix, {"output.weight", "lm_head.weight"},
      [](C c, int i) { return is_model(c, i) && !c.tied_output; }, of_vocab},

@@ -35,6 +35,7 @@ enum class TensorKind : uint8_t {
   output_bias,  ///< of a matrix of kind `output`
   score_bias,   ///< added to the scores of experts
   logit,        ///< values of about 1 without a matrix
+  multiplier,   ///< likewise, by which others are multiplied
   convolution,  ///< [kernel, channels]; files have [channels, kernel] or [channels, 1, kernel]
   decay,        ///< below 0; Hugging Face files have the logarithm of its negative
   gate_row,     ///< a matrix of one row, which files also have as a vector

@@ -12,6 +12,7 @@ void for_each_matrix(Weights& w, const std::function<void(Linear&, std::string_v
     for_each_tensor(layer, [&](const TensorRow& row, Linear& m) {
       if (m.format) fn(m, row.name);
     });
+  if (w.layer_inputs.format) fn(w.layer_inputs, "layer_inputs");
   if (w.output.format) fn(w.output, "output");
 }
 
@@ -30,9 +31,10 @@ int64_t decode_matrix_bytes(const Weights& w, int n_used) {
   for_each_matrix(w, [&](const Linear& m, std::string_view) { bytes += m.bytes(); });
   for (const LayerWeights& layer : w.layers)
     if (!layer.experts.empty()) {
-      const ExpertWeights& one = layer.experts[0];
-      bytes -=
-          std::max<int64_t>(0, ssize(layer.experts) - n_used) * (one.gate.bytes() + one.up.bytes() + one.down.bytes());
+      int64_t of_one = 0;
+      for (const Linear ExpertWeights::*matrix : {&ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down})
+        if (const Linear& m = layer.experts[0].*matrix; m.format) of_one += m.bytes();
+      bytes -= std::max<int64_t>(0, ssize(layer.experts) - n_used) * of_one;
     }
   return bytes;
 }

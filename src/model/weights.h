@@ -41,7 +41,7 @@ struct LayerWeights {
   std::vector<float> conv;                                 // [conv_kernel, d_model], or [kernel, channels()]
   std::vector<float> conv_bias, mamba_norm;                // [channels()], [inner()]
   std::vector<float> mamba_decay, mamba_d, mamba_dt_bias;  // [n_heads]
-  Linear q;                                                // [Config::q_rows(), d_model]
+  Linear q;                                                // [Config::q_rows(layer), d_model]
   Linear k, v;                                             // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;
   std::vector<float> q_norm, k_norm;  // [head_dim], or [n_heads * head_dim] and [n_kv_heads * head_dim]
@@ -63,9 +63,15 @@ struct LayerWeights {
   Linear down;                            // [d_model, d_ff]
   std::vector<float> down_bias;           // [d_model]
   std::vector<float> ffn_post_norm;       // [d_model]
-  Linear router;                          // [n_experts, d_model]
-  std::vector<float> router_bias;         // [n_experts]
-  std::vector<float> choice_bias;         // [n_experts]
+  std::vector<float> layer_scale;         // [1]
+  Linear input_gate, input_proj;          // [d_layer_input, d_model], [d_model, d_layer_input]
+  std::vector<float> input_post_norm;     // [d_model]
+  // Of experts with a dense feed-forward beside them.
+  std::vector<float> expert_norm, dense_post_norm, expert_post_norm;  // [d_model]
+  std::vector<float> router_scale, expert_scale;                      // [d_model], [n_experts]
+  Linear router;                                                      // [n_experts, d_model]
+  std::vector<float> router_bias;                                     // [n_experts]
+  std::vector<float> choice_bias;                                     // [n_experts]
   std::vector<ExpertWeights> experts;
   std::vector<float> shared_gate;  // [d_model]
 };
@@ -75,7 +81,10 @@ struct Weights {
   Weights(Weights&&) = default;  // Linears point into buffers and source, which keep their addresses when moved
   Weights& operator=(Weights&&) = default;
 
-  Linear embedding;  // [vocab_size, d_model], read row by row
+  Linear embedding;        // [vocab_size, d_model], read row by row
+  Linear layer_embedding;  // of what layers get of a token: [vocab_size, n_layers * d_layer_input], read row by row
+  Linear layer_inputs;     // and of what they get of its embedding: [n_layers * d_layer_input, d_model]
+  std::vector<float> layer_inputs_norm;  // [d_layer_input]
   std::vector<LayerWeights> layers;
   std::vector<float> output_norm;        // [d_model]
   Linear output;                         // [vocab_size, d_model]; the embedding when tied

@@ -10,10 +10,7 @@
 namespace ridge::serve {
 namespace {
 
-int64_t f16_bytes_per_token(const Engine& engine) {
-  const ModelInfo& info = engine.info();
-  return int64_t(2) * info.n_cached_sides * info.n_cached_layers * info.n_kv_heads * info.head_dim;
-}
+int64_t f16_bytes_per_token(const Engine& engine) { return 2 * engine.info().cached_values(); }
 
 Json report_json(const KvReport& report, int64_t f16_bytes) {
   return {{"kv_formats", {{"k", report.k.format}, {"v", report.v.format}}},

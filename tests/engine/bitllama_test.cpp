@@ -80,10 +80,10 @@ struct BitLlama {
     const auto matrices = [&](Linear LayerWeights::*m, int64_t n_out, int64_t n_in) {
       for (LayerWeights& layer : weights.layers) layer.*m = matrix(in, n_out, n_in);
     };
-    matrices(&LayerWeights::q, c.q_dim(), c.d_model);
-    matrices(&LayerWeights::k, c.kv_dim(), c.d_model);
-    matrices(&LayerWeights::v, c.kv_dim(), c.d_model);
-    matrices(&LayerWeights::o, c.d_model, c.q_dim());
+    matrices(&LayerWeights::q, c.q_dim(0), c.d_model);
+    matrices(&LayerWeights::k, c.kv_dim(0), c.d_model);
+    matrices(&LayerWeights::v, c.kv_dim(0), c.d_model);
+    matrices(&LayerWeights::o, c.d_model, c.q_dim(0));
     matrices(&LayerWeights::gate, c.d_ff, c.d_model);
     matrices(&LayerWeights::down, c.d_model, c.d_ff);
     matrices(&LayerWeights::up, c.d_ff, c.d_model);

@@ -59,7 +59,8 @@ INSTANTIATE_TEST_SUITE_P(
                     std::pair("qwen3_moe_dense", ""), std::pair("qwen2_moe", ""), std::pair("gpt_oss", ""),
                     std::pair("gpt_oss_mxfp4", ""), std::pair("deepseek_v3", ""), std::pair("qwen3_5", ""),
                     std::pair("qwen3_5_moe", "model-bf16.gguf"), std::pair("qwen3_next", ""), std::pair("cohere2", ""),
-                    std::pair("mistral4", ""), std::pair("ernie4_5_moe", ""), std::pair("smollm3", "")),
+                    std::pair("mistral4", ""), std::pair("ernie4_5_moe", ""), std::pair("smollm3", ""),
+                    std::pair("gemma4", ""), std::pair("gemma4_moe", "")),
     [](const auto& of) { return std::string(of.param.first); });
 
 /// Kernels that round activations to integers, caches of every kind, forms of weighted rounding among them.

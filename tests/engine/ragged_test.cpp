@@ -556,7 +556,9 @@ TEST_P(RaggedWeights, ProductsDoNotDependOnTheirNumberOfRows) {
 class RaggedModels : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, RaggedModels,
                          testing::Values("synth:tiny-gemma@weights=q8_0", "synth:tiny-experts@weights=q8_0",
-                                         "synth:tiny-oss@weights=f16", "synth:tiny-delta@layers=2@weights=q8_0"));
+                                         "synth:tiny-oss@weights=f16", "synth:tiny-delta@layers=2@weights=q8_0",
+                                         "synth:tiny-gemma4-moe@weights=f16", "synth:tiny-gemma4-e@weights=q8_0",
+                                         "synth:tiny-nemotron-moe@weights=f16"));
 
 TEST_P(RaggedModels, ACrowdChangesNothing) {
   run_case({.model = GetParam(),
@@ -570,7 +572,8 @@ TEST_P(RaggedModels, ACrowdChangesNothing) {
 
 /// Pages behind a window are given back and taken by others.
 TEST(Ragged, SlidingLayers) {
-  for (const char* model : {"synth:tiny-gemma@weights=q8_0", "synth:tiny-oss@weights=f16"})
+  for (const char* model :
+       {"synth:tiny-gemma@weights=q8_0", "synth:tiny-oss@weights=f16", "synth:tiny-gemma4-e@weights=f16"})
     for (const int prompt : {20, 300})
       run_case({.model = model,
                 .crowd = {.n_threads = 2},

@@ -47,7 +47,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Shared{"qwen3_next", kTwoKeyHeads}, Shared{"qwen3_next", kTwoKeyHeads, "model-bf16.gguf"},
                     Shared{"mixtral"}, Shared{"seed_oss"}, Shared{"glm4_moe"}, Shared{"glm4_moe_lite"},
                     Shared{"minimax_m2"}, Shared{"ernie4_5_moe"}, Shared{"smollm3"}, Shared{"exaone4"},
-                    Shared{"hunyuan_v1_dense"}, Shared{"ministral3"}, Shared{"mistral4"}, Shared{"cohere2"}),
+                    Shared{"hunyuan_v1_dense"}, Shared{"ministral3"}, Shared{"mistral4"}, Shared{"cohere2"},
+                    Shared{"gemma4"}, Shared{"gemma4_moe"}, Shared{"gemma4_e"}),
     [](const auto& of) { return of.param.name + (of.param.gguf.empty() ? "" : "_gguf"); });
 
 const std::vector<int32_t> kIds{1,   403, 407, 261, 378, 411, 277, 299, 265, 302, 305, 286, 412, 426, 396, 272, 410,
@@ -91,9 +92,9 @@ TEST(TensorParallel, BitNetIsBitForBitThatOfOneProcess) {
 /// Shapes are made as rows, cut, then packed for the processor's own kernels: the panels of a whole one are packed at
 /// once.
 TEST(TensorParallel, ShapesAreCutBeforeTheyArePacked) {
-  for (const std::string shape :
-       {"tiny-64@weights=f32", "tiny-64@weights=f32@shared=1", "tiny-biases@weights=f32", "tiny-experts@weights=f32",
-        "tiny-delta@weights=f32", "tiny-latent@weights=f32", "tiny-bitnet"}) {
+  for (const std::string shape : {"tiny-64@weights=f32", "tiny-64@weights=f32@shared=1", "tiny-biases@weights=f32",
+                                  "tiny-experts@weights=f32", "tiny-delta@weights=f32", "tiny-latent@weights=f32",
+                                  "tiny-bitnet", "tiny-gemma4-moe@weights=f32", "tiny-gemma4-e@weights=f32"}) {
     const std::string path = "synth:" + shape;
     Engine alone(path, {});
     const std::vector<int32_t> ids = within(alone.info().vocab_size);

@@ -190,7 +190,9 @@ TEST_F(ModelCuda, WhatADeviceDoesNotComputeIsRefusedByName) {
     return std::string();
   };
   EXPECT_THAT(message_of("cohere2", 16), testing::HasSubstr("attention and feed-forward in parallel (use the CPU)"));
+  EXPECT_THAT(message_of("gemma4", 16), testing::HasSubstr("norms of values (use the CPU)"));
   EXPECT_THAT(message_of("granite_hybrid", 16), testing::HasSubstr("does not compute Mamba2 (use the CPU)"));
+  EXPECT_THAT(message_of("nemotron_h", 16), testing::HasSubstr("does not compute Mamba2 (use the CPU)"));
   EXPECT_THAT(message_of("lfm2", 16), testing::HasSubstr("does not compute short convolutions (use the CPU)"));
   EXPECT_THAT(message_of("gptq", 16), testing::HasSubstr("sorted columns (act-order)"));
   EXPECT_THAT(message_of("hunyuan_v1_dense", 16), testing::HasSubstr("norms of q and k heads behind RoPE"));

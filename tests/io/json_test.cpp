@@ -20,6 +20,14 @@ TEST(Json, BuildsTheSameDocumentAsTheLibrary) {
   }
 }
 
+TEST(Json, BareInfinitiesBecomeNumbers) {
+  EXPECT_EQ(with_finite_numbers(R"({"a":[0.0, Infinity],"b":-Infinity})"), R"({"a":[0.0, 1e308],"b":-1e308})");
+  EXPECT_EQ(with_finite_numbers(R"({"Infinity":"to \"Infinity\" and","c":1})"),
+            R"({"Infinity":"to \"Infinity\" and","c":1})");
+  EXPECT_EQ(with_finite_numbers("Infini"), "Infini");
+  EXPECT_EQ(with_finite_numbers("\"\\"), "\"\\");
+}
+
 TEST(Json, ManySiblingsKeepTheirPlaces) {
   std::string text = "{\"list\":[";
   for (int i = 0; i < 1000; ++i) text += "{\"n\":" + std::to_string(i) + "},";

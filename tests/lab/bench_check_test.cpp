@@ -7,10 +7,12 @@
 namespace ridge::lab {
 namespace {
 
-/// A layer of every kind: plain, sliding, with experts, with sink logits, latent, with a state. One sequence and three.
+/// A layer of every kind: plain, sliding, with experts, with sink logits, latent, with a state, with heads of its own,
+/// without a mixer. One sequence and three.
 TEST(BenchCheck, EveryKindOfLayerPasses) {
-  for (const char* path : {"synth:tiny", "synth:tiny-bitnet", "synth:tiny-gemma", "synth:tiny-experts",
-                           "synth:tiny-oss", "synth:tiny-latent", "synth:tiny-delta"}) {
+  for (const char* path :
+       {"synth:tiny", "synth:tiny-bitnet", "synth:tiny-gemma", "synth:tiny-experts", "synth:tiny-oss",
+        "synth:tiny-latent", "synth:tiny-delta", "synth:tiny-gemma4", "synth:tiny-nemotron"}) {
     const Model model = Model::load(path, {.n_threads = 2});
     BenchReference reference(path);
     for (const char* kv : {"f16", "rotor-3"})

@@ -13,6 +13,7 @@
 
 #include "cases/reference_data.h"
 #include "cases/temp_dir.h"
+#include "io/json.h"
 #include "model/weights.h"
 
 namespace ridge {
@@ -43,7 +44,7 @@ std::vector<Known> known_models(const fs::path& data) {
     Known& model = models.emplace_back();
     model.name = entry.path().filename().string();
     model.weights = bytes_of(entry.path() / "model.safetensors");
-    model.config = Json::parse(bytes_of(entry.path() / "config.json"));
+    model.config = Json::parse(io::with_finite_numbers(bytes_of(entry.path() / "config.json")));
     for (const auto& file : fs::directory_iterator(entry.path()))
       if (file.path().extension() == ".gguf") model.gguf = bytes_of(file.path());
   }
@@ -75,11 +76,20 @@ bool is_of_activations(std::string_view name) {
   return name.ends_with(".input_scale") || name.ends_with(".input_global_scale");
 }
 
-/// Tensors of a vision tower, of what joins it to the text model, and of layers that predict further tokens.
-bool is_beside_the_text(std::string_view name, int n_layers) {
+/// Tensors of towers of images and sound, of what joins them to the text model, of layers that predict further tokens,
+/// and of K and V in layers that share those of others.
+bool is_beside_the_text(std::string_view name, const Json& config) {
+  const int n_layers = config.value("num_hidden_layers", 1 << 20);
+  if (const auto text = config.find("text_config"); text != config.end()) {
+    const int n = text->value("num_hidden_layers", 0), n_shared = text->value("num_kv_shared_layers", 0);
+    for (int i = n - n_shared; i < n; ++i)
+      for (const char* of : {"k_proj", "v_proj", "k_norm"})
+        if (name == fmt::format("model.language_model.layers.{}.self_attn.{}.weight", i, of)) return true;
+  }
   constexpr std::string_view kLayers = "model.layers.";
   if (name.starts_with(kLayers)) return std::atoi(name.data() + kLayers.size()) >= n_layers;
-  return std::ranges::any_of(std::array{"model.visual.", "visual.", "vision_tower.", "multi_modal_projector.", "mtp."},
+  return std::ranges::any_of(std::array{"model.visual.", "visual.", "vision_tower.", "multi_modal_projector.", "mtp.",
+                                        "model.vision_tower.", "model.audio_tower.", "model.embed_"},
                              [&](std::string_view front) { return name.starts_with(front); });
 }
 
@@ -118,7 +128,7 @@ TEST_F(HostileFilesSlow, AMissingTensorIsNamed) {
       if (why.empty() && model.config.value("tie_word_embeddings", false) && name == "lm_head.weight") continue;
       // The vision tower and the layers that predict further tokens are not part of the text model: nothing misses
       // them, and what their tensor is called now is a name that nothing knows.
-      if (is_of_activations(name) || is_beside_the_text(name, model.config.value("num_hidden_layers", 1 << 20))) {
+      if (is_of_activations(name) || is_beside_the_text(name, model.config)) {
         EXPECT_THAT(why, testing::AnyOf("", testing::HasSubstr('?' + name.substr(1)))) << model.name;
         continue;
       }

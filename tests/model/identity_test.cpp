@@ -69,6 +69,19 @@ TEST(Identity, ChangesWithEveryField) {
       [](Config& c) { c.layer_norm = true; },
       [](Config& c) { c.nope_period = 4; },
       [](Config& c) { c.conv_kernel = 3; },
+      [](Config& c) { c.window_head_dim = 8; },
+      [](Config& c) { c.window_kv_heads = 4; },
+      [](Config& c) { c.full_layers = {1}; },
+      [](Config& c) { c.full_k_is_v = true; },
+      [](Config& c) { c.v_norm = true; },
+      [](Config& c) { c.layer_scale = true; },
+      [](Config& c) { c.logit_cap = 30; },
+      [](Config& c) { c.dense_beside = true; },
+      [](Config& c) { c.shared_kv_layers = 1; },
+      [](Config& c) { c.ff_layers = {1}; },
+      [](Config& c) { c.ungated = true; },
+      [](Config& c) { c.wide_sharing = true; },
+      [](Config& c) { c.d_layer_input = 16; },
       [](Config& c) { c.state_layers = {0}; },
       [](Config& c) { c.position_scale = 0.1f; },
       [](Config& c) { c.n_expert_groups = 2; },
@@ -99,7 +112,8 @@ TEST(Identity, ChangesWithEveryField) {
 }
 
 TEST(Identity, ChangesWithEveryVector) {
-  for (const char* shape : {"tiny-biases", "tiny-gemma", "tiny-oss", "tiny-latent", "tiny-delta", "tiny-bitnet"}) {
+  for (const char* shape : {"tiny-biases", "tiny-gemma", "tiny-oss", "tiny-latent", "tiny-delta", "tiny-bitnet",
+                            "tiny-gemma4-moe", "tiny-gemma4-e", "tiny-nemotron-moe"}) {
     CpuContext context(1);
     LoadedModel model = make_synth_model(context, shape, SynthMatrices::rows).or_throw();
     const uint64_t before = identify(model.config, model.weights).of_short;

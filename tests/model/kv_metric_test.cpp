@@ -31,6 +31,12 @@ class KvMetricTest : public ::testing::Test {
     for (int i = 0; i < kHeads * kDim; ++i) layer.q_bias.push_back(float(rng.normal()));
     for (int i = 0; i < kDim; ++i) layer.q_norm.push_back(float(0.5 + 0.2 * i));
   }
+  ModelPlan plan() const {
+    ModelPlan of_rope;
+    of_rope.ropes = {rope};
+    of_rope.layers.resize(1);
+    return of_rope;
+  }
   Linear matrix(int64_t n_out, int64_t n_in, std::vector<float>& values) {
     values.resize(size_t(n_out * n_in));
     for (float& v : values) v = float(rng.normal());
@@ -55,7 +61,7 @@ class KvMetricTest : public ::testing::Test {
 };
 
 TEST_F(KvMetricTest, ValuesAreWeighedByTheOutputProjection) {
-  const KvMetric metric = make_kv_metric(context, config, weights, rope);
+  const KvMetric metric = make_kv_metric(context, config, weights, plan());
   for (int kv_head = 0; kv_head < kKvHeads; ++kv_head) {
     std::vector<double> form(kDim * kDim, 0.0);
     for (int h = 2 * kv_head; h < 2 * kv_head + 2; ++h)
@@ -73,7 +79,7 @@ TEST_F(KvMetricTest, KeysAreWeighedByTheQueriesAtAllPositions) {
     for (const bool norm : {false, true}) {
       config.qkv_bias = bias;
       config.qk_norm = norm;
-      const KvMetric metric = make_kv_metric(context, config, weights, rope);
+      const KvMetric metric = make_kv_metric(context, config, weights, plan());
       const LayerWeights& layer = weights.layers[0];
       for (int kv_head = 0; kv_head < kKvHeads; ++kv_head) {
         // Columns of A: what unit inputs and the bias contribute to a query of each head; the form is the sum of a a^T.
@@ -128,21 +134,21 @@ TEST_F(KvMetricTest, AMatrixThatIsOnlyPanelsGivesTheSameForms) {
   };
   pack(layer.q, kHeads * kDim, 64, q, rows[0]);
   pack(layer.o, 64, kHeads * kDim, o, rows[1]);
-  const KvMetric expected = make_kv_metric(context, config, weights, rope);
+  const KvMetric expected = make_kv_metric(context, config, weights, plan());
   for (Linear* m : {&layer.q, &layer.o}) {
     AlignedBuffer& buffer = panels.emplace_back(panel_bytes(q8_0, m->n_out, m->n_in));
     pack_panels(context, q8_0, m->n_out, m->n_in, m->rows, buffer.data());
     m->panels = buffer.data();
     m->rows = nullptr;
   }
-  const KvMetric metric = make_kv_metric(context, config, weights, rope);
+  const KvMetric metric = make_kv_metric(context, config, weights, plan());
   for (size_t i = 0; i < expected.k.size(); ++i) EXPECT_NEAR(metric.k[i], expected.k[i], 1e-4) << i;
   for (size_t i = 0; i < expected.v.size(); ++i) EXPECT_NEAR(metric.v[i], expected.v[i], 1e-4) << i;
 }
 
 TEST_F(KvMetricTest, WeightsOfZerosGiveTheIdentity) {
   std::fill(o.begin(), o.end(), 0.0f);
-  const KvMetric metric = make_kv_metric(context, config, weights, rope);
+  const KvMetric metric = make_kv_metric(context, config, weights, plan());
   for (int i = 0; i < kDim * kDim; ++i) EXPECT_EQ(metric.v[size_t(i)], float(i / kDim == i % kDim));
 }
 
@@ -195,7 +201,7 @@ TEST_F(KvMetricTest, LatentRowsAreWeighedByBothReaders) {
     for (size_t i = 0; i < kDim; ++i) key_trace += keys[i * kDim + i], value_trace += values[i * kDim + i];
     std::vector<double> form(kDim * kDim);
     for (size_t i = 0; i < form.size(); ++i) form[i] = keys[i] / key_trace + values[i] / value_trace;
-    const KvMetric metric = make_kv_metric(context, config, weights, rope);
+    const KvMetric metric = make_kv_metric(context, config, weights, plan());
     expect_form(metric.layer(KvSide::k, 0), form);
     EXPECT_TRUE(metric.layer(KvSide::v, 0).empty());
   }

@@ -109,8 +109,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"general.architecture", std::string("mamba"),
        "architecture 'mamba' is not supported (there are: llama, qwen2, qwen3, qwen2vl, qwen3vl, seed_oss, "
        "hunyuan-dense, smollm3, exaone4, cohere2, mistral3, qwen2moe, qwen3moe, qwen3next, qwen35, qwen35moe, gpt-oss, "
-       "deepseek2, mistral4, glm4moe, ernie4_5-moe, minimax-m2, lfm2, lfm2moe, granite, granitehybrid, phi3, olmo2, "
-       "gemma3, bitnet-b1.58, bitnet-25, "
+       "deepseek2, mistral4, glm4moe, ernie4_5-moe, minimax-m2, lfm2, lfm2moe, granite, granitehybrid, "
+       "nemotron_h, nemotron_h_moe, phi3, olmo2, gemma3, gemma4, bitnet-b1.58, bitnet-25, "
        "bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},
   };
@@ -325,7 +325,7 @@ TEST(Config, LayersOfTheDeltaRuleHaveAPeriodAndMayBeNested) {
   EXPECT_TRUE(c.has_delta(2));
   EXPECT_FALSE(c.has_delta(3));
   EXPECT_EQ(c.n_cached_layers(), 1);
-  EXPECT_EQ(c.q_rows(), 256) << "a gate behind each head's query";
+  EXPECT_EQ(c.q_rows(0), 256) << "a gate behind each head's query";
   EXPECT_EQ(c.rope_dim, 8);
   EXPECT_EQ(c.delta.state_values(), 4 * 16 * 32 + 3 * (2 * 2 * 16 + 4 * 32));
   EXPECT_FALSE(c.delta.keys_cycle);

@@ -82,6 +82,19 @@ TEST(SynthPlan, LayersThatAreOneInMemoryCountAsMany) {
   EXPECT_NE(plan_synth_model("tiny@shared=yes").error().message.find("shared=yes is not 0 or 1"), std::string::npos);
 }
 
+TEST(SynthPlan, LayersOfSeveralKindsAreCounted) {
+  CpuContext context(1, Isa::scalar);
+  for (const std::string shape : {"tiny-gemma4", "tiny-gemma4-moe", "tiny-gemma4-e", "tiny-nemotron-moe"}) {
+    const LoadedModel apart = make_synth_model(context, shape).or_throw(),
+                      shared = make_synth_model(context, shape + "@shared=1").or_throw();
+    EXPECT_EQ(shared.weights.n_params, apart.weights.n_params) << shape;
+    EXPECT_EQ(shared.weights.stored_bytes, apart.weights.stored_bytes) << shape;
+    EXPECT_EQ(plan_synth_model(shape).or_throw().decode_matrix_bytes(), decode_matrix_bytes(apart.weights, 2)) << shape;
+  }
+  EXPECT_NE(plan_synth_model("tiny-gemma4-e@layers=5").error().message.find("leaves layer"), std::string::npos);
+  EXPECT_NE(plan_synth_model("tiny-nemotron@layers=3").error().message.find("leaves no layer"), std::string::npos);
+}
+
 TEST(SynthPlan, RowsForSlicesArePackedLater) {
   CpuContext context(1, detect_isa());
   LoadedModel rows = make_synth_model(context, "tiny@weights=q8_0", SynthMatrices::rows).or_throw();

@@ -56,6 +56,32 @@ TEST(RmsNorm, WorksInPlaceAndOnEveryRow) {
   }
 }
 
+TEST(SoftCap, IsTheTangentTimesTheCapInEveryBlockOfARow) {
+  CpuContext context(2);
+  constexpr int kColumns = 4096 + 37;  // a thread takes 4096
+  std::vector<float> x = random_floats(5, 2 * kColumns);
+  for (float& value : x) value *= 40;
+  x[7] = -INFINITY;
+  x[8] = NAN;
+  const std::vector<float> before = x;
+  soft_cap(context, View2<float>(x.data(), 2, kColumns), 12);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double expected = 12 * std::tanh(double(before[i]) / 12);
+    if (std::isnan(expected)) EXPECT_TRUE(std::isnan(x[i]));
+    else EXPECT_NEAR(x[i], expected, 12 * 4 * kUnit) << i;  // a division, the tangent within two units, a product
+  }
+}
+
+TEST(Relu2, SquaresWhatIsAboveZero) {
+  CpuContext context(2);
+  std::vector<float> x = random_floats(6, 3 * 37);
+  x[1] = NAN;
+  const std::vector<float> before = x;
+  relu2(context, View2<float>(x.data(), 3, 37));
+  EXPECT_TRUE(std::isnan(x[1]));
+  for (size_t i = 2; i < x.size(); ++i) EXPECT_EQ(x[i], before[i] > 0 ? before[i] * before[i] : 0) << i;
+}
+
 TEST(TakeMeanOff, LeavesRowsWithAMeanOfZeroAlsoInPlace) {
   CpuContext context(2);
   std::vector<float> x = random_floats(3, 3 * 37), y(x.size(), 7.0f);

@@ -357,7 +357,8 @@ DecisionQuestion ask(const Model& model, const DecisionParams& params) {
                      .n_gen = params.n_gen,
                      .memory_bytes = params.memory_bytes};
   for (size_t i = 0; i < plan.layers.size(); ++i)
-    if (plan.layers[i].attention.n_kv_heads > 0 && !plan.layers[i].keeps_state()) q.attention_layers.push_back(int(i));
+    if (plan.layers[i].attention.n_kv_heads > 0 && plan.layers[i].attention.kv_layer < 0)
+      q.attention_layers.push_back(int(i));
   if (q.depths.empty()) q.depths = sweep_depths(q.n_ctx);
   if (q.target_depths.empty()) q.target_depths = {4096, 8192, 16384, 32768};
   if (q.n_gen == 0) q.n_gen = std::clamp(q.n_ctx / 4, 1, 256);

@@ -21,7 +21,7 @@ constexpr int64_t kContextBytes = int64_t(512) << 20, kGraphNodeBytes = 1024;
 WeightBytes planned_weights(const PlannedModel& model) {
   const Weights& w = model.loaded.weights;
   const bool tied = model.config().tied_output;
-  WeightBytes sum{.embedding = w.embedding.bytes(), .vectors = vector_bytes(w)};
+  WeightBytes sum{.embedding = embedding_bytes(w), .vectors = vector_bytes(w)};
   // Rows that panels have replaced are dropped: a shape never keeps them, a mapping's pages go when memory is short.
   for_each_matrix(w, [&](const Linear& m, std::string_view) {
     const int64_t panels = packed_bytes(m, model.isa);
@@ -33,6 +33,7 @@ WeightBytes planned_weights(const PlannedModel& model) {
     sum.matrices += panels + (keeps_rows && !is_embedding ? m.bytes() : 0);
   });
   if (model.is_shape && !tied && !model.slice) sum.matrices += packed_bytes(w.embedding, model.isa);
+  if (model.is_shape && w.layer_embedding.format) sum.matrices += packed_bytes(w.layer_embedding, model.isa);
   return sum;
 }
 
@@ -200,7 +201,7 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
       const int n = std::min(pages.full, pages[page_class_of(layout.tiles)]);
       plan.session_bytes +=
           n * layout.page_bytes() + layout.slot_bytes() + (slots.n_histories > 0 ? layout.history_bytes() : 0);
-      plan.step_kv_bytes += n_sessions * (kv_read_bytes(layout.tiles, n_ctx) + layout.state_bytes());
+      plan.step_kv_bytes += n_sessions * layout.step_bytes(n_ctx);
     }
   const PlannedDraft* const planned_draft = plan.draft.get();
   const bool has_cache = planned_draft && planned_draft->type != "lookup";

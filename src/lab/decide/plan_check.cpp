@@ -18,9 +18,10 @@ int64_t resident_bytes() {
 
 /// What loading has made of them: all buffers, and rows in a mapping that kernels read.
 WeightBytes found_weights(const Weights& w, bool tied) {
-  WeightBytes sum{.embedding = w.embedding.bytes(), .vectors = vector_bytes(w)};
+  WeightBytes sum{.embedding = embedding_bytes(w), .vectors = vector_bytes(w)};
   for (const AlignedBuffer& buffer : w.buffers) sum.matrices += buffer.bytes();
-  if (in_buffers(w, w.embedding)) sum.matrices -= w.embedding.bytes();
+  for (const Linear* const m : {&w.embedding, &w.layer_embedding})
+    if (in_buffers(w, *m)) sum.matrices -= m->bytes();
   for_each_matrix(w, [&](const Linear& m, std::string_view) {
     const bool is_embedding = tied && &m == &w.output;
     if (!m.panels && !is_embedding && !in_buffers(w, m)) sum.matrices += m.bytes();

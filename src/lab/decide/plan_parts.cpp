@@ -48,6 +48,10 @@ bool in_buffers(const Weights& w, const Linear& m) {
   });
 }
 
+int64_t embedding_bytes(const Weights& w) {
+  return w.embedding.bytes() + (w.layer_embedding.format ? w.layer_embedding.bytes() : 0);
+}
+
 int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pages) {
   const auto slides = [](const KvLayerConfig& layer) { return layer.attention_window > 0; };
   int64_t bytes = 0;

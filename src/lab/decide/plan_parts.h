@@ -48,6 +48,8 @@ int64_t sum_of(std::span<const PlanPart> parts);
 int64_t vector_bytes(const Weights& w);
 /// Whether the rows of a matrix are in memory of the model's own, not in the mapping of a file.
 bool in_buffers(const Weights& w, const Linear& m);
+/// Embeddings that are read row by row: of tokens, and of layers where they have one.
+int64_t embedding_bytes(const Weights& w);
 /// Lists of a pool's pages. Pages that were given back keep their places in lists.
 int64_t page_list_bytes(std::span<const KvLayerConfig> layers, PageNumbers n_pages);
 /// New tokens of a sequence in a decode step: the one that was sampled, and the draft tokens behind it.

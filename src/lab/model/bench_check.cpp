@@ -39,7 +39,7 @@ struct Passed {
 std::vector<float> rounded_input(std::span<const float> x, std::span<const float> weight) {
   std::vector<float> out(x.begin(), x.end());
   const size_t width = weight.size();
-  for (size_t row = 0; row < x.size(); row += width)
+  for (size_t row = 0; width > 0 && row < x.size(); row += width)  // no weight: nothing reads it through a norm
     for (size_t first = 0; first < width; first += 32) {
       const size_t end = std::min(first + 32, width);
       float largest = 0;  // of the normed values, but for the row's factor
@@ -146,6 +146,8 @@ BenchReference::BenchReference(const std::string& path) : engine_(path, {.device
 BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint64_t seed,
                                    std::optional<double> given_bound) {
   Engine& engine = model.engine();
+  if (engine.plan().shares_kv())
+    throw_error(ErrorKind::usage, "layers that share K and V cannot be checked one by one (bench without --check)");
   const int n_layers = int(engine.plan().layers.size()), depth = std::max(of.depth, kCheckDepthMin);
   const int n_ctx = depth + kCheckDepthApart * of.n_seq + kTokens;
   const std::set<int> chosen{0, n_layers / 2, n_layers - 1};
@@ -217,7 +219,7 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
       // A score is off by the query's relative error times its own mean square. The delta rule has no scores: what it
       // adds is off by the errors of q, of k (which stands twice in a change of the state), v, z, both gates and the
       // output product.
-      const bool attends = !engine.plan().layers[size_t(layer)].keeps_state();
+      const bool attends = engine.plan().layers[size_t(layer)].attends();
       const double s2 = attends ? score2.at(layer) : 0;
       const double of_mixer =
           attends ? kProduct * (2 + 2 * s2) + (kQuery + levels) * s2 + kWeight + levels : 8 * kProduct;

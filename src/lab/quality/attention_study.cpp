@@ -186,8 +186,8 @@ void plant_outlier(const AttentionShape& shape, LayerRows& rows) {
   for (size_t at = outlier_channel(shape.head_dim); at < rows.q.size(); at += dim) rows.q[at] /= kOutlier;
 }
 
-void plant_outlier(KvMetric& metric) {
-  const auto dim = size_t(metric.head_dim), channel = outlier_channel(metric.head_dim);
+void plant_outlier(const AttentionShape& shape, KvMetric& metric) {
+  const auto dim = size_t(shape.head_dim), channel = outlier_channel(shape.head_dim);
   for (size_t form = 0; form < metric.k.size(); form += dim * dim)
     for (size_t d = 0; d < dim; ++d) {  // the diagonal is divided twice
       metric.k[form + channel * dim + d] /= kOutlier;
@@ -216,6 +216,10 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
   for (const LayerPlan& layer : model.engine().plan().layers)
     if (layer.mixer != MixerKind::attention)
       throw_error(ErrorKind::usage, "the study of attention knows no mixer {}", mixer_name(layer.mixer));
+    else if (layer.attention.head_dim != info.head_dim || layer.attention.n_kv_heads != info.n_kv_heads)
+      throw_error(ErrorKind::usage,
+                  "the study of attention needs the same heads in every layer: there are {} of {} and {} of {}",
+                  info.n_kv_heads, info.head_dim, layer.attention.n_kv_heads, layer.attention.head_dim);
   const auto bos = info.add_bos ? model.bos() : std::nullopt;
   const Windows windows = plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.n_windows, bos).or_throw();
   Engine& engine = model.engine();
@@ -238,7 +242,7 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
       const std::unique_ptr<HostKvMemory> memory = engine.open_host_memory(sides, n_pages, 1);
       KvMetric outlier_metric;
       const KvMetric* const metric = engine.kv_metric(sides);
-      if (metric) plant_outlier(outlier_metric = *metric);
+      if (metric) plant_outlier(shape, outlier_metric = *metric);
       HostKvMemory outlier_memory(sides, metric_views(metric ? &outlier_metric : nullptr, n_layers),
                                   select_round_row(engine.context(), shape.head_dim), n_pages, 1);
       for (int i = 0; i < n_layers; ++i) {

@@ -48,7 +48,7 @@ inline constexpr float kOutlier = 20;
 /// Multiplies one channel of every key by kOutlier and divides it in every query.
 void plant_outlier(const AttentionShape& shape, LayerRows& rows);
 /// The metric of K for such queries.
-void plant_outlier(KvMetric& metric);
+void plant_outlier(const AttentionShape& shape, KvMetric& metric);
 
 struct AttentionOptions {
   int n_ctx = 512;  ///< tokens per window

@@ -37,8 +37,9 @@ struct Arch {
   bool norms_plus_one = false;              ///< a norm of a Hugging Face file multiplies by 1 + w
   bool embedding_root = false;              ///< embedded tokens are multiplied by sqrt(d_model)
   bool ffn_norm_is_post_attention = false;  ///< so a GGUF file calls the norm in front of the feed-forward
-  bool gpt_oss = false;          ///< biases of o, router and experts, sink logits, and experts of several in one tensor
-  bool latent = false;           ///< latent attention
+  bool gpt_oss = false;  ///< biases of o, router and experts, sink logits, and experts of several in one tensor
+  bool gemma4 = false;   ///< full layers with heads of their own, a norm of v, scaled layers, a cap of logits, scale 1
+  bool latent = false;   ///< latent attention
   bool grouped_experts = false;  ///< experts as DeepSeek's files have them: groups, dense layers in front, a shared
                                  ///< expert without a gate, and an MTP head as the layer behind the last one
   bool experts_as_moe = false;   ///< with grouped_experts: config.json's fields are Ernie's
@@ -53,7 +54,8 @@ struct Arch {
   int nope_period = 0;                ///< Config::nope_period where the file does not say
   bool full_without_rope = false;     ///< where layers slide, the others attend without RoPE
   bool position_scale = false;        ///< files may have Config::position_scale
-  bool mamba = false;                 ///< Granite 4's names, and Mamba2 in most layers
+  bool mamba = false;                 ///< Mamba2 in many layers, and Granite 4's names
+  bool one_block = false;             ///< with mamba: Nemotron-H's names, and layers that are a mixer or a feed-forward
   bool short_conv = false;            ///< LFM2's names, and gated short convolutions in most layers
   bool delta = false;                 ///< the gated delta rule in most layers, and gated attention in the others
   bool delta_keys_cycle = false;      ///< in GGUF files: DeltaShape::keys_cycle
@@ -90,9 +92,10 @@ inline int64_t cycled_head(const DeltaShape& d, int64_t i) {
 
 /// How a Hugging Face file calls the tensors of its text model.
 enum class Nesting : uint8_t {
-  none,     ///< model.X, lm_head.weight
-  inside,   ///< model.language_model.X, lm_head.weight
-  outside,  ///< language_model.model.X, language_model.lm_head.weight: written before transformers 4.52
+  none,      ///< model.X, lm_head.weight
+  inside,    ///< model.language_model.X, lm_head.weight
+  backbone,  ///< backbone.X, lm_head.weight: Nemotron-H
+  outside,   ///< language_model.model.X, language_model.lm_head.weight: written before transformers 4.52
 };
 Nesting find_nesting(std::span<const io::Tensor> tensors);
 /// A name of Nesting::none as such files have it.

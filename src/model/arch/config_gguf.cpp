@@ -54,9 +54,27 @@ class Keys {
     return int(values[0]);
   }
 
+  /// A count that some files give per layer: that of the first layer, and the largest.
+  Result<int> first_integer(std::string_view key) const {
+    RIDGE_TRY(const std::vector<int64_t> values, integers(key));
+    return as_count(key, values.empty() ? -1 : values[0]);
+  }
+  Result<int> largest_integer(std::string_view key) const {
+    RIDGE_TRY(const std::vector<int64_t> values, integers(key));
+    return as_count(key, values.empty() ? -1 : std::ranges::max(values));
+  }
+  /// The count of each layer.
+  Result<std::vector<int64_t>> integers_of_layers(std::string_view key, int n_layers) const {
+    RIDGE_TRY(std::vector<int64_t> values, integers(key));
+    if (ssize(values) == 1) values.resize(size_t(n_layers), values[0]);
+    if (ssize(values) != n_layers)
+      return bad_file("{}: {}{} has {} entries for {} layers", gguf_.where, prefix_, key, values.size(), n_layers);
+    return values;
+  }
   /// A list of numbers or of true and false, or one number.
   Result<std::vector<int64_t>> integers(std::string_view key) const {
     const std::string full = take(key);
+    if (!has(key)) return bad_file("{}: {} is missing", gguf_.where, full);
     if (const auto* flags = std::get_if<std::vector<bool>>(&gguf_.metadata.at(full)))
       return std::vector<int64_t>(flags->begin(), flags->end());
     if (const Result<int64_t> one = gguf_.integer(full)) return std::vector<int64_t>{*one};
@@ -71,6 +89,10 @@ class Keys {
   const std::set<std::string, std::less<>>& read() const { return read_; }
 
  private:
+  Result<int> as_count(std::string_view key, int64_t value) const {
+    if (value >= 0 && value <= (1 << 30)) return int(value);
+    return bad_file("{}: {}{} is {}, expected 0 to 2^30", gguf_.where, prefix_, key, value);
+  }
   std::string take(std::string_view key) const { return *read_.insert(prefix_ + std::string(key)).first; }
 
   const io::Gguf& gguf_;
@@ -152,7 +174,8 @@ Status read_grouped_experts(const Keys& keys, const Arch& arch, Config& c, std::
   RIDGE_TRY(const int every, keys.integer_or("interleave_moe_layer_step", 1));
   if (every != 1) return bad_file("{}: interleave_moe_layer_step is {} (supported: 1)", where, every);
   RIDGE_TRY(const int shared, keys.integer_or("expert_shared_feed_forward_length", c.d_ff_shared));
-  if (shared != 0 && shared != c.d_ff_shared)
+  if (arch.one_block) c.d_ff_shared = shared;
+  else if (shared != 0 && shared != c.d_ff_shared)
     return bad_file("{}: expert_shared_feed_forward_length is {}, expected {}: {} times expert_feed_forward_length",
                     where, shared, c.d_ff_shared, n_shared);
   return {};
@@ -194,12 +217,12 @@ Status read_position_scale(const Keys& keys, const Arch& arch, Config& c, std::s
 
 void set_grouped_experts(const Config& c, const auto& set) {
   set("expert_gating_func", uint64_t(c.sigmoid_router ? kSigmoid : kSoftmax));
-  set("expert_shared_count", uint64_t(c.d_ff_shared / c.d_ff_expert));
+  set("expert_shared_count", uint64_t(!c.ff_layers.empty() ? c.d_ff_shared > 0 : c.d_ff_shared / c.d_ff_expert));
   set("expert_group_count", uint64_t(c.n_expert_groups));
   set("expert_group_used_count", uint64_t(c.n_groups_used));
   set("expert_weights_scale", double(c.expert_scale));
   set("expert_weights_norm", c.experts_renormalised);
-  set("leading_dense_block_count", uint64_t(c.dense_layers.size()));
+  if (c.ff_layers.empty()) set("leading_dense_block_count", uint64_t(c.dense_layers.size()));
 }
 
 void set_latent(const Config& c, const auto& set) {
@@ -212,7 +235,7 @@ void set_latent(const Config& c, const auto& set) {
 }
 
 /// The layers that attend have KV heads, the others short convolutions or Mamba2.
-Status read_states(const Keys& keys, const Arch& arch, Config& c, std::string_view where) {
+Status read_states(const Keys& keys, const io::Gguf& gguf, const Arch& arch, Config& c, std::string_view where) {
   constexpr std::string_view kHeads = "attention.head_count_kv";
   if (arch.short_conv) {
     RIDGE_TRY(c.conv_kernel, keys.integer("shortconv.l_cache"));
@@ -227,16 +250,25 @@ Status read_states(const Keys& keys, const Arch& arch, Config& c, std::string_vi
                       c.mamba.n_heads);
     c.mamba.head_dim = inner / c.mamba.n_heads;
     RIDGE_TRY(const bool rope, keys.flag_or("rope.scaling.finetuned", true));
-    if (!rope) c.nope_period = 1;
+    if (!rope || arch.one_block) c.nope_period = 1;
   }
-  if (!keys.has(kHeads)) return bad_file("{}: {} is missing", where, kHeads);
-  RIDGE_TRY(const std::vector<int64_t> heads, keys.integers(kHeads));
-  if (ssize(heads) != c.n_layers)
-    return bad_file("{}: {} has {} entries for {} layers", where, kHeads, heads.size(), c.n_layers);
+  RIDGE_TRY(const std::vector<int64_t> heads, keys.integers_of_layers(kHeads, c.n_layers));
+  std::vector<int64_t> widths;
+  if (arch.one_block) {
+    RIDGE_TRY(widths, keys.integers_of_layers("feed_forward_length", c.n_layers));
+  }
+  const TensorRow& router = tensor_row(&LayerWeights::router);
   c.n_kv_heads = 0;
   for (int i = 0; i < c.n_layers; ++i) {
     const int64_t n = heads[size_t(i)];
-    if (n == 0) c.state_layers.push_back(i);
+    if (arch.one_block && widths[size_t(i)] > 0) {
+      c.ff_layers.push_back(i);
+      const bool dense = arch.experts && !gguf.find(gguf_name(router, router.file, i));
+      if (dense) c.dense_layers.push_back(i);
+      if (n != 0 || ((dense || !arch.experts) && widths[size_t(i)] != c.d_ff))
+        return bad_file("{}: layer {} has {} KV heads and a feed-forward of {} (supported: none, and {})", where, i, n,
+                        widths[size_t(i)], c.d_ff);
+    } else if (n == 0) c.state_layers.push_back(i);
     else if (n < 0 || n > 1024 || (c.n_kv_heads != 0 && n != c.n_kv_heads))
       return bad_file("{}: {} is {} in layer {} (supported: one number of heads, and 0)", where, kHeads, n, i);
     else c.n_kv_heads = int(n);
@@ -256,12 +288,45 @@ Status read_window_pattern(const Keys& keys, Config& c, std::string_view where) 
   }
   if (ssize(pattern) < c.n_layers)
     return bad_file("{}: {} has {} entries for {} layers", where, kPattern, pattern.size(), c.n_layers);
-  const auto full = std::find(pattern.begin(), pattern.begin() + c.n_layers, 0) - pattern.begin();
-  c.window_period = full == c.n_layers ? 0 : int(full) + 1;
+  std::vector<bool> slides;
+  for (int i = 0; i < c.n_layers; ++i) slides.push_back(pattern[size_t(i)] != 0);
+  c.set_sliding(slides);
+  return {};
+}
+
+/// Gemma 4's heads of both kinds of layers.
+Status read_gemma4(const Keys& keys, const io::Gguf& gguf, Config& c, std::string_view where) {
+  constexpr std::string_view kHeads = "attention.head_count_kv";
+  RIDGE_TRY(c.window_head_dim, keys.integer_or("attention.key_length_swa", c.head_dim));
+  RIDGE_TRY_STATUS(keys.same("attention.value_length_swa", c.window_head_dim));
+  RIDGE_TRY_STATUS(keys.same("rope.dimension_count_swa", c.window_head_dim));
+  if (c.window_head_dim == c.head_dim) c.window_head_dim = 0;
+  RIDGE_TRY(const std::vector<int64_t> heads, keys.integers_of_layers(kHeads, c.n_layers));
+  c.n_kv_heads = c.window_kv_heads = 0;
+  for (int i = 0; i < c.n_layers; ++i) {
+    int& of_kind = c.slides(i) ? c.window_kv_heads : c.n_kv_heads;
+    const int64_t n = heads[size_t(i)];
+    if (n < 1 || n > 1024 || (of_kind != 0 && n != of_kind))
+      return bad_file("{}: {} is {} in layer {} (supported: one number in all sliding layers, one in all others)",
+                      where, kHeads, n, i);
+    of_kind = int(n);
+  }
+  if (c.n_kv_heads == 0) c.n_kv_heads = c.window_kv_heads;
+  if (c.n_kv_heads == c.window_kv_heads) c.window_kv_heads = 0;
+  RIDGE_TRY(c.shared_kv_layers, keys.integer_or("attention.shared_kv_layers", 0));
+  RIDGE_TRY(c.d_layer_input, keys.integer_or("embedding_length_per_layer_input", 0));
+  RIDGE_TRY(const std::vector<int64_t> widths, keys.integers_of_layers("feed_forward_length", c.n_layers));
+  c.wide_sharing = c.shared_kv_layers > 0 && widths.back() != c.d_ff;
   for (int i = 0; i < c.n_layers; ++i)
-    if (c.slides(i) != (pattern[size_t(i)] != 0))
-      return bad_file("{}: {} differs at layer {} (supported: a period of sliding layers, the last one full)", where,
-                      kPattern, i);
+    if (widths[size_t(i)] != c.d_ff_of(i))
+      return bad_file(
+          "{}: feed_forward_length is {} in layer {} (supported: {}, and twice that in layers that share K "
+          "and V)",
+          where, widths[size_t(i)], i, c.d_ff);
+  const TensorRow& v = tensor_row(&LayerWeights::v);
+  for (int i = 0; i < c.n_layers; ++i)
+    if (!c.slides(i) && c.has_kv(i) && !gguf.find(gguf_name(v, v.file, i))) c.full_k_is_v = true;
+  RIDGE_TRY(c.logit_cap, keys.number_or("final_logit_softcapping", 0.0f));
   return {};
 }
 
@@ -280,7 +345,7 @@ void find_biases(const io::Gguf& gguf, const Arch& arch, Config& c) {
   using L = LayerWeights;
   if (!arch.latent && !arch.fused) c.qkv_bias = any({&L::q_bias, &L::k_bias, &L::v_bias});
   if (!arch.latent) c.o_bias = c.o_bias || any({&L::o_bias});
-  if (!arch.experts && !arch.fused) c.mlp_bias = any({&L::gate_bias, &L::up_bias, &L::down_bias});
+  if (!arch.experts && !arch.fused && !arch.one_block) c.mlp_bias = any({&L::gate_bias, &L::up_bias, &L::down_bias});
 }
 
 }  // namespace
@@ -311,13 +376,15 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     return bad_file("{}: n_layers is {}, expected 1 to {}", where, c.n_layers, kMaxLayers);
   RIDGE_TRY(c.d_model, keys.integer("embedding_length"));
   const bool own_d_ff = !arch->experts || keys.has("feed_forward_length");
-  RIDGE_TRY(c.d_ff, own_d_ff ? keys.uniform_integer("feed_forward_length", c.n_layers)
-                             : keys.integer("expert_feed_forward_length"));
+  RIDGE_TRY(c.d_ff, arch->gemma4      ? keys.first_integer("feed_forward_length")
+                    : arch->one_block ? keys.largest_integer("feed_forward_length")
+                    : own_d_ff        ? keys.uniform_integer("feed_forward_length", c.n_layers)
+                                      : keys.integer("expert_feed_forward_length"));
   RIDGE_TRY(c.n_heads, keys.uniform_integer("attention.head_count", c.n_layers));
   c.n_kv_heads = c.n_heads;
   if (arch->short_conv || arch->mamba) {
-    RIDGE_TRY_STATUS(read_states(keys, *arch, c, where));
-  } else if (keys.has("attention.head_count_kv")) {
+    RIDGE_TRY_STATUS(read_states(keys, gguf, *arch, c, where));
+  } else if (keys.has("attention.head_count_kv") && !arch->gemma4) {
     RIDGE_TRY(c.n_kv_heads, keys.uniform_integer("attention.head_count_kv", c.n_layers));
   }
   if (c.n_heads < 1)
@@ -330,7 +397,8 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   for (const char* key :
        {"attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias"}) {
     RIDGE_TRY(const float value, keys.number_or(key, 0.0f));
-    if (value != 0) return bad_file("{}: {}.{} is {} (not supported)", where, arch_name, key, value);
+    if (value != 0 && !(arch->gemma4 && key == std::string_view("final_logit_softcapping")))
+      return bad_file("{}: {}.{} is {} (not supported)", where, arch_name, key, value);
   }
   RIDGE_TRY(c.n_experts, keys.integer_or("expert_count", 0));
   if (c.n_experts > 0 && !arch->experts)
@@ -342,7 +410,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     RIDGE_TRY(c.n_experts_used, keys.integer("expert_used_count"));
     RIDGE_TRY(c.d_ff_expert, arch->block_sparse || arch->mamba ? keys.integer_or("expert_feed_forward_length", c.d_ff)
                                                                : keys.integer("expert_feed_forward_length"));
-    RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", 0));
+    RIDGE_TRY(c.d_ff_shared, keys.integer_or("expert_shared_feed_forward_length", arch->gemma4 ? c.d_ff : 0));
     RIDGE_TRY(c.experts_renormalised, keys.flag_or("expert_weights_norm", arch->experts_renormalised && !arch->latent));
     RIDGE_TRY(c.expert_scale, keys.number_or("expert_weights_scale", 1.0f));
     if (c.expert_scale == 0) c.expert_scale = 1;
@@ -370,8 +438,14 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
     c.window_rope_theta = window_theta;
   }
   RIDGE_TRY_STATUS(read_window_pattern(keys, c, where));
-  RIDGE_TRY_STATUS(keys.same("attention.key_length_swa", c.head_dim));
-  RIDGE_TRY_STATUS(keys.same("attention.value_length_swa", value_length));
+  if (arch->full_without_rope && !c.full_layers.empty())
+    return bad_file("{}: sliding layers without a period (supported: a period of them, the last one full)", where);
+  if (arch->gemma4) {
+    RIDGE_TRY_STATUS(read_gemma4(keys, gguf, c, where));
+  } else {
+    RIDGE_TRY_STATUS(keys.same("attention.key_length_swa", c.head_dim));
+    RIDGE_TRY_STATUS(keys.same("attention.value_length_swa", value_length));
+  }
   RIDGE_TRY(c.attention_scale, keys.number_or("attention.scale", 0.0f));
   use_arch(*arch, c);
   RIDGE_TRY(c.embedding_scale, keys.number_or("embedding_scale", c.embedding_scale));
@@ -385,10 +459,16 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(c.rms_eps,
             keys.number_or(arch->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
                            c.rms_eps));
+  if (arch->one_block) {
+    RIDGE_TRY(const float other_eps, keys.number_or("attention.layer_norm_epsilon", c.rms_eps));
+    if (other_eps != c.rms_eps)
+      return bad_file("{}: attention.layer_norm_epsilon is {}, that of RMSNorm {} (supported: equal ones)", where,
+                      other_eps, c.rms_eps);
+  }
   RIDGE_TRY(c.rope_theta, keys.number_or("rope.freq_base", c.rope_theta));
   RIDGE_TRY(c.rope_dim, keys.integer_or("rope.dimension_count", c.head_dim));
   RIDGE_TRY(c.rope_scaling, rope_scaling(keys, where));
-  RIDGE_TRY_STATUS(keys.same("rope.dimension_count_swa", c.rope_dim));
+  if (!arch->gemma4) RIDGE_TRY_STATUS(keys.same("rope.dimension_count_swa", c.rope_dim));
   if (arch->grouped_experts) RIDGE_TRY_STATUS(read_grouped_experts(keys, *arch, c, where));
   if (arch->latent) RIDGE_TRY_STATUS(read_latent(keys, c, where));
   if (arch->position_scale) RIDGE_TRY_STATUS(read_position_scale(keys, *arch, c, where));
@@ -423,13 +503,24 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("block_count", uint64_t(c.n_layers));
   set("context_length", uint64_t(c.n_ctx_train));
   set("embedding_length", uint64_t(c.d_model));
-  set("feed_forward_length", uint64_t(c.d_ff));
+  if (c.wide_sharing || !c.ff_layers.empty()) {
+    std::vector<int64_t> widths;
+    for (int i = 0; i < c.n_layers; ++i)
+      widths.push_back(!c.has_feed_forward(i) ? 0 : c.has_experts(i) ? c.d_ff_expert : c.d_ff_of(i));
+    set("feed_forward_length", std::move(widths));
+  } else {
+    set("feed_forward_length", uint64_t(c.d_ff));
+  }
   set("attention.head_count", uint64_t(c.n_heads));
-  if (c.state_layers.empty()) {
+  if (c.window_kv_heads > 0) {
+    std::vector<int64_t> heads;
+    for (int i = 0; i < c.n_layers; ++i) heads.push_back(c.kv_heads_of(i));
+    set("attention.head_count_kv", std::move(heads));
+  } else if (c.state_layers.empty()) {
     set("attention.head_count_kv", uint64_t(c.n_kv_heads));
   } else {
     std::vector<int64_t> heads;
-    for (int i = 0; i < c.n_layers; ++i) heads.push_back(c.has_state(i) ? 0 : c.n_kv_heads);
+    for (int i = 0; i < c.n_layers; ++i) heads.push_back(c.attends(i) ? c.n_kv_heads : 0);
     set("attention.head_count_kv", std::move(heads));
     if (c.conv_kernel > 0) set("shortconv.l_cache", uint64_t(c.conv_kernel));
   }
@@ -444,6 +535,7 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   set("attention.key_length", uint64_t(c.head_dim));
   set("attention.value_length", uint64_t(c.head_dim));
   set(c.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", double(c.rms_eps));
+  if (arch_of(c).one_block) set("attention.layer_norm_epsilon", double(c.rms_eps));
   set("rope.dimension_count", uint64_t(c.rope_dim));
   set("rope.freq_base", double(c.rope_theta));
   set("vocab_size", uint64_t(c.vocab_size));
@@ -453,7 +545,8 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
     set("expert_count", uint64_t(c.n_experts));
     set("expert_used_count", uint64_t(c.n_experts_used));
     set("expert_feed_forward_length", uint64_t(c.d_ff_expert));
-    if (c.d_ff_shared > 0 && c.kv_rank == 0) set("expert_shared_feed_forward_length", uint64_t(c.d_ff_shared));
+    if (c.d_ff_shared > 0 && c.kv_rank == 0 && !c.dense_beside)
+      set("expert_shared_feed_forward_length", uint64_t(c.d_ff_shared));
     if (arch_of(c).grouped_experts) set_grouped_experts(c, set);
     else if (c.sigmoid_router) set("expert_gating_func", uint64_t(kSigmoid));
     if (arch_of(c).short_conv) set("leading_dense_block_count", uint64_t(c.dense_layers.size()));
@@ -473,19 +566,25 @@ std::map<std::string, io::GgufValue, std::less<>> config_metadata(const Config& 
   }
   if (!c.rope_sections.empty()) set("rope.dimension_sections", c.rope_sections);
   if (c.window > 0) set("attention.sliding_window", uint64_t(c.window));
-  if (c.window > 0 && c.window_period != arch_of(c).window_period) {
+  if (c.window_head_dim > 0)
+    for (const char* key : {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"})
+      set(key, uint64_t(c.window_head_dim));
+  if (c.shared_kv_layers > 0) set("attention.shared_kv_layers", uint64_t(c.shared_kv_layers));
+  if (c.d_layer_input > 0) set("embedding_length_per_layer_input", uint64_t(c.d_layer_input));
+  if (c.logit_cap > 0) set("final_logit_softcapping", double(c.logit_cap));
+  if (c.window > 0 && (arch_of(c).gemma4 || c.window_period != arch_of(c).window_period || !c.full_layers.empty())) {
     std::vector<bool> slides;
     for (int i = 0; i < c.n_layers; ++i) slides.push_back(c.slides(i));
     set("attention.sliding_window_pattern", std::move(slides));
   }
   if (c.window > 0 && c.window_rope_theta > 0) set("rope.freq_base_swa", double(c.window_rope_theta));
-  if (c.attention_scale > 0) set("attention.scale", double(c.attention_scale));
+  if (c.attention_scale > 0 && !arch_of(c).gemma4) set("attention.scale", double(c.attention_scale));
   if (c.embedding_scale != 1 && !arch_of(c).embedding_root) set("embedding_scale", double(c.embedding_scale));
   if (c.residual_scale != 1) set("residual_scale", double(c.residual_scale));
   if (c.logit_divisor != 1)
     set("logit_scale", double(arch_of(c).logit_multiplier ? 1 / c.logit_divisor : c.logit_divisor));
   const RopeScaling& s = c.rope_scaling;
-  // llama3 scaling travels as the tensor rope_freqs.weight instead (model/convert.cpp).
+  // llama3 and proportional scaling travel as the tensor rope_freqs.weight instead (model/convert.cpp).
   if (s.kind == RopeScaling::Kind::longrope) {
     set("rope.scaling.attn_factor", double(s.attention_factor));
     set("rope.scaling.original_context_length", uint64_t(s.original_context));

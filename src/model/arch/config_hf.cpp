@@ -81,14 +81,17 @@ Result<RopeScaling> rope_scaling(const Fields& f, int n_ctx_train, int original_
   if (type == "default" || type == "mrope") return s;  // sections of positions in images, which texts do not have
   if (type == "dynamic" && f.has("alpha")) return s;   // a larger base (config_from_hf)
   if (type == "linear") s.kind = RopeScaling::Kind::linear;
+  else if (type == "proportional") s.kind = RopeScaling::Kind::proportional;
   else if (type == "yarn") s.kind = RopeScaling::Kind::yarn;
   else if (type == "llama3") s.kind = RopeScaling::Kind::llama3;
   else if (type == "longrope" || type == "su") s.kind = RopeScaling::Kind::longrope;
   else
-    return bad_file("{}: rope_scaling type '{}' is not supported (there are: default, linear, yarn, llama3, longrope)",
-                    where, type);
+    return bad_file(
+        "{}: rope_scaling type '{}' is not supported (there are: default, linear, proportional, yarn, llama3, "
+        "longrope)",
+        where, type);
   RIDGE_TRY(s.factor, f.number_or("factor", 1.0f));
-  if (s.kind == RopeScaling::Kind::linear) return s;
+  if (s.kind == RopeScaling::Kind::linear || s.kind == RopeScaling::Kind::proportional) return s;
   RIDGE_TRY(s.original_context, f.integer_or("original_max_position_embeddings", original_context));
   if (s.kind == RopeScaling::Kind::llama3) {
     RIDGE_TRY(s.low_freq_factor, f.number_or("low_freq_factor", s.low_freq_factor));
@@ -206,14 +209,14 @@ Status read_experts(const Fields& f, const Arch& arch, Config& c, std::string_vi
   const char* const count = arch.gpt_oss || arch.block_sparse || arch.mamba ? "num_local_experts" : "num_experts";
   RIDGE_TRY(c.n_experts, f.integer(count));
   if (c.n_experts < 1) return bad_file("{}: {} is {}, expected 1 or more", where, count, c.n_experts);
-  RIDGE_TRY(c.n_experts_used, f.integer("num_experts_per_tok"));
+  RIDGE_TRY(c.n_experts_used, f.integer(arch.gemma4 ? "top_k_experts" : "num_experts_per_tok"));
   RIDGE_TRY_STATUS(f.same("experts_per_token", c.n_experts_used));
   RIDGE_TRY_STATUS(f.same("num_local_experts", c.n_experts));
   RIDGE_TRY(c.d_ff_expert,
             f.integer(arch.gpt_oss || arch.block_sparse || arch.mamba ? "intermediate_size" : "moe_intermediate_size"));
   RIDGE_TRY(const float limit, f.number_or("swiglu_limit", 7.0f));
   if (limit != 7) return bad_file("{}: swiglu_limit is {} (supported: 7)", where, limit);
-  RIDGE_TRY(c.d_ff_shared, f.integer_or("shared_expert_intermediate_size", 0));
+  RIDGE_TRY(c.d_ff_shared, f.integer_or("shared_expert_intermediate_size", arch.gemma4 ? c.d_ff : 0));
   RIDGE_TRY(const std::string scoring, f.text_or("scoring_func", arch.sigmoid_router ? "sigmoid" : "softmax"));
   if ((scoring == "sigmoid") != arch.sigmoid_router || (scoring != "sigmoid" && scoring != "softmax"))
     return bad_file("{}: scoring_func is '{}' (not supported)", where, scoring);
@@ -359,20 +362,84 @@ Status read_mamba(const Fields& f, Config& c, std::string_view where) {
   return {};
 }
 
-/// The layers that slide, where a list names each layer's kind: they must have a period.
+constexpr const char* kBlockPattern = "hybrid_override_pattern";
+
+/// Nemotron-H's layers, a letter each: M of Mamba2, * of attention, - of a feed-forward, E of experts.
+Status read_one_block(const Fields& f, Config& c, std::string_view where) {
+  RIDGE_TRY(const std::string letters, f.text_or(kBlockPattern, ""));
+  if (ssize(letters) != c.n_layers || letters.find_first_not_of("M*-E") != std::string::npos)
+    return bad_file("{}: {} is '{}', expected a letter of M, *, - and E for each of {} layers", where, kBlockPattern,
+                    letters, c.n_layers);
+  for (int i = 0; i < c.n_layers; ++i) {
+    const char letter = letters[size_t(i)];
+    if (letter == 'M') c.state_layers.push_back(i);
+    if (letter == '-' || letter == 'E') c.ff_layers.push_back(i);
+    if (letter == '-' && c.n_experts > 0) c.dense_layers.push_back(i);
+  }
+  if (c.state_layers.empty() || c.ff_layers.empty())
+    return bad_file("{}: {} is '{}' (supported: with Mamba2 and feed-forwards)", where, kBlockPattern, letters);
+  RIDGE_TRY(c.mamba.n_heads, f.integer("mamba_num_heads"));
+  RIDGE_TRY(c.mamba.head_dim, f.integer("mamba_head_dim"));
+  RIDGE_TRY(c.mamba.n_groups, f.integer("n_groups"));
+  RIDGE_TRY(c.mamba.state_dim, f.integer("ssm_state_size"));
+  RIDGE_TRY(c.mamba.kernel, f.integer("conv_kernel"));
+  RIDGE_TRY(const bool conv_bias, f.flag_or("use_conv_bias", true));
+  RIDGE_TRY(const bool proj_bias, f.flag_or("mamba_proj_bias", false));
+  RIDGE_TRY(const std::string activation, f.text_or("mamba_hidden_act", "silu"));
+  if (!conv_bias || proj_bias || activation != "silu")
+    return bad_file("{}: use_conv_bias {}, mamba_proj_bias {}, mamba_hidden_act '{}' (supported: true, false, silu)",
+                    where, conv_bias, proj_bias, activation);
+  if (f.has("time_step_limit")) {
+    const io::Json& limit = f.at("time_step_limit");
+    const bool free = limit.is_array() && limit.size() == 2 && limit[0].is_number() && limit[1].is_number() &&
+                      limit[0] == 0 && limit[1].get<double>() > 1e30;
+    if (!free) return bad_file("{}: time_step_limit is {} (supported: 0 to Infinity)", where, limit.dump());
+  }
+  if (c.n_experts > 0) {
+    RIDGE_TRY(const int n_shared, f.integer_or("n_shared_experts", 0));
+    if (n_shared > 1) return bad_file("{}: n_shared_experts is {} (supported: 0, 1)", where, n_shared);
+    RIDGE_TRY(const int width, f.integer_or("moe_shared_expert_intermediate_size", c.d_ff_shared));
+    c.d_ff_shared = n_shared * width;
+  }
+  RIDGE_TRY(const float other_eps, f.number_or("rms_norm_eps", c.rms_eps));
+  if (other_eps != c.rms_eps)
+    return bad_file("{}: rms_norm_eps is {}, layer_norm_epsilon {} (supported: equal ones)", where, other_eps,
+                    c.rms_eps);
+  c.nope_period = 1;
+  return {};
+}
+
+/// The layers that slide, where a list names each layer's kind.
 Status use_layer_types(const Fields& f, Config& c, std::string_view where) {
   if (!f.has("layer_types")) return {};
   const io::Json& types = f.at("layer_types");
+  std::vector<bool> slides;
+  for (const io::Json& type : types) {
+    if (type != "sliding_attention" && type != "full_attention")
+      return bad_file("{}: layer_types has {} (supported: sliding_attention, full_attention)", where, type.dump());
+    slides.push_back(type == "sliding_attention");
+  }
   if (!types.is_array() || ssize(types) != c.n_layers)
     return bad_file("{}: layer_types is not a list of {} layers", where, c.n_layers);
-  int full = 0;
-  while (full < c.n_layers && types[size_t(full)] == "sliding_attention") ++full;
-  c.window_period = full == c.n_layers ? 0 : full + 1;
-  if (full == 0) c.window = 0;
-  for (int i = 0; i < c.n_layers; ++i)
-    if (types[size_t(i)] != (c.slides(i) ? "sliding_attention" : "full_attention"))
-      return bad_file("{}: layer_types has {} at layer {} (supported: a period of sliding layers, the last one full)",
-                      where, types[size_t(i)].dump(), i);
+  c.set_sliding(slides);
+  return {};
+}
+
+/// Gemma 4's heads of both kinds of layers.
+Status read_gemma4(const Fields& f, Config& c, std::string_view where) {
+  if (!f.has("layer_types")) return bad_file("{}: layer_types is missing", where);
+  RIDGE_TRY(const bool k_is_v, f.flag_or("attention_k_eq_v", false));
+  RIDGE_TRY(const int full_dim, f.integer_or("global_head_dim", c.head_dim));
+  RIDGE_TRY(const int full_heads, f.integer_or("num_global_key_value_heads", c.n_kv_heads));
+  if (full_dim != c.head_dim) c.window_head_dim = std::exchange(c.head_dim, full_dim);
+  if (k_is_v && full_heads != c.n_kv_heads) c.window_kv_heads = std::exchange(c.n_kv_heads, full_heads);
+  c.full_k_is_v = k_is_v;
+  RIDGE_TRY(c.shared_kv_layers, f.integer_or("num_kv_shared_layers", 0));
+  RIDGE_TRY(c.wide_sharing, f.flag_or("use_double_wide_mlp", false));
+  RIDGE_TRY(c.d_layer_input, f.integer_or("hidden_size_per_layer_input", 0));
+  if (c.shared_kv_layers == 0) c.wide_sharing = false;
+  if (c.d_layer_input > 0) RIDGE_TRY_STATUS(f.same("vocab_size_per_layer_input", c.vocab_size));
+  RIDGE_TRY(c.logit_cap, f.number_or("final_logit_softcapping", 0.0f));
   return {};
 }
 
@@ -397,7 +464,8 @@ Status read_biases(const Fields& f, const Arch& arch, Config& c, std::string_vie
   const bool with_output = arch.gpt_oss || !arch.qkv_bias;
   c.o_bias = c.qkv_bias && with_output && (arch.gpt_oss || f.has("attention_bias"));
   if (arch.fused && c.qkv_bias) return bad_file("{}: attention_bias is true (not supported)", where);
-  if ((arch.fused || arch.experts) && c.mlp_bias) return bad_file("{}: mlp_bias is true (not supported)", where);
+  if ((arch.fused || arch.experts || arch.one_block) && c.mlp_bias)
+    return bad_file("{}: mlp_bias is true (not supported)", where);
   return {};
 }
 
@@ -408,6 +476,18 @@ Status check_outer(const io::Json& outer, const io::Json& text, std::string_view
   for (const KeyRow& row : config_field_rows())
     if (row.use == KeyUse::used) inner.emplace(row.name);
   return check_config_fields(outer, "", inner, nullptr, where);
+}
+
+/// Whether a model has experts, of a type that has rows with them and without.
+Result<bool> has_experts(const Fields& f, const Arch& arch) {
+  if (arch.gemma4) return f.flag_or("enable_moe_block", false);
+  if (arch.one_block) {
+    RIDGE_TRY(const std::string letters, f.text_or(kBlockPattern, ""));
+    return letters.find('E') != std::string::npos;
+  }
+  if (!arch.mamba) return arch.experts;
+  RIDGE_TRY(const int n_experts, f.integer_or("num_local_experts", 0));
+  return n_experts > 0;
 }
 
 /// The configuration of the text model: `json` itself, or the text_config of a model that also reads images.
@@ -453,10 +533,9 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
     known += (known.empty() ? "" : ", ") + std::string(a.hf_type);
   }
   if (!arch) return bad_file("{}: model_type '{}' is not supported (there are: {})", where, type, known);
-  if (arch->mamba) {  // with experts or without
-    RIDGE_TRY(const int n_experts, f.integer_or("num_local_experts", 0));
-    arch = find_arch(arch->name, n_experts > 0);
-  }
+  RIDGE_TRY(const bool experts, has_experts(f, *arch));
+  for (const Arch& a : arch_list())
+    if (a.hf_type == arch->hf_type && a.experts == experts) arch = &a;
   const io::Json defaults = io::Json::parse(arch->hf_defaults);
   for (const auto& [key, value] : defaults.items())
     if (!json.contains(key)) json[key] = value;
@@ -476,31 +555,43 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   RIDGE_TRY(c.head_dim, f.integer_or("head_dim", c.d_model / c.n_heads));
   RIDGE_TRY(c.vocab_size, f.integer("vocab_size"));
   RIDGE_TRY(c.n_ctx_train, f.integer("max_position_embeddings"));
-  RIDGE_TRY(c.rms_eps, f.number_or(arch->layer_norm ? "layer_norm_eps" : "rms_norm_eps", 1e-6f));
+  RIDGE_TRY(c.rms_eps, f.number_or(arch->layer_norm  ? "layer_norm_eps"
+                                   : arch->one_block ? "layer_norm_epsilon"
+                                                     : "rms_norm_eps",
+                                   1e-6f));
   RIDGE_TRY(c.rope_theta, f.number_or("rope_theta", 10000.0f));
   RIDGE_TRY(c.tied_output, f.flag_or("tie_word_embeddings", false));
   RIDGE_TRY_STATUS(read_biases(f, *arch, c, where));
   RIDGE_TRY(const bool qk_norm, f.flag_or("use_qk_norm", arch->qk_norm));
   RIDGE_TRY(const bool sliding, f.flag_or("use_sliding_window", false));
-  RIDGE_TRY(const bool both_ways, f.flag_or("use_bidirectional_attention", false));
-  const char* const activation_key = f.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+  // Between tokens of an image alone.
+  const bool of_images = f.has("use_bidirectional_attention") && f.at("use_bidirectional_attention") == "vision";
+  RIDGE_TRY(const bool both_ways, of_images ? Result<bool>(false) : f.flag_or("use_bidirectional_attention", false));
+  const char* const activation_key = arch->one_block              ? "mlp_hidden_act"
+                                     : f.has("hidden_activation") ? "hidden_activation"
+                                                                  : "hidden_act";
   RIDGE_TRY(const std::string activation, f.text_or(activation_key, std::string(activation_name(arch->activation))));
   if (qk_norm != arch->qk_norm && !arch->qk_norm_varies)
     return bad_file("{}: use_qk_norm is {} (not supported)", where, qk_norm);
   if (sliding) return bad_file("{}: use_sliding_window is true (not supported)", where);
   if (both_ways) return bad_file("{}: use_bidirectional_attention is true (not supported)", where);
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"})
-    if (f.has(key)) return bad_file("{}: {} is {} (not supported)", where, key, f.at(key).dump());
+    if (f.has(key) && !(arch->gemma4 && key == std::string_view("final_logit_softcapping")))
+      return bad_file("{}: {} is {} (not supported)", where, key, f.at(key).dump());
   RIDGE_TRY(c.window, arch->windowed ? f.integer_or("sliding_window", 0) : Result<int>(0));
   if (c.window > 0) {
     RIDGE_TRY_STATUS(read_window_pattern(f, *arch, c, where));
     RIDGE_TRY(c.window_rope_theta, f.number_or("rope_local_base_freq", arch->window_rope_theta));
     RIDGE_TRY_STATUS(use_layer_types(f, c, where));
   }
+  if (arch->full_without_rope && !c.full_layers.empty())
+    return bad_file("{}: layer_types have no period (supported: a period of sliding layers, the last one full)", where);
+  if (arch->gemma4) RIDGE_TRY_STATUS(read_gemma4(f, c, where));
   if (arch->delta) RIDGE_TRY_STATUS(read_delta(f, c, where));
   if (arch->short_conv) RIDGE_TRY_STATUS(read_short_conv(f, c, where));
   if (arch->experts) RIDGE_TRY_STATUS(read_experts(f, *arch, c, where));
-  if (arch->mamba) RIDGE_TRY_STATUS(read_mamba(f, c, where));
+  if (arch->one_block) RIDGE_TRY_STATUS(read_one_block(f, c, where));
+  else if (arch->mamba) RIDGE_TRY_STATUS(read_mamba(f, c, where));
   if (f.has("query_pre_attn_scalar")) {
     RIDGE_TRY(const float scalar, f.number_or("query_pre_attn_scalar", 0.0f));
     c.attention_scale = 1 / std::sqrt(scalar);
@@ -517,6 +608,8 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   use_arch(*arch, c);
   c.o_bias = o_bias;
   if (!arch->gpt_oss) c.activation = *known_activation;
+  if (arch->one_block && c.activation != Activation::relu2)
+    return bad_file("{}: {} is '{}' (supported: relu2)", where, activation_key, activation);
   c.qk_norm = qk_norm;
   if (arch->qk_norm_after_rope) RIDGE_TRY_STATUS(f.same("attention_head_dim", c.head_dim));
   if (arch->hf_pairs == RopePairs::interleaved) {
@@ -577,8 +670,11 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   }
   if (!(rotary_share > 0 && rotary_share <= 1))
     return bad_file("{}: partial_rotary_factor is {}, expected above 0, at most 1", where, rotary_share);
+  const int turned = int(float(c.head_dim) * rotary_share);
   if (arch->latent) RIDGE_TRY_STATUS(read_latent(f, c, where));
-  else c.rope_dim = int(float(c.head_dim) * rotary_share);
+  else if (c.rope_scaling.kind == RopeScaling::Kind::proportional)
+    c.rope_dim = c.head_dim, c.rope_scaling.turned_pairs = turned / 2;
+  else c.rope_dim = turned;
   if (arch->block_sparse) {
     RIDGE_TRY(c.rope_dim, f.integer_or("rotary_dim", c.rope_dim));
   }

@@ -280,6 +280,26 @@ std::span<const Arch> arch_list() {
        .experts = true,
        .experts_renormalised = true,
        .mamba = true},
+      // Nemotron-H: every layer is Mamba2, attention or a feed-forward; dense, and with experts.
+      {.name = "nemotron_h",
+       .hf_type = "nemotron_h",
+       .hf_class = "NemotronHForCausalLM",
+       .gguf_pairs = RopePairs::interleaved,
+       .activation = Activation::relu2,
+       .mamba = true,
+       .one_block = true},
+      {.name = "nemotron_h_moe",
+       .hf_type = "nemotron_h",
+       .hf_class = "NemotronHForCausalLM",
+       .gguf_pairs = RopePairs::interleaved,
+       .activation = Activation::relu2,
+       .grouped_experts = true,
+       .sigmoid_router = true,
+       .choice_bias = true,
+       .experts = true,
+       .experts_renormalised = true,
+       .mamba = true,
+       .one_block = true},
       {.name = "phi3",
        .hf_type = "phi3",
        .hf_class = "Phi3ForCausalLM",
@@ -310,6 +330,32 @@ std::span<const Arch> arch_list() {
        .embedding_root = true,
        .window_period = 6,
        .window_rope_theta = 10000},
+      {.name = "gemma4",
+       .hf_type = "gemma4_text",
+       .hf_class = "Gemma4ForCausalLM",
+       .hf_outer = "gemma4",
+       .hf_defaults = R"({"tie_word_embeddings": true})",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .activation = Activation::gelu_tanh,
+       .windowed = true,
+       .norms = NormPlace::both,
+       .embedding_root = true,
+       .gemma4 = true},
+      // The same with experts beside the dense feed-forward.
+      {.name = "gemma4",
+       .hf_type = "gemma4_text",
+       .hf_class = "Gemma4ForCausalLM",
+       .hf_defaults = R"({"tie_word_embeddings": true})",
+       .gguf_pairs = RopePairs::halves,
+       .qk_norm = true,
+       .activation = Activation::gelu_tanh,
+       .windowed = true,
+       .norms = NormPlace::both,
+       .embedding_root = true,
+       .gemma4 = true,
+       .experts = true,
+       .experts_renormalised = true},
       // BitNet b1.58 under its three names. 2B-4T and its kin square a ReLU; "bitnet" alone is also the older models
       // with SiLU, which llama.cpp assumes where the file names no activation. Hugging Face directories are written
       // under the name that every reader takes for the squared ReLU, or refuses.
@@ -339,6 +385,10 @@ void use_arch(const Arch& arch, Config& c) {
   c.shared_gate = arch.shared_gate;
   c.o_bias = c.sink_logits = c.expert_biases = arch.gpt_oss;
   c.attention_gate = arch.delta;
+  c.ungated = arch.one_block;
+  c.v_norm = c.layer_scale = arch.gemma4;
+  if (arch.gemma4) c.attention_scale = 1;
+  c.dense_beside = arch.gemma4 && arch.experts;
   if (arch.embedding_root) c.embedding_scale = std::sqrt(float(c.d_model));
   if (arch.full_without_rope && c.window > 0) c.nope_period = c.window_period;
 }
@@ -357,12 +407,13 @@ const Arch& arch_of(const Config& config) {
 }
 
 constexpr std::string_view kModel = "model.", kOutput = "lm_head.weight", kInside = "model.language_model.",
-                           kOutside = "language_model.";
+                           kOutside = "language_model.", kBackbone = "backbone.";
 
 Nesting find_nesting(std::span<const io::Tensor> tensors) {
   for (const io::Tensor& tensor : tensors) {
     if (tensor.name.starts_with(kInside)) return Nesting::inside;
     if (tensor.name.starts_with(kOutside)) return Nesting::outside;
+    if (tensor.name.starts_with(kBackbone)) return Nesting::backbone;
   }
   return Nesting::none;
 }
@@ -370,11 +421,11 @@ Nesting find_nesting(std::span<const io::Tensor> tensors) {
 std::string nested_name(Nesting nesting, std::string_view name) {
   if (nesting == Nesting::outside) return std::string(kOutside).append(name);
   if (nesting == Nesting::none || !name.starts_with(kModel)) return std::string(name);
-  return std::string(kInside).append(name.substr(kModel.size()));
+  return std::string(nesting == Nesting::backbone ? kBackbone : kInside).append(name.substr(kModel.size()));
 }
 
 bool is_of_text(Nesting nesting, std::string_view name) {
-  return nesting == Nesting::none || name == kOutput ||
+  return nesting == Nesting::none || nesting == Nesting::backbone || name == kOutput ||
          name.starts_with(nesting == Nesting::inside ? kInside : kOutside);
 }
 

@@ -1,6 +1,7 @@
 #include "op/cache/layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "op/cache/rotation.h"
 #include "op/cache/tile_formats.h"
@@ -32,10 +33,17 @@ KvSideConfig default_kv_side(const KvFormat& format, KvSide side) {
   return config;
 }
 
+int common_head_dim(std::span<const KvLayerConfig> layers) {
+  int common = 0;
+  for (const KvLayerConfig& layer : layers) common = std::gcd(common, layer.head_dim);
+  return common;
+}
+
 KvLayout::KvLayout(const KvLayerConfig& layer, KvSide side, bool in_fragments) : config(layer.side(side)) {
   const int head_dim = layer.head_dim;
   if (side == KvSide::k) state_values = layer.state_values;
   if (side == KvSide::k) state_elsewhere = layer.state_elsewhere;
+  n_readers = layer.n_readers;
   tiles.format = format_number(*config.format);
   tiles.recent = format_number(config.recent());
   tiles.side = side;
@@ -74,6 +82,8 @@ int64_t kv_read_bytes(const KvTiles& t, int n, int n_new) {
   return t.n_kv_heads *
          (sinks * 2 * t.head_dim + (coded_end - sinks) * t.row_bytes + (n - coded_end) * t.recent_row_bytes);
 }
+
+int64_t KvLayout::step_bytes(int n) const { return n_readers * kv_read_bytes(tiles, n) + state_bytes(); }
 
 int pages_for(const KvRetention& retention, int n) {
   return (retention.coded_end(n) + kPagePositions - 1) / kPagePositions;

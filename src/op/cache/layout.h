@@ -1,6 +1,7 @@
 // Rules and sizes of one side (K or V) of one layer of a cache, wherever its bytes are.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "format/list.h"
@@ -31,6 +32,7 @@ struct KvLayerConfig {
   int attention_window = 0;      ///< as KvTiles has it
   int64_t state_values = 0;      ///< float32 values of a state of fixed size, zero at the start; the K side has it
   bool state_elsewhere = false;  ///< other ranks have its state: sequences are bound by it here too
+  int n_readers = 1;             ///< layers that read its rows: itself, and those that have none of their own
   int layer = -1;                ///< of the model, whose rotation both sides take; -1: its place in the list of layers
 
   KeyRope rope;         ///< how the rows of K were turned; without pairs where they were not
@@ -38,6 +40,9 @@ struct KvLayerConfig {
 
   const KvSideConfig& side(KvSide side) const { return side == KvSide::k ? k : v; }
 };
+
+/// The greatest number that divides the head_dim of every layer.
+int common_head_dim(std::span<const KvLayerConfig> layers);
 
 struct KvLayout {
   /// `in_fragments`: tiles are in the order of tensor cores (device_tiles() must be ok); else they hold rows.
@@ -48,7 +53,10 @@ struct KvLayout {
   std::vector<double> frequency;  ///< of the pairs by which its centre turns; empty where it does not
   int64_t state_values = 0;
   bool state_elsewhere = false;
+  int n_readers = 1;
 
+  /// Bytes that a step of one token behind n - 1 others reads: rows, once a reader, and the state.
+  int64_t step_bytes(int n) const;
   bool calibrates() const { return tiles.retention.calibration > 0; }
   int ring_rows() const { return tiles.ring_tiles * kTilePositions; }
   int64_t page_bytes() const { return tiles.page_bytes(); }

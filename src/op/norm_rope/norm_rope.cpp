@@ -126,6 +126,16 @@ void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
   });
 }
 
+void relu2(CpuContext& context, View2<float> x) {
+  const TracedOp traced(context, "activation", {}, rows_work(x, 1, 2));
+  for_rows(context, x.rows, [&](int64_t t, int) {
+    for (float& value : x.row(t)) {
+      const float positive = value < 0 ? 0 : value;  // keeps NaN
+      value = positive * positive;
+    }
+  });
+}
+
 void gelu_glu(CpuContext& context, View2<float> gate, View2<const float> up) {
   const NormRopeVariant& variant = select(context);
   const TracedOp traced(context, "activation", variant.name, rows_work(gate, 2, 8));
@@ -163,6 +173,17 @@ void scale(CpuContext& context, View2<float> x, float factor) {
   const TracedOp traced(context, "scale", {}, rows_work(x, 1, 1));
   for_rows(context, x.rows, [&](int64_t t, int) {
     for (int64_t i = 0; i < x.cols; ++i) x(t, i) *= factor;
+  });
+}
+
+void soft_cap(CpuContext& context, View2<float> x, float cap) {
+  const TracedOp traced(context, "soft_cap", {}, rows_work(x, 1, 3));
+  constexpr int64_t kColumns = 4096;  // that a thread takes at once: one row may be a vocabulary
+  const int64_t blocks = (x.cols + kColumns - 1) / kColumns;
+  context.pool.for_each(x.rows * blocks, [&](int64_t i, int) {
+    const int64_t first = i % blocks * kColumns;
+    for (float& value : x.row(i / blocks).subspan(size_t(first), size_t(std::min(kColumns, x.cols - first))))
+      value = cap * std::tanh(value / cap);
   });
 }
 

@@ -47,6 +47,9 @@ void swiglu(CpuContext& context, View2<float> gate, View2<const float> up);
 /// stay in f32 until they are normalised.
 void relu2_glu(CpuContext& context, View2<float> gate, View2<const float> up);
 
+/// x = max(x, 0)^2: relu2_glu without a gate.
+void relu2(CpuContext& context, View2<float> x);
+
 /// gate = gelu(gate) * up, gelu by its tanh form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
 void gelu_glu(CpuContext& context, View2<float> gate, View2<const float> up);
 
@@ -55,6 +58,9 @@ void clamped_swiglu(CpuContext& context, View2<float> gate, View2<const float> u
 
 /// x *= factor
 void scale(CpuContext& context, View2<float> x, float factor);
+
+/// x = cap tanh(x / cap)
+void soft_cap(CpuContext& context, View2<float> x, float cap);
 
 /// x += factor y
 void add(CpuContext& context, View2<float> x, View2<const float> y, float factor = 1);
