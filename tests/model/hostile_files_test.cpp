@@ -88,9 +88,10 @@ bool is_beside_the_text(std::string_view name, const Json& config) {
   }
   constexpr std::string_view kLayers = "model.layers.";
   if (name.starts_with(kLayers)) return std::atoi(name.data() + kLayers.size()) >= n_layers;
-  return std::ranges::any_of(std::array{"model.visual.", "visual.", "vision_tower.", "multi_modal_projector.", "mtp.",
-                                        "model.vision_tower.", "model.audio_tower.", "model.embed_"},
-                             [&](std::string_view front) { return name.starts_with(front); });
+  return std::ranges::any_of(
+      std::array{"model.visual.", "visual.", "vision_tower.", "multi_modal_projector.", "mtp.", "model.vision_tower.",
+                 "model.audio_tower.", "model.embed_vision.", "model.embed_audio."},
+      [&](std::string_view front) { return name.starts_with(front); });
 }
 
 class HostileFilesSlow : public testing::Test {

@@ -295,10 +295,13 @@ TEST(Config, LayersThatSlideHaveAPeriod) {
   const char* const kAll =
       R"(,"layer_types":["sliding_attention","sliding_attention","sliding_attention","sliding_attention"])";
   EXPECT_TRUE(gemma(kAll).or_throw().slides(3));
+  const Config any =
+      gemma(R"(,"layer_types":["sliding_attention","full_attention","full_attention","sliding_attention"])").or_throw();
+  EXPECT_TRUE(any.slides(0) && !any.slides(1) && !any.slides(2) && any.slides(3));
   const std::pair<const char*, const char*> bad[] = {
       {R"(,"layer_types":["sliding_attention"])", "not a list of 4 layers"},
-      {R"(,"layer_types":["sliding_attention","full_attention","full_attention","full_attention"])", "at layer 2"},
-      {R"(,"layer_types":["sliding_attention","full_attention","linear_attention","full_attention"])", "at layer 2"},
+      {R"(,"layer_types":["sliding_attention","full_attention","linear_attention","full_attention"])",
+       "has \"linear_attention\""},
       {R"(,"sliding_window_pattern":-1)", "sliding_window_pattern is -1"},
       {R"(,"rope_local_base_freq":0.5)", "rope frequency base of sliding layers is 0.5"},
       {R"(,"query_pre_attn_scalar":0)", "attention scale is inf"},
