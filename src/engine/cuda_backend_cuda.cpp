@@ -262,7 +262,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const CudaLayer& layer_of = model.layers[i];
     if (runner_.options().int_experts && has_late_choice(layer_of, runner_.plan().layers[i].experts))
-      add(of_experts, {runner_.options().own_choice ? "ints-own" : "ints"});
+      add(of_experts, {"ints"});
     add(of_experts, layer_of.expert_gate_up.kernels());
     add(of_experts, layer_of.expert_down.kernels());
   }

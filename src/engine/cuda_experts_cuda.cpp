@@ -108,8 +108,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                           .norm_eps = router.norm_eps,
                           .glu = of_groups.glu,
                           .y = of_groups.y,
-                          .overlap = step.overlap,
-                          .own_choice = options_.own_choice};
+                          .overlap = step.overlap};
       layer.expert_gate_up.run_chosen(stream_, call);
       call.x = call.y;
       call.norm_weight = nullptr;

@@ -17,8 +17,8 @@ std::string chosen_kernel(const Linear& m, std::string_view name, int64_t n_toke
   }
 }
 
-constexpr std::pair<const char*, RouterKernel> kRouters[] = {
-    {"spread", RouterKernel::spread}, {"last-block", RouterKernel::last_block}, {"last-warp", RouterKernel::last_warp}};
+constexpr std::pair<const char*, RouterKernel> kRouters[] = {{"spread", RouterKernel::spread},
+                                                             {"last-block", RouterKernel::last_block}};
 
 }  // namespace
 
@@ -33,8 +33,7 @@ DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
   options.kernels.erase("launch");
   for (const auto& [name, kernel] : kRouters)
     if (options.kernels.contains("router") && is_allowed(options.kernels, "router", name)) options.router = kernel;
-  options.own_choice = !is_allowed(options.kernels, "experts", "ints");
-  options.int_experts = !options.own_choice || is_allowed(options.kernels, "experts", "ints-own");
+  options.int_experts = is_allowed(options.kernels, "experts", "ints");
   return options;
 }
 

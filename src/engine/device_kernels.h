@@ -16,7 +16,6 @@ struct DeviceOptions {
   bool overlap = true;                 ///< programmatic dependent launch inside a recorded step
   std::optional<RouterKernel> router;  ///< of every few tokens, in place of router_of()
   bool int_experts = true;             ///< DeviceExpertMatmul::run_chosen() where it serves
-  bool own_choice = false;             ///< IntExpertsCall::own_choice
 
   /// An extra launch costs several tokens more than a wider grid gives them.
   RouterKernel router_of(int64_t n_tokens) const {

@@ -42,7 +42,8 @@ TEST(DeviceKernels, LaunchIsAnOptionOfItsOwn) {
 TEST(DeviceKernels, RouterAndExpertsAreOfModelsThatHaveThem) {
   EXPECT_EQ(parse_device_kernels({}).router_of(1), RouterKernel::spread);
   EXPECT_EQ(parse_device_kernels({}).router_of(2), RouterKernel::last_block);
-  for (const auto& [name, kernel] : {std::pair("spread", RouterKernel::spread), {"last-warp", RouterKernel::last_warp}})
+  for (const auto& [name, kernel] :
+       {std::pair("spread", RouterKernel::spread), {"last-block", RouterKernel::last_block}})
     for (const int64_t n_tokens : {1, 2}) {
       const std::vector<std::string> forced = {std::string("router=") + name};
       EXPECT_EQ(parse_device_kernels(forced).router_of(n_tokens), kernel);
@@ -58,8 +59,7 @@ TEST(DeviceKernels, RouterAndExpertsAreOfModelsThatHaveThem) {
   EXPECT_EQ(refusal(weights, {"experts=ints"}), "");
   const auto options = [](const char* kernel) { return parse_device_kernels(std::vector<std::string>{kernel}); };
   EXPECT_FALSE(options("experts=bricks").int_experts);
-  EXPECT_TRUE(options("experts=ints").int_experts && !options("experts=ints").own_choice);
-  EXPECT_TRUE(options("experts=ints-own").int_experts && options("experts=ints-own").own_choice);
+  EXPECT_TRUE(options("experts=ints").int_experts);
 }
 
 TEST(DeviceKernels, AFormatWithoutKernelsIsRefusedByTheNameOfItsMatrix) {

@@ -31,10 +31,8 @@ class ExpertsCuda : public OnDevice {
     c.of.packs = c.packs.as<ExpertPack>();
     return c;
   }
-  /// By the rows of a block of those that spread; -1: the last block, -2: its first warp.
-  static RouterKernel kernel_of(int rows) {
-    return rows >= 0 ? RouterKernel::spread : rows == -1 ? RouterKernel::last_block : RouterKernel::last_warp;
-  }
+  /// By the rows of a block of those that spread; -1: the last block chooses.
+  static RouterKernel kernel_of(int rows) { return rows >= 0 ? RouterKernel::spread : RouterKernel::last_block; }
   void set_scores(const Choice& c, const std::vector<float>& scores) const {
     gpu::upload(stream(), c.of.scores, scores.data(), 4 * ssize(scores));
     stream().synchronize();
@@ -44,7 +42,7 @@ class ExpertsCuda : public OnDevice {
 TEST_F(ExpertsCuda, ScoresAreTheRouters) {
   for (const int n_tokens : {1, 3, 24, 25, 70})
     for (const auto& [n_experts, n_in] : {std::pair{6, 64}, {33, 100}, {128, 97}, {5, 5000}})
-      for (const int rows : {-2, -1, 0, 1, 2, 4, 8}) {  // of a block of those that spread; below 0: kernel_of()
+      for (const int rows : {-1, 0, 1, 2, 4, 8}) {  // of a block of those that spread; below 0: kernel_of()
         if (n_tokens > kFewRoutedTokens && rows != 0) continue;
         const auto x = normal_floats(1, n_tokens * n_in), w = normal_floats(2, n_experts * n_in),
                    bias = normal_floats(3, n_experts);
@@ -85,16 +83,8 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
   constexpr int kExperts = 37, kUsed = 3, kIn = 130;
   constexpr float kEps = 1e-6f;
   for (const int n_tokens : {1, 5, 24})
-    for (const auto& [gates, of_block] : {std::pair{true, -1},
-                                          {false, -1},
-                                          {true, -2},
-                                          {false, -2},
-                                          {true, 0},
-                                          {false, 0},
-                                          {true, 1},
-                                          {true, 2},
-                                          {false, 4},
-                                          {true, 8}}) {
+    for (const auto& [gates, of_block] :
+         {std::pair{true, -1}, {false, -1}, {true, 0}, {false, 0}, {true, 1}, {true, 2}, {false, 4}, {true, 8}}) {
       std::vector<float> x = normal_floats(1, n_tokens * kIn, 3);
       const auto norm = normal_floats(2, kIn), w = normal_floats(3, (kExperts + 1) * kIn);
       const Choice c = buffers_for(n_tokens, kExperts, kUsed, true);
@@ -496,8 +486,7 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
       }
       return sum;
     };
-    for (const auto& [glu, own] :
-         {std::pair{BrickGlu::silu, false}, {BrickGlu::clamped_swiglu, false}, {BrickGlu::silu, true}}) {
+    for (const BrickGlu glu : {BrickGlu::silu, BrickGlu::clamped_swiglu}) {
       gpu::upload(stream(), c.of.experts, std::vector<int32_t>(size_t(n_chosen), -1).data(), 4 * n_chosen);
       gated.run_chosen(stream(), {.choice = c.of,
                                   .router = router,
@@ -506,11 +495,10 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
                                   .norm_eps = 1e-6f,
                                   .glu = glu,
                                   .y = act.as<float>(),
-                                  .overlap = true,
-                                  .own_choice = own});
+                                  .overlap = true});
       const auto got = down(act.as<float>(), n_chosen * d_ff + 1);
       const auto left = down(c.of.experts, n_chosen);
-      for (size_t i = 0; i < routes.size(); ++i) ASSERT_EQ(left[i], own ? -1 : routes[i].expert) << "slot " << i;
+      for (size_t i = 0; i < routes.size(); ++i) ASSERT_EQ(left[i], routes[i].expert) << "slot " << i;
       EXPECT_EQ(got.back(), 7.0f) << "wrote past its end";
       std::vector<float> values(x);
       double squares = 0;
@@ -537,15 +525,11 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
     std::vector<int32_t> experts;
     for (const Route& route : routes) experts.push_back(route.expert);
     gpu::upload(stream(), c.of.experts, experts.data(), 4 * n_chosen);
-    for (const auto& [add, own] : {std::pair{false, false}, {true, false}, {true, true}}) {
+    for (const bool add : {false, true}) {
       const gpu::Buffer out = up(std::vector<float>(size_t(d_model + 1), 0.5f));
-      last.run_chosen(stream(), {.choice = c.of,
-                                 .router = router,
-                                 .x = act.as<float>(),
-                                 .add = add,
-                                 .y = out.as<float>(),
-                                 .overlap = true,
-                                 .own_choice = own});
+      last.run_chosen(
+          stream(),
+          {.choice = c.of, .router = router, .x = act.as<float>(), .add = add, .y = out.as<float>(), .overlap = true});
       const auto got = down(out.as<float>(), d_model + 1);
       EXPECT_EQ(got.back(), 0.5f) << "wrote past its end";
       for (int row = 0; row < d_model; ++row) {

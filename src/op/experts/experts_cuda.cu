@@ -16,17 +16,7 @@ constexpr int kThreads = 256;
 constexpr int kRouteThreads = 256;
 constexpr int kPackThreads = 1024;
 
-/// Leaves a choice in memory. `single`: every slot becomes a pack.
-__device__ void store_choice(const ExpertChoice& c, int64_t token, bool single, const ChoiceRoom& room) {
-  const int i = int(threadIdx.x);
-  if (i >= c.n_chosen()) return;
-  const int64_t slot = token * c.n_chosen() + i;
-  c.weights[slot] = room.weights[i];
-  c.experts[slot] = room.experts[i];
-  if (single) c.packs[slot] = {room.experts[i], 1, {int32_t(slot)}};
-}
-
-/// A token's choice by a warp, into memory.
+/// A token's choice by a warp, into memory. `single`: every slot becomes a pack.
 template <int kSegments>
 __device__ void leave_choice(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* floats) {
   const int64_t first = token * c.n_chosen();
@@ -116,10 +106,8 @@ __global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertCho
     r.h[token * n_in + k] = float(x[k] * factor * r.norm_weight[k]);  // as device_rms_norm()
 }
 
-constexpr int kByBlock = 0;
-
-/// Norm, scores and choice of few tokens: a warp a score, and the last block of a token chooses, by one warp or, where
-/// kSegments is kByBlock, by all of them. Blocks: (scores, tokens). What is read from memory is asked for in batches:
+/// Norm, scores and choice of few tokens: a warp a score, and a warp of a token's last block chooses. Blocks: (scores,
+/// tokens). What is read from memory is asked for in batches:
 /// most of the time is latency.
 template <int kSegments>
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
@@ -183,13 +171,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  if constexpr (kSegments == kByBlock) {
-    __shared__ ChoiceRoom room;
-    choose(c, r, c.scores + token * c.n_scores(), room, h);
-    store_choice(c, token, single, room);
-  } else if (thread < 32) {
-    leave_choice<kSegments>(c, r, token, single, h);
-  }
+  if (thread < 32) leave_choice<kSegments>(c, r, token, single, h);
 }
 
 /// Slots in order, expert by expert. One block: a warp counts the slots of an expert, then finds them again.
@@ -277,10 +259,9 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
     return;
   }
   if (choice.n_tokens <= kFewRoutedTokens) {
-    const auto shared = sizeof(float) * size_t(std::max(router.n_in, int64_t(choice_floats(choice, router.rule))));
-    const auto kernel = router.kernel == RouterKernel::last_block ? route_kernel<kByBlock>
-                        : choice.n_experts <= 32 * kFewSegments   ? route_kernel<kFewSegments>
-                                                                  : route_kernel<kMostSegments>;
+    const auto shared = sizeof(float) * size_t(std::max(router.n_in, int64_t(warp_choice_floats(choice, router.rule))));
+    const auto kernel =
+        choice.n_experts <= 32 * kFewSegments ? route_kernel<kFewSegments> : route_kernel<kMostSegments>;
     gpu::allow_shared_bytes("shared memory of a router", kernel, shared);
     const dim3 blocks(unsigned(gpu::ceil_div(choice.n_scores(), kRouteThreads / 32)), unsigned(choice.n_tokens));
     gpu::launch("router", kernel, {blocks, kRouteThreads, shared, stream, router.overlap}, choice, router,

@@ -52,8 +52,8 @@ struct ExpertChoice {
 inline constexpr int64_t kFewRoutedTokens = 24;
 
 /// How the experts of few tokens are chosen. `spread`: scores by blocks that fill the device, then a launch for the
-/// choice; otherwise the last block of a token's scores chooses, by all of it or by one warp.
-enum class RouterKernel : uint8_t { spread, last_block, last_warp };
+/// choice; `last_block`: a warp of the last block of a token's scores chooses.
+enum class RouterKernel : uint8_t { spread, last_block };
 
 /// What a router reads. Pointers are device memory.
 struct ExpertRouter {

@@ -18,7 +18,6 @@ namespace {
 
 constexpr int kMostWarps = 16;
 constexpr int kDepth = 6, kShallow = 4;  ///< bricks of a warp on their way from memory, where there is room and else
-constexpr int kOwnChoice = 0;
 constexpr int kBrickBytes = 1056, kPlanes = 2;
 constexpr int kBatch = 8;                              ///< tiles of rows between two barriers
 constexpr int kImageBytes = kPlanes * kIntGroup + 16;  ///< of a group: int8, then two scales
@@ -40,10 +39,6 @@ struct Plan {
   BrickGlu glu;
   bool add;
   float* y;
-};
-
-struct ChosenRoom {
-  int32_t experts[kMostUsedExperts + 1];
 };
 
 struct Brick {
@@ -88,29 +83,25 @@ struct Brick {
 /// kSum: tiles of rows of all experts as one long row, each times its weight; otherwise tiles of gate and up, expert by
 /// expert, the last one first: of a shared expert weights are asked for before the wait. The sum reads which experts
 /// there are before its wait: gate and up let it start when they have been left.
-/// kSegments: of choose_by_warp(); kOwnChoice: every block of both chooses for itself.
+/// kSegments: of choose_by_warp().
 template <bool kSum, int kStages, int kSegments>
 __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid_constant__ Plan p) {
-  constexpr bool kOwn = kSegments == kOwnChoice;
   constexpr int kHeld = kSum ? 3 : 2;  // groups of x that a warp asks for together
-  __shared__ std::conditional_t<kOwn, ChoiceRoom, ChosenRoom> room;
+  __shared__ int32_t experts[kMostUsedExperts + 1];
   __shared__ float squares_of[kMostWarps];
   auto* const shared = gpu::dynamic_shared<uint8_t>();
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warps = int(blockDim.x) / 32;
   const int n_mine = (p.n_bricks - warp + n_warps - 1) / n_warps;  // bricks of a tile, every n_warps-th
   const int n_tiles = (p.n_tiles - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
-  const bool chooses = !kSum && !kOwn && warp == n_warps - 1;
+  const bool chooses = !kSum && warp == n_warps - 1;
   // Of gate and up: one that has asked for a tile early, and so has time.
   const bool leaves_choice = int(blockIdx.x) == min(p.n_row_tiles, int(gridDim.x)) - 1;
   /// Gate and up: whose tile it is, and what number it has there.
-  const auto slot_of = [&](int tile) {
-    const int slot = tile / p.n_row_tiles;
-    return kOwn ? slot : p.choice.n_chosen() - 1 - slot;
-  };
+  const auto slot_of = [&](int tile) { return p.choice.n_chosen() - 1 - tile / p.n_row_tiles; };
 
   // Lane 4 s + c has the columns of step s, in the order of a brick's bytes.
   float4 x[kHeld], norm[kHeld];
-  // Of a sum, where it does not choose: a lane has an expert and its weight.
+  // Of a sum: a lane has an expert and its weight.
   int expert_of_lane = 0;
   float weight_of_lane = 0;
   const auto columns_of = [&](const float* row, int group) {
@@ -141,8 +132,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   const auto feed = [&](uint8_t* to) {
     const bool wanted = left-- > 0;
     int expert = p.choice.n_experts;  // the shared one, the last of all
-    if constexpr (kSum && !kOwn) expert = __shfl_sync(gpu::kAllLanes, expert_of_lane, fed_slot % 32);
-    else if (kOwn || fed_slot < p.choice.n_used) expert = room.experts[wanted ? fed_slot : 0];
+    if constexpr (kSum) expert = __shfl_sync(gpu::kAllLanes, expert_of_lane, fed_slot % 32);
+    else if (fed_slot < p.choice.n_used) expert = experts[wanted ? fed_slot : 0];
     if (!wanted) expert = 0;
     const uint8_t* const from =
         p.bricks + expert * p.expert_bytes + (int64_t(fed_tile) * p.n_groups + fed_brick) * kBrickBytes + 16 * lane;
@@ -162,7 +153,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     if constexpr (kSum) {
       fed_slot = first_slot;
     } else {
-      while (fed_tile >= p.n_row_tiles) fed_tile -= p.n_row_tiles, fed_slot += kOwn ? 1 : -1;
+      while (fed_tile >= p.n_row_tiles) fed_tile -= p.n_row_tiles, --fed_slot;
     }
   };
 
@@ -180,10 +171,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
         auto* const steps = reinterpret_cast<float*>(image + kPlanes * kIntGroup);
         quantize_group<IntKind::int4_g128>(v, 0, kPlanes, image, steps);
         if constexpr (kSum) {
-          const int slot = brick / p.n_groups;
-          float weight;
-          if constexpr (kOwn) weight = room.weights[slot];
-          else weight = __shfl_sync(gpu::kAllLanes, weight_of_lane, slot);
+          const float weight = __shfl_sync(gpu::kAllLanes, weight_of_lane, brick / p.n_groups);
           if (lane == 0) steps[0] *= weight, steps[1] *= weight;
         }
       });
@@ -200,16 +188,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
 #pragma unroll 1
     for (; n_fed < kStages; ++n_fed) feed(ring + n_fed * kBrickBytes);
   };
-  if constexpr (kOwn) {
-    // The grid before has waited for the scores itself before it let this one start.
-    if constexpr (!kSum) gpu::wait_for_previous_grid();
-    gpu::let_next_grid_start();
-    if constexpr (!kSum) load_x(0), load_norm(0);
-    choose(p.choice, p.router, p.choice.scores, room, reinterpret_cast<float*>(shared + p.choice_at), kSum);
-    fill_ring();
-    if constexpr (kSum) gpu::wait_for_previous_grid(), load_x(0);
-    make_images();
-  } else if constexpr (kSum) {
+  if constexpr (kSum) {
     gpu::let_next_grid_start();
     if (lane < p.choice.n_chosen()) expert_of_lane = __ldcg(p.choice.experts + lane);
     fill_ring();
@@ -225,10 +204,10 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     load_x(0);
     ChoiceScale scale;
     if (chooses) {
-      scale = choose_by_warp<kSegments>(p.choice, p.router, p.choice.scores, room.experts,
+      scale = choose_by_warp<kSegments>(p.choice, p.router, p.choice.scores, experts,
                                         reinterpret_cast<float*>(shared + p.choice_at));
       if (leaves_choice) {
-        if (lane < p.choice.n_chosen()) p.choice.experts[lane] = room.experts[lane];
+        if (lane < p.choice.n_chosen()) p.choice.experts[lane] = experts[lane];
         __threadfence();
       }
     } else {
@@ -239,7 +218,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     fill_ring();
     if (chooses) {
       make_images();
-      if (leaves_choice) weigh_by_warp(p.choice, p.router, p.choice.scores, scale, room.experts, p.choice.weights);
+      if (leaves_choice) weigh_by_warp(p.choice, p.router, p.choice.scores, scale, experts, p.choice.weights);
     }
   }
 
@@ -336,15 +315,13 @@ Plan make_plan(const BrickMatrix& w, const IntExpertsCall& call, int n_chained) 
 struct Launch {
   Plan plan;
   int n_warps, n_blocks, stages, shared_bytes;
-  bool own_choice;
 
   Launch(const BrickMatrix& w, const IntExpertsCall& call)
       : plan(make_plan(w, call, w.paired ? 1 : call.choice.n_chosen())),
         n_warps(int(gpu::ceil_div(plan.n_bricks, plan.warp_bricks))),
-        n_blocks(std::min(plan.n_tiles, gpu::multiprocessors() * std::max(1, kMostWarps / n_warps))),
-        own_choice(call.own_choice) {
+        n_blocks(std::min(plan.n_tiles, gpu::multiprocessors() * std::max(1, kMostWarps / n_warps))) {
     const bool is_short = plan.warp_bricks * gpu::ceil_div(plan.n_tiles, n_blocks) <= kShallow;
-    lay_out(is_short && !own_choice ? kShallow : kDepth);
+    lay_out(is_short ? kShallow : kDepth);
     if (!fits()) lay_out(kShallow);
   }
   void lay_out(int n_stages) {
@@ -352,9 +329,7 @@ struct Launch {
     plan.images_at = n_warps * stages * kBrickBytes;
     plan.sums_at = plan.images_at + n_warps * plan.warp_bricks * kImageBytes;
     plan.choice_at = plan.sums_at + kBatch * n_warps * kTileSums * 4;
-    const ExpertRule& rule = plan.router.rule;
-    shared_bytes =
-        plan.choice_at + 4 * (own_choice ? choice_floats(plan.choice, rule) : warp_choice_floats(plan.choice, rule));
+    shared_bytes = plan.choice_at + 4 * warp_choice_floats(plan.choice, plan.router.rule);
   }
   /// Beside what is not dynamic.
   bool fits() const { return shared_bytes + 2048 <= gpu::most_shared_bytes(); }
@@ -388,9 +363,7 @@ void device_int_experts(gpu::StreamHandle stream, const BrickMatrix& w, const In
       has_int_experts(w, call.choice, call.router.rule) && (!w.paired || !call.add) && (w.paired || !call.norm_weight),
       "integer experts: a matrix or a call that they do not serve");
   const Launch launch(w, call);
-  if (launch.own_choice && w.paired) launch.run<false, kOwnChoice>(stream, call.overlap);
-  else if (launch.own_choice) launch.run<true, kOwnChoice>(stream, call.overlap);
-  else if (!w.paired) launch.run<true, kFewSegments>(stream, call.overlap);
+  if (!w.paired) launch.run<true, kFewSegments>(stream, call.overlap);
   else if (call.choice.n_experts <= 32 * kFewSegments) launch.run<false, kFewSegments>(stream, call.overlap);
   else launch.run<false, kMostSegments>(stream, call.overlap);
 }

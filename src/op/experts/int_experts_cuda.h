@@ -22,7 +22,6 @@ struct IntExpertsCall {
   /// Programmatic dependent launch. The sum reads the experts before it waits: they come from the grid of gate and up
   /// right before it, or an earlier one.
   bool overlap = false;
-  bool own_choice = false;  ///< every block of both products chooses for itself
 };
 
 /// Whether these kernels serve a matrix of experts, of gate and up in pairs or of down, on this device.
