@@ -1,22 +1,15 @@
-// The forward pass on the CPU: one page that walks the plan.
+#include "engine/cpu_backend.h"
+
 #include <algorithm>
-#include <bit>
 #include <climits>
 #include <cmath>
 #include <utility>
 
-#include "base/limits.h"
-#include "engine/cpu_workspace.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
-#include "op/cache/rounding.h"
 #include "op/delta/delta.h"
-#include "op/delta/mamba.h"
-#include "op/delta/short_conv.h"
-#include "op/experts/route.h"
 #include "op/score/score.h"
 #include "op/trace.h"
-#include "rank/ranks.h"
 
 namespace ridge {
 
@@ -60,102 +53,14 @@ void CpuOutputs::score(Outputs* base, std::span<const int32_t> targets) {
   });
 }
 
-class CpuBackend final : public Backend {
- public:
-  CpuBackend(CpuContext& context, const ModelPlan& plan, const Weights& weights, Ranks* ranks, const ModelSlice* slice)
-      : context_(context), plan_(plan), weights_(weights), ranks_(ranks), slice_(slice) {
-    if (ranks_ && ranks_->n_stages() > 1) own_stage_ = ranks_->of_stage();
-    stage_ = own_stage_ ? own_stage_.get() : ranks_;
-  }
+/// What ranks exchange: n floats go to each of the others, and come.
+Work exchange_work(const Ranks& ranks, int64_t n_sent, int64_t n_received) {
+  return {4 * n_received, 4 * n_sent * (ranks.size() - 1), 0};
+}
 
-  std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
-                                        PageNumbers n_pages, SlotNumbers slots) override {
-    const int64_t needed = cache_bytes(layers, false, n_pages, slots), free = free_bytes();
-    if (needed > free)
-      throw_error(ErrorKind::no_memory,
-                  "the KV cache needs {:.2f} GiB, {:.2f} GiB of memory are free (a smaller n_ctx, fewer sequences or a "
-                  "cache format of fewer bits)",
-                  double(needed) / (1 << 30), double(free) / (1 << 30));
-    const RoundRow round = metrics.empty() ? nullptr : select_round_row(context_, common_head_dim(layers));
-    return std::make_unique<HostKvMemory>(layers, metrics, round, n_pages, slots);
-  }
-  std::unique_ptr<Outputs> make_outputs() override { return std::make_unique<CpuOutputs>(context_); }
-  void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override;
-  int max_tokens() const override { return 1 << 16; }
-  void watch(OnAttention on_attention, OnBlock on_block) override {
-    on_attention_ = std::move(on_attention);
-    on_block_ = std::move(on_block);
-  }
-  bool on_device() const override { return false; }
-  std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
-                              std::span<const std::vector<int32_t>> recent) override;
-  std::string name() const override { return "cpu"; }
-  int64_t step_weight_bytes() const override;
-  int64_t free_bytes() const override { return free_memory(mapped_matrix_bytes(weights_)); }
-  StepBuffers step_buffers() const override;
-  std::vector<std::string> kernels(const KvLayerConfig& layer) const override;
+}  // namespace
 
- private:
-  /// Matrices of one step.
-  struct Rows {
-    View2<float> x, h;  // [n, d_model]: residual stream; what a block reads and returns
-    View2<float> q, attn, k, v, gate, up;
-  };
-  Rows rows_of(int64_t n, const LayerPlan& layer);
-  View2<float> matrix(CpuBuffer of, int64_t rows, int64_t cols) {
-    RIDGE_CHECK(4 * rows * cols <= buffers_[of].bytes(), "[{}, {}] in buffer {} of {} bytes", rows, cols, int(of),
-                buffers_[of].bytes());
-    return {buffers_[of].as<float>(), rows, cols};
-  }
-  void embed(std::span<const int32_t> tokens, View2<float> x);
-  void embed_for_layers(std::span<const int32_t> tokens, View2<const float> x);
-  void take_input(int layer, View2<float> x, View2<float> h);
-  void join(View2<const float> hidden, View2<float> x);
-  size_t n_parts() const;
-  int run_layers(std::span<const int32_t> tokens, View2<const float> joined, HostKvMemory& memory);
-  int run_in_passes(std::span<const int32_t> tokens, HostKvMemory& memory);
-  void attend(int layer, const Rows& rows, HostKvMemory& memory);
-  void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v);
-  void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
-  void mix_delta(int layer, const Rows& rows, HostKvMemory& memory);
-  void mix_conv(int layer, const Rows& rows, HostKvMemory& memory);
-  void mix_mamba(int layer, const Rows& rows, HostKvMemory& memory);
-  void feed_forward(int layer, const Rows& rows);
-  void experts(int layer, const Rows& rows);
-  void activate(Activation activation, View2<float> gate, View2<const float> up);
-  void norm_heads(View2<float> x, const std::vector<float>& weight);
-  void norm_rows(const std::vector<float>& weight, View2<float> x, View2<float> y);
-  void scale_by_position(const AttentionPlan& a, View2<float> q);
-  /// h = w norm(x) + bias, without the norm where `norm` is null, without the bias where it is empty. Of several ranks,
-  /// x is this one's part of the columns, and h a summand; or the whole product where w is cut between rows.
-  void project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm, View2<float> x,
-               const std::vector<int64_t>* borders, View2<float> h);
-  void sum_ranks(View2<float> h);
-  View2<float> gather_columns(Ranks& ranks, View2<const float> own, const std::vector<int64_t>& borders,
-                              View2<float> whole);
-  int stage_of(int layer) const { return slice_ ? slice_->stage_of(layer) : 0; }
-  void hand_on(int from, int to, View2<float> x);
-  void hand_to_all(int from, View2<float> x);
-  void norm_whole(View2<float> x, const std::vector<float>& weight, std::vector<int64_t> ModelSlice::*columns);
-
-  CpuContext& context_;
-  const ModelPlan& plan_;
-  const Weights& weights_;
-  Ranks* const ranks_;                   // null: this process has the whole model
-  const ModelSlice* const slice_;        // of ranks_
-  std::unique_ptr<Ranks> own_stage_;     // where there are several stages
-  Ranks* stage_ = nullptr;               // those of ranks_ that have the same layers
-  CpuWorkspace<AlignedBuffer> buffers_;  // grows with the largest step
-  std::vector<Route> routes_;
-  // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
-  std::vector<int32_t> positions_;  // of the tokens
-  std::vector<RopeAngles> angles_;
-  int n_ctx_ = 0;                                         // of the sequences
-  std::vector<std::vector<KvSpan>> parts_[kPageClasses];  // with the pages of each class
-  std::vector<KvSpan> spans_;                             // not cut
-  OnAttention on_attention_;
-  OnBlock on_block_;
-};
+std::unique_ptr<Outputs> CpuBackend::make_outputs() { return std::make_unique<CpuOutputs>(context_); }
 
 CpuBackend::Rows CpuBackend::rows_of(int64_t n, const LayerPlan& layer) {
   return {.x = matrix(B::x, n, plan_.d_model),
@@ -236,11 +141,6 @@ void CpuBackend::norm_heads(View2<float> x, const std::vector<float>& weight) {
   rms_norm(context_, heads, weight.data(), plan_.norm_eps, heads);
 }
 
-/// What ranks exchange: n floats go to each of the others, and come.
-Work exchange_work(const Ranks& ranks, int64_t n_sent, int64_t n_received) {
-  return {4 * n_received, 4 * n_sent * (ranks.size() - 1), 0};
-}
-
 /// Adds what each rank has of the block's output.
 void CpuBackend::sum_ranks(View2<float> h) {
   if (!ranks_ || stage_->size() == 1 || slice_->gathers) return;
@@ -294,16 +194,6 @@ void CpuBackend::norm_rows(const std::vector<float>& weight, View2<float> x, Vie
   (plan_.layer_norm ? layer_norm : rms_norm)(context_, x, weight.data(), plan_.norm_eps, y);
 }
 
-/// Queries grow with the logarithm of their position.
-void CpuBackend::scale_by_position(const AttentionPlan& a, View2<float> q) {
-  if (a.position_scale == 0) return;
-  for (int64_t t = 0; t < q.rows; ++t) {
-    const int lengths = positions_[size_t(t)] / a.position_length;
-    const float factor = float(1 + double(a.position_scale) * std::log(1.0 + lengths));
-    for (float& value : q.row(t)) value *= factor;
-  }
-}
-
 void CpuBackend::project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm,
                          View2<float> x, const std::vector<int64_t>* borders, View2<float> h) {
   const bool gathers = ranks_ && slice_->gathers;
@@ -313,205 +203,6 @@ void CpuBackend::project(const Linear& w, const std::vector<float>& bias, const 
   linear(context_, w, x, own);
   if (!bias.empty()) add_bias(context_, own, bias.data());
   if (gathers) gather_columns(*stage_, own, slice_->model, h);
-}
-
-bool all_finite(std::span<const float> row) {
-  uint32_t largest = 0;
-  for (const float x : row) largest = std::max(largest, std::bit_cast<uint32_t>(x) & 0x7FFFFFFF);
-  return largest < 0x7F800000;  // of infinity
-}
-
-/// Rows whose K or V is not finite, or was at an earlier position of the sequence: the codes of a cache can hide that,
-/// and logits must tell.
-std::vector<KvSpan> lost_rows(std::span<const KvSpan> spans, HostKvMemory& memory, View2<const float> k,
-                              View2<const float> v) {
-  std::vector<KvSpan> lost;
-  for (const KvSpan& span : spans) {
-    int first = std::clamp(memory.lost_from(span.slot) - span.n_past, 0, span.n_rows);
-    for (int i = 0; i < first && k.rows > 0; ++i) {  // else an earlier layer's, which has looked at them
-      if (all_finite(k.row(span.first_row + i)) && all_finite(v.row(span.first_row + i))) continue;
-      memory.set_lost_from(span.slot, span.n_past + i);
-      first = i;
-    }
-    if (first < span.n_rows) lost.push_back({.first_row = span.first_row + first, .n_rows = span.n_rows - first});
-  }
-  return lost;
-}
-
-/// rows.attn = what queries rows.q make of the caches, grown by rows.k and v.
-void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v) {
-  const LayerPlan& plan = plan_.layers[size_t(layer)];
-  const AttentionPlan& a = plan.attention;
-  const int from = a.kv_layer >= 0 ? a.kv_layer : layer;
-  const KvSide v_side = plan.mixer == MixerKind::latent ? KvSide::k : KvSide::v;
-  if (on_attention_) on_attention_(layer, rows.q, rows.k, v);
-  const std::vector<KvSpan> lost = lost_rows(spans_, memory, rows.k, v);
-  for (const std::vector<KvSpan>& spans : parts_[size_t(memory.page_class(from))]) {
-    if (from == layer)
-      kv_append(context_, memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v), spans, rows.k, v);
-    attention(context_, {.n_heads = a.n_heads,
-                         .scale = a.scale,
-                         .sink_logits = a.sink_logits ? weights_.layers[size_t(layer)].sink_logits.data() : nullptr,
-                         .k = memory.tiles(from, KvSide::k),
-                         .v = memory.tiles(from, v_side),
-                         .spans = spans,
-                         .q = rows.q,
-                         .out = rows.attn});
-  }
-  for (const KvSpan& span : lost)
-    for (int i = 0; i < span.n_rows; ++i) std::ranges::fill(rows.attn.row(span.first_row + i), NAN);
-}
-
-/// rows.h = attention of rows.h, the sequences' caches grown.
-void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
-  const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
-  const LayerWeights& w = weights_.layers[size_t(layer)];
-  const View2<float> q_gate = a.gate ? matrix(B::q_gate, rows.h.rows, 2 * a.q_dim()) : View2<float>();
-  const LinearOutput q{&w.q, a.gate ? q_gate : rows.q}, k{&w.k, rows.k};
-  if (a.kv_layer >= 0) {
-    linear(context_, rows.h, {q});
-  } else if (a.k_is_v) {
-    linear(context_, rows.h, {q, k});
-    std::copy_n(rows.k.data, rows.k.rows * rows.k.cols, rows.v.data);
-  } else {
-    linear(context_, rows.h, {q, k, {&w.v, rows.v}});
-  }
-  if (a.qkv_bias) {
-    add_bias(context_, a.gate ? q_gate : rows.q, w.q_bias.data());
-    if (rows.k.rows > 0) add_bias(context_, rows.k, w.k_bias.data());
-    if (rows.k.rows > 0) add_bias(context_, rows.v, w.v_bias.data());
-  }
-  for (int64_t t = 0; t < q_gate.rows; ++t)
-    for (int h = 0; h < a.n_heads; ++h)
-      std::copy_n(&q_gate(t, 2 * h * a.head_dim), a.head_dim, &rows.q(t, h * a.head_dim));
-  if (a.v_norm && rows.v.rows > 0) norm_heads(rows.v, std::vector<float>(size_t(a.head_dim), 1.0f));
-  const auto norm_qk = [&] {
-    norm_heads(rows.q, w.q_norm);
-    if (rows.k.rows > 0) norm_heads(rows.k, w.k_norm);
-  };
-  if (a.qk_norm_whole) {
-    norm_whole(rows.q, w.q_norm, &ModelSlice::q);
-    norm_whole(rows.k, w.k_norm, &ModelSlice::kv);
-  } else if (a.qk_norm && !a.qk_norm_after_rope) {
-    norm_qk();
-  }
-  const RopeAngles& angles = angles_[size_t(plan_.rope_of(a, n_ctx_))];
-  apply_rope(context_, angles, a.head_dim, rows.q);
-  if (rows.k.rows > 0) apply_rope(context_, angles, a.head_dim, rows.k);
-  if (a.qk_norm && a.qk_norm_after_rope) norm_qk();
-  scale_by_position(a, rows.q);
-  attend_rows(layer, rows, memory, rows.v);
-  for (int64_t t = 0; t < q_gate.rows; ++t)
-    for (int h = 0; h < a.n_heads; ++h)
-      for (int i = 0; i < a.head_dim; ++i)
-        rows.attn(t, h * a.head_dim + i) /= 1 + std::exp(-q_gate(t, (2 * h + 1) * a.head_dim + i));
-  project(w.o, w.o_bias, a.out_norm ? &w.attn_sub_norm : nullptr, rows.attn, slice_ ? &slice_->q : nullptr, rows.h);
-}
-
-/// rows.h = latent attention of rows.h, the sequences' caches grown. rows.k are the latent rows; heads of rows.q and
-/// rows.attn are as wide.
-void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory) {
-  const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
-  const LatentPlan& l = plan_.layers[size_t(layer)].latent;
-  const LayerWeights& w = weights_.layers[size_t(layer)];
-  const int64_t n = rows.h.rows, width = a.head_dim;
-  const View2<float> q = matrix(B::latent_q, n, a.n_heads * int64_t(l.query_dim()));
-  const auto columns = [](View2<float> x, int64_t first, int64_t count) {
-    return View2<float>(x.data + first, x.rows, count, x.stride);
-  };
-  if (l.q_rank > 0) {
-    const View2<float> low = matrix(B::latent_v, n, l.q_rank);
-    linear(context_, w.q_a, rows.h, low);
-    rms_norm(context_, low, w.q_a_norm.data(), plan_.norm_eps, low);
-    linear(context_, w.q_b, low, q);
-  } else {
-    linear(context_, w.q, rows.h, q);
-  }
-  linear(context_, w.kv_a, rows.h, rows.k);
-  const View2<float> latent = columns(rows.k, 0, l.rank);
-  rms_norm(context_, latent, w.kv_a_norm.data(), plan_.norm_eps, latent);
-  for (int64_t h = 0; h < a.n_heads; ++h) {
-    const int64_t from = h * l.query_dim(), to = h * width;
-    linear(context_, w.k_b[size_t(h)], columns(q, from, l.nope_dim), columns(rows.q, to, l.rank));
-    for (int64_t t = 0; t < n; ++t) std::copy_n(&q(t, from + l.nope_dim), l.rope_dim, &rows.q(t, to + l.rank));
-  }
-  const RopeAngles& angles = angles_[size_t(plan_.rope_of(a, n_ctx_))];
-  apply_rope(context_, angles, int(width), columns(rows.q, l.rank, rows.q.cols - l.rank));
-  apply_rope(context_, angles, int(width), columns(rows.k, l.rank, l.rope_dim));
-  scale_by_position(a, rows.q);
-  attend_rows(layer, rows, memory, rows.k);
-  const View2<float> values = matrix(B::latent_v, n, a.n_heads * int64_t(l.value_dim));
-  for (int64_t h = 0; h < a.n_heads; ++h)
-    linear(context_, w.v_b[size_t(h)], columns(rows.attn, h * width, l.rank),
-           columns(values, h * l.value_dim, l.value_dim));
-  linear(context_, w.o, values, rows.h);
-}
-
-/// rows.h = the gated delta rule over rows.h, the sequences' states moved on.
-void CpuBackend::mix_delta(int layer, const Rows& rows, HostKvMemory& memory) {
-  const DeltaPlan& d = plan_.layers[size_t(layer)].delta;
-  const LayerWeights& w = weights_.layers[size_t(layer)];
-  const int64_t n = rows.h.rows;
-  const View2<float> qkv = matrix(B::delta_qkv, n, d.channels()), z = matrix(B::delta_z, n, d.values()),
-                     a = matrix(B::delta_a, n, d.n_value_heads), b = matrix(B::delta_b, n, d.n_value_heads),
-                     out = matrix(B::delta_out, n, d.values());
-  linear(context_, rows.h, {{&w.delta.qkv, qkv}, {&w.delta.z, z}, {&w.delta.a, a}, {&w.delta.b, b}});
-  gated_delta(context_, {.shape = d,
-                         .conv = w.delta.conv.data(),
-                         .decay = w.delta.decay.data(),
-                         .dt_bias = w.delta.dt_bias.data(),
-                         .spans = spans_,
-                         .states = memory.states(layer),
-                         .qkv = qkv,
-                         .a = a,
-                         .b = b,
-                         .out = out});
-  norm_heads(out, w.delta.norm);
-  swiglu(context_, z, out);
-  linear(context_, w.o, z, rows.h);
-}
-
-/// rows.h = the gated short convolution of rows.h, the sequences' states moved on.
-void CpuBackend::mix_conv(int layer, const Rows& rows, HostKvMemory& memory) {
-  const ConvPlan& conv = plan_.layers[size_t(layer)].conv;
-  const LayerWeights& w = weights_.layers[size_t(layer)];
-  const View2<float> bcx = matrix(B::delta_qkv, rows.h.rows, 3 * int64_t(conv.channels)),
-                     out = matrix(B::delta_out, rows.h.rows, conv.channels);
-  linear(context_, w.conv_in, rows.h, bcx);
-  short_conv(context_, {.kernel = conv.kernel,
-                        .weights = w.conv.data(),
-                        .spans = spans_,
-                        .states = memory.states(layer),
-                        .bcx = bcx,
-                        .out = out});
-  linear(context_, w.o, out, rows.h);
-}
-
-/// rows.h = Mamba2 over rows.h, the sequences' states moved on.
-void CpuBackend::mix_mamba(int layer, const Rows& rows, HostKvMemory& memory) {
-  const MambaPlan& m = plan_.layers[size_t(layer)].mamba;
-  const LayerWeights& w = weights_.layers[size_t(layer)];
-  const int64_t n = rows.h.rows, inner = m.inner(), part = inner / m.n_groups;
-  const View2<float> in = matrix(B::delta_qkv, n, m.columns()), z = matrix(B::delta_z, n, inner),
-                     out = matrix(B::delta_out, n, inner);
-  linear(context_, w.conv_in, rows.h, in);
-  for (int64_t t = 0; t < n; ++t) std::copy_n(&in(t, 0), inner, &z(t, 0));
-  mamba2(context_, {.shape = m,
-                    .conv = w.conv.data(),
-                    .conv_bias = w.conv_bias.data(),
-                    .decay = w.mamba_decay.data(),
-                    .dt_bias = w.mamba_dt_bias.data(),
-                    .d = w.mamba_d.data(),
-                    .spans = spans_,
-                    .states = memory.states(layer),
-                    .in = in,
-                    .out = out});
-  swiglu(context_, z, out);
-  for (int64_t g = 0; g < m.n_groups; ++g) {
-    const View2<float> of_group(z.data + g * part, n, part, inner);
-    rms_norm(context_, of_group, w.mamba_norm.data() + g * part, plan_.norm_eps, of_group);
-  }
-  linear(context_, w.o, z, rows.h);
 }
 
 /// gate = activation(gate) * up
@@ -838,8 +529,6 @@ std::vector<int32_t> CpuBackend::sample(Outputs& outputs, std::span<const Sample
   }
   return tokens;
 }
-
-}  // namespace
 
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
                                           Ranks* ranks, const ModelSlice* slice) {
