@@ -3,13 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
-#include "base/metrics.h"
+#include "cases/coded_caches.h"
 #include "engine/engine.h"
 #include "engine/kv_options.h"
-#include "format/list.h"
-#include "ridge/engine.h"
 
 namespace ridge {
 namespace {
@@ -26,9 +22,6 @@ void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.spec; }
 class KindsOfCaches : public testing::TestWithParam<Shape> {
  protected:
   const Model model = Model::load(std::string("synth:") + GetParam().spec + "@weights=f16", {.n_threads = 1});
-  SessionOptions cache(std::string format) const {
-    return {.n_ctx = 192, .k = {.format = format}, .v = {.format = format}};
-  }
 };
 // Four sliding layers of two heads and two full ones of one; of two, and three layers that share; two that attend.
 INSTANTIATE_TEST_SUITE_P(Shapes, KindsOfCaches,
@@ -36,23 +29,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, KindsOfCaches,
                                          Shape{"tiny-gemma4-e", 8, 4, 64}, Shape{"tiny-nemotron", 4, 0},
                                          Shape{"tiny-nemotron-moe", 4, 0}));
 
-std::vector<int32_t> some_tokens(int n) {
-  std::vector<int32_t> tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back((i * 7919 + 13) % 512);
-  return tokens;
-}
-std::vector<float> decode(Session& session, int32_t token) {
-  const auto logits = session.decode(token);
-  return {logits.begin(), logits.end()};
-}
-
 TEST_P(KindsOfCaches, BytesAreThoseOfTheRowsThatThereAre) {
   const auto& [spec, n_32, n_64, scores2] = GetParam();
   EXPECT_EQ(model.info().cached_values(), 2 * (32 * n_32 + 64 * n_64));
   for (const KvFormat& format : kv_formats()) {
     SCOPED_TRACE(format.name);
     const int64_t expected = n_32 * format.row_bytes(32) + n_64 * format.row_bytes(64);
-    Session session(model, cache(std::string(format.name)));
+    Session session(model, short_cache(std::string(format.name)));
     session.prefill(some_tokens(150));
     const KvReport report = session.kv_report();
     EXPECT_EQ(report.k.bytes_per_token, expected);
@@ -61,40 +44,19 @@ TEST_P(KindsOfCaches, BytesAreThoseOfTheRowsThatThereAre) {
   }
 }
 
+/// What a row's error does to a score grows with the scores; errors of half the logits' size or more bound nothing.
 TEST_P(KindsOfCaches, CodedRowsStayCloseToExactOnes) {
-  // As of other models (latent_test.cpp): the rows' relative error, a few layers deep. What a row's error does to a
-  // score grows with the scores; errors of half the logits' size or more bound nothing.
-  const std::pair<const char*, double> bounds[] = {{"f16", 1e-5},  {"q8_0", 1e-3},    {"i8r", 1e-3},
-                                                   {"q4_0", 0.05}, {"rotor-4", 0.05}, {"rotor-3", 0.1}};
-  Session exact(model, cache("f32"));
-  exact.prefill(some_tokens(170));
-  const std::vector<float> expected = decode(exact, 7);
-  for (const auto& [name, bound] : bounds) {
-    Session session(model, cache(name));
-    session.prefill(some_tokens(170));
-    const double nmse = compare(decode(session, 7), expected).nmse;
+  each_coded_error(model, [](const char* name, double nmse, double bound) {
     RecordProperty(fmt::format("nmse_{}", name), fmt::format("{:.1e}", nmse));
     if (bound * GetParam().scores2 < 0.5) {
       EXPECT_LT(nmse, bound * GetParam().scores2) << name;
     }
     EXPECT_GT(nmse, 0) << name;
-  }
+  });
 }
 
 TEST_P(KindsOfCaches, SavedRestoredAndCopiedCachesGoOnBitForBit) {
-  const std::string path = testing::TempDir() + fmt::format("ridge_{}_state.kv", GetParam().spec);
-  for (const KvFormat& format : kv_formats()) {
-    const SessionOptions options = cache(std::string(format.name));
-    Session session(model, options), restored(model, options), copied(model, options);
-    session.prefill(some_tokens(150));
-    session.save(path);
-    restored.restore(path);
-    copied.copy_from(session);
-    const std::vector<float> expected = decode(session, 7);
-    EXPECT_EQ(decode(restored, 7), expected) << format.name;
-    EXPECT_EQ(decode(copied, 7), expected) << format.name;
-  }
-  std::filesystem::remove(path);
+  expect_states_go_on(model, fmt::format("ridge_{}_state.kv", GetParam().spec));
 }
 
 /// Formats whose groups no head fits are refused by name.

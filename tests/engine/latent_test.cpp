@@ -3,13 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 
-#include "base/metrics.h"
+#include "cases/coded_caches.h"
 #include "engine/kv_options.h"
-#include "format/list.h"
 #include "model/weights.h"
-#include "ridge/engine.h"
 
 namespace ridge {
 namespace {
@@ -17,18 +14,6 @@ namespace {
 const Model& latent() {
   static const Model model = Model::load("synth:tiny-latent@weights=f16", {.n_threads = 1});
   return model;
-}
-
-SessionOptions cache(std::string format) { return {.n_ctx = 192, .k = {.format = format}, .v = {.format = format}}; }
-
-std::vector<int32_t> some_tokens(int n) {
-  std::vector<int32_t> tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back((i * 7919 + 13) % 512);
-  return tokens;
-}
-std::vector<float> decode(Session& session, int32_t token) {
-  const auto logits = session.decode(token);
-  return {logits.begin(), logits.end()};
 }
 
 std::string refusal(const SessionOptions& options, const ModelPlan& plan) {
@@ -45,7 +30,7 @@ TEST(Latent, ARowIsHeldOnce) {
   constexpr int kWidth = 64 + 32, kLayers = 3;
   for (const KvFormat& format : kv_formats()) {
     SCOPED_TRACE(format.name);
-    Session session(latent(), cache(std::string(format.name)));
+    Session session(latent(), short_cache(std::string(format.name)));
     session.prefill(some_tokens(150));
     const KvReport report = session.kv_report();
     EXPECT_EQ(report.k.bytes_per_token, kLayers * format.row_bytes(kWidth));
@@ -58,36 +43,13 @@ TEST(Latent, ARowIsHeldOnce) {
 }
 
 TEST(Latent, CodedRowsStayCloseToExactOnes) {
-  // Errors in logits of variance 1 that a format of so many bits may make: the rows' relative error, a few layers deep.
-  const std::pair<const char*, double> bounds[] = {{"f16", 1e-5},  {"q8_0", 1e-3},    {"i8r", 1e-3},
-                                                   {"q4_0", 0.05}, {"rotor-4", 0.05}, {"rotor-3", 0.1}};
-  Session exact(latent(), cache("f32"));
-  exact.prefill(some_tokens(170));
-  const std::vector<float> expected = decode(exact, 7);
-  for (const auto& [name, bound] : bounds) {
-    Session session(latent(), cache(name));
-    session.prefill(some_tokens(170));
-    const double nmse = compare(decode(session, 7), expected).nmse;
+  each_coded_error(latent(), [](const char* name, double nmse, double bound) {
     EXPECT_LT(nmse, bound) << name;
     EXPECT_GT(nmse, 0) << name;
-  }
+  });
 }
 
-TEST(Latent, SavedRestoredAndCopiedCachesGoOnBitForBit) {
-  const std::string path = testing::TempDir() + "ridge_latent_state.kv";
-  for (const KvFormat& format : kv_formats()) {
-    const SessionOptions options = cache(std::string(format.name));
-    Session session(latent(), options), restored(latent(), options), copied(latent(), options);
-    session.prefill(some_tokens(150));
-    session.save(path);
-    restored.restore(path);
-    copied.copy_from(session);
-    const std::vector<float> expected = decode(session, 7);
-    EXPECT_EQ(decode(restored, 7), expected) << format.name;
-    EXPECT_EQ(decode(copied, 7), expected) << format.name;
-  }
-  std::filesystem::remove(path);
-}
+TEST(Latent, SavedRestoredAndCopiedCachesGoOnBitForBit) { expect_states_go_on(latent(), "ridge_latent_state.kv"); }
 
 TEST(Latent, ShiftTurnsTheRopePartAlone) {
   // With one layer, rows depend on their own token and position only, so the cache of the shortened text is known.
@@ -96,7 +58,7 @@ TEST(Latent, ShiftTurnsTheRopePartAlone) {
   std::vector<int32_t> kept(tokens.begin(), tokens.begin() + 5);
   kept.insert(kept.end(), tokens.begin() + 45, tokens.end());
   for (const auto& [name, bound] : {std::pair{"f32", 1e-9}, {"f16", 1e-5}}) {
-    Session shifted(model, cache(name)), fresh(model, cache(name));
+    Session shifted(model, short_cache(name)), fresh(model, short_cache(name));
     shifted.prefill(tokens);
     shifted.shift(5, 40);
     fresh.prefill(kept);
@@ -106,18 +68,18 @@ TEST(Latent, ShiftTurnsTheRopePartAlone) {
 
 TEST(Latent, SidesThatDifferAndRowsThatDoNotFitAreRefusedByName) {
   Config config = synth_config("tiny-latent").or_throw();
-  EXPECT_EQ(refusal(cache("rotor-3"), make_plan(config)), "");
+  EXPECT_EQ(refusal(short_cache("rotor-3"), make_plan(config)), "");
   const std::string differs = refusal({.k = {.format = "q8_0"}, .v = {.format = "f16"}}, make_plan(config));
   EXPECT_NE(differs.find("V cannot have format f16, not q8_0"), std::string::npos) << differs;
   config.kv_rank = 40;
   config.head_dim = 72;
   for (const char* name : {"q8_0", "p8", "q4_0"}) {
-    const std::string message = refusal(cache(name), make_plan(config));
+    const std::string message = refusal(short_cache(name), make_plan(config));
     EXPECT_NE(message.find(fmt::format("K cache format {} needs head_dim to be a multiple of 32", name)),
               std::string::npos)
         << message;
   }
-  EXPECT_EQ(refusal(cache("rotor-3"), make_plan(config)), "");
+  EXPECT_EQ(refusal(short_cache("rotor-3"), make_plan(config)), "");
 }
 
 }  // namespace

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <optional>
 
 #include "gpu/brick_data.h"
 #include "gpu/graph.h"
-#include "op/gemv/int_shared.h"
+#include "gpu/int_operands.h"
 #include "ridge/error.h"
 
 namespace ridge {
@@ -16,18 +15,9 @@ namespace {
 using Floats = std::vector<float>;
 
 constexpr const char* kFormats[] = {"q4_k", "q5_k", "q6_k"};
-constexpr float kEps = 1e-5f;
-
-struct Case {
-  int n_tokens = 1;
-  bool norm = false, bias = false;
-  IntOutput output = IntOutput::store;
-  std::optional<IntPlan> plan = {};
-};
-
-struct Bounded {
-  double value, error;
-};
+constexpr float kEps = kIntCaseEps;
+using Case = IntCase;
+using Operands = IntOperands;
 
 /// Row `row` times token x (normalised by `factor` and weight, in double), and how far a product of int8 activations
 /// may be from it.
@@ -60,20 +50,6 @@ Bounded exact_product(const BrickRows& w, const std::vector<double>& sizes, int6
 
 class IntBricksCuda : public OnBricks {
  protected:
-  struct Operands {
-    Floats x, norm, bias, y;
-
-    Operands(const Case& c, int64_t n_in, int64_t n_out, uint64_t seed)
-        : x(normal_floats(seed, c.n_tokens * n_in)),
-          norm(c.norm ? normal_floats(seed + 1, n_in) : Floats()),
-          bias(c.bias ? normal_floats(seed + 2, n_out) : Floats()),
-          y(normal_floats(seed + 3, c.n_tokens * n_out)) {
-      for (int64_t t = 0; t < c.n_tokens; ++t)  // tokens of different sizes, with an outlier each
-        for (int64_t i = 0; i < n_in; ++i)
-          x[size_t(t * n_in + i)] *= float(1 + t) * (i == (37 * t + 5) % n_in ? 20.0f : 1.0f);
-    }
-  };
-
   /// Outputs of all parts, [token][part][row], twice the same bits, and nothing written around them.
   Floats run(const BrickMatrix& w, const Case& c, const Operands& o) {
     constexpr float kGuard = 7.0f;

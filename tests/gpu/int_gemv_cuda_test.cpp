@@ -4,11 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <optional>
 
 #include "format/int4_g128.h"
-#include "gpu/device_data.h"
-#include "op/gemv/int_shared.h"
+#include "gpu/int_operands.h"
 #include "op/kernels.h"
 #include "op/norm_rope/kernels.h"
 #include "op/norm_rope/norm_rope.h"
@@ -68,13 +66,9 @@ struct TernaryMatrix {
   }
 };
 
-struct Case {
-  int64_t n_tokens = 1;
-  int planes = 1;
-  bool norm = false, bias = false;
-  IntOutput output = IntOutput::store;
-  std::optional<IntPlan> plan = {};
-};
+using Case = IntCase;
+using Operands = IntOperands;
+
 bool gated(IntOutput output) { return output == IntOutput::silu_glu || output == IntOutput::relu2_glu; }
 
 testing::AssertionResult same_bits(const Floats& got, const Floats& expected) {
@@ -86,22 +80,7 @@ testing::AssertionResult same_bits(const Floats& got, const Floats& expected) {
   return testing::AssertionSuccess();
 }
 
-constexpr float kEps = 1e-5f;
-
-/// Operands of a case for weights of n_out outputs.
-struct Operands {
-  Floats x, norm, bias, y;
-
-  Operands(const Case& c, int64_t n_in, int64_t n_out, uint64_t seed)
-      : x(normal_floats(seed, c.n_tokens * n_in)),
-        norm(c.norm ? normal_floats(seed + 1, n_in) : Floats()),
-        bias(c.bias ? normal_floats(seed + 2, n_out) : Floats()),
-        y(normal_floats(seed + 3, c.n_tokens * n_out)) {
-    for (int64_t t = 0; t < c.n_tokens; ++t)  // tokens of different sizes, with an outlier each
-      for (int64_t i = 0; i < n_in; ++i)
-        x[size_t(t * n_in + i)] *= float(1 + t) * (i == (37 * t + 5) % n_in ? 20.0f : 1.0f);
-  }
-};
+constexpr float kEps = kIntCaseEps;
 
 class IntGemvCuda : public OnDevice {
  protected:
@@ -163,10 +142,6 @@ class IntGemvCuda : public OnDevice {
   void check_int4(const std::vector<const Int4Matrix*>& matrices, const IntWeights& w, const Case& c, uint64_t seed);
 
   IntScratch scratch_;
-};
-
-struct Bounded {
-  double value, error;
 };
 
 /// Row `row` of m times token x (normalised by `factor` and weight, in double), and how far a product of int8
