@@ -16,23 +16,23 @@ namespace ridge::io {
 namespace {
 
 /// A member of an object; nullptr where there is none, or null.
-const Json* member(const Json& object, const char* key) {
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  return found == object.end() || found->is_null() ? nullptr : &*found;
+const Json* given(const Json& object, const char* key) {
+  const Json* const found = member(object, key);
+  return found && found->is_null() ? nullptr : found;
 }
 
 std::string text_of(const Json& object, const char* key, const char* fallback) {
-  const Json* const value = member(object, key);
-  return value && value->is_string() ? value->get<std::string>() : fallback;
+  const std::string* const text = member_text(object, key);
+  return text ? *text : fallback;
 }
 
 bool is_true(const Json& object, const char* key) {
   const Json* const value = member(object, key);
-  return value && value->is_boolean() && value->get<bool>();
+  return value && *value == true;
 }
 
 std::string shown(const Json& object, const char* key) {
-  const Json* const value = member(object, key);
+  const Json* const value = given(object, key);
   return value ? value->dump() : "missing";
 }
 
@@ -47,14 +47,14 @@ struct Source {
 };
 
 Status read_bits(const Source& source) {
-  const Json* const bits = member(source.config, "bits");
+  const Json* const bits = given(source.config, "bits");
   if (bits && bits->is_number_integer() && *bits == 4) return {};
   return source.refused("bits", shown(source.config, "bits"), "4 (other widths are not supported)");
 }
 
 Status read_group(const Source& source, Packing& packing) {
   constexpr int64_t kMost = 1 << 20;
-  const Json* const group = member(source.config, "group_size");
+  const Json* const group = given(source.config, "group_size");
   const int64_t size = group && group->is_number_integer() ? group->get<int64_t>() : 0;
   if (size != -1 && (size < 32 || size % 32 != 0 || size > kMost))
     return source.refused("group_size", shown(source.config, "group_size"),
@@ -75,7 +75,7 @@ Status read_gptq(const Source& source, Packing& packing) {
   RIDGE_TRY_STATUS(read_bits(source));
   RIDGE_TRY_STATUS(read_group(source, packing));
   packing.ordered = !is_true(source.config, "desc_act");
-  if (const Json* const dynamic = member(source.config, "dynamic"); dynamic && !dynamic->empty())
+  if (const Json* const dynamic = given(source.config, "dynamic"); dynamic && !dynamic->empty())
     return bad_file("{}: quantization_config.dynamic gives modules settings of their own (not supported)",
                     source.where);
   const std::string version = text_of(source.config, "checkpoint_format", "gptq");
@@ -96,7 +96,7 @@ Status read_awq(const Source& source, Packing& packing) {
 
 /// A pair of block sizes, rows and columns.
 Status read_blocks(const Source& source, const Json& object, const char* key, Packing& packing) {
-  const Json* const sizes = member(object, key);
+  const Json* const sizes = given(object, key);
   if (!sizes) return {};
   constexpr int64_t kMost = 1 << 20;
   const auto is_size = [](const Json& n) { return n.is_number_unsigned() && n >= 1 && n <= kMost; };
@@ -116,21 +116,21 @@ Status read_fp8(const Source& source, Packing& packing) {
 /// The weights of a group of modules in the form of compressed-tensors; modelopt writes the same.
 Status read_module_group(const Source& source, const std::string& name, const Json& group, Packing& packing) {
   const std::string at = fmt::format("config_groups.{}.weights", name);
-  const Json* const weights = member(group, "weights");
+  const Json* const weights = given(group, "weights");
   if (!weights || !weights->is_object()) return source.refused(at, shown(group, "weights"), "an object");
-  const Json* const bits = member(*weights, "num_bits");
+  const Json* const bits = given(*weights, "num_bits");
   const std::string type = text_of(*weights, "type", "");
   const bool is_fp8 = bits && *bits == 8 && type == "float", is_fp4 = bits && *bits == 4 && type == "float";
   if (!is_fp8 && !is_fp4)
     return source.refused(at, fmt::format("{} bits of type {}", shown(*weights, "num_bits"), in_quotes(type)),
                           "floats of 8 or 4 bits");
-  if (const Json* const size = member(*weights, "group_size"); is_fp4 && (!size || *size != 16))
+  if (const Json* const size = given(*weights, "group_size"); is_fp4 && (!size || *size != 16))
     return source.refused(at + ".group_size", shown(*weights, "group_size"), "16");
   return read_blocks(source, *weights, "block_structure", packing);
 }
 
 Status read_module_groups(const Source& source, Packing& packing) {
-  const Json* const groups = member(source.config, "config_groups");
+  const Json* const groups = given(source.config, "config_groups");
   if (!groups) return {};
   if (!groups->is_object()) return source.refused("config_groups", groups->dump(), "an object");
   for (const auto& [name, group] : groups->items()) RIDGE_TRY_STATUS(read_module_group(source, name, group, packing));
@@ -139,7 +139,7 @@ Status read_module_groups(const Source& source, Packing& packing) {
 
 Status read_compressed_tensors(const Source& source, Packing& packing) {
   for (const char* key : {"transform_config", "sparsity_config"})
-    if (const Json* const value = member(source.config, key);
+    if (const Json* const value = given(source.config, key);
         value && !value->empty() && text_of(*value, "format", "") != "dense")
       return source.refused(key, value->dump(), "nothing");
   return read_module_groups(source, packing);
@@ -242,9 +242,9 @@ Result<Packing> read_packing(std::string_view config_json, std::string_view hf_q
                              std::string_view where) {
   RIDGE_TRY(const Json json, parse_json(config_json, where));
   RIDGE_TRY(const Json of_modelopt, parse_json(hf_quant_config_json.empty() ? "{}" : hf_quant_config_json, where));
-  const Json* config = member(json, "quantization_config");
+  const Json* config = given(json, "quantization_config");
   const bool is_apart = !config;
-  if (is_apart) config = member(of_modelopt, "quantization");
+  if (is_apart) config = given(of_modelopt, "quantization");
   if (!config) return Packing();
   if (!config->is_object()) return bad_file("{}: quantization_config is not an object", where);
   const std::string method = is_apart ? "modelopt" : text_of(*config, "quant_method", "");

@@ -99,8 +99,7 @@ void StagedConstraint::mask(std::span<float> logits, int tokens_left) {
     for (const int32_t token : stage().barred) logits[size_t(token)] = kNever;
     return;
   }
-  const bool free_answer = plan_->stages[size_t(stage().next)].kind == Stage::Kind::free;
-  if (stage().kind == Stage::Kind::free || (stage().kind == Stage::Kind::may_open && free_answer)) return;
+  if (stage().kind == Stage::Kind::free || (stage().kind == Stage::Kind::may_open && goes_on_freely())) return;
   if (stage().kind == Stage::Kind::words) tokens_left = std::numeric_limits<int>::max();  // no word is a short cut
   std::vector<int32_t> free;
   if (stage().kind == Stage::Kind::may_open) free = openers();
@@ -180,8 +179,7 @@ int32_t StagedConstraint::accept_opening(int32_t token) {
   text_ = text;
   if (std::ranges::any_of(stage().marks.texts, [&](const std::string& open) { return open.starts_with(text); }))
     return token;
-  const bool free_answer = plan_->stages[size_t(stage().next)].kind == Stage::Kind::free;
-  if (!grammar_goes_on_ && !free_answer)
+  if (!grammar_goes_on_ && !goes_on_freely())
     throw_error(ErrorKind::failure, "token {} was sampled outside of its grammar", token);
   stage_ = stage().next;  // the place in the grammar stays
   return token;

@@ -57,6 +57,8 @@ class StagedConstraint final : public TokenRule {
 
  private:
   const Stage& stage() const { return plan_->stages[size_t(stage_)]; }
+  /// Whether any text may follow this stage.
+  bool goes_on_freely() const { return plan_->stages[size_t(stage().next)].kind == Stage::Kind::free; }
   void enter(int stage);
   /// Masks by the grammar, but for these tokens.
   void mask_but(std::span<float> logits, int tokens_left, std::span<const int32_t> free);

@@ -87,7 +87,7 @@ class KvMemory {
   SlotNumbers slots() const { return slots_; }
   /// States of a slot: its sequence can bring as many tokens to a step, or to several, and be taken back to any length
   /// behind the first of them.
-  int states_kept(int slot) const { return slot < slots_.n_histories ? kStateHistory : 1; }
+  int states_kept(int slot) const { return numbers().kept(slot); }
   /// Bytes of one page of a class, of one page of each and of one slot without a history, over all layers.
   int64_t page_bytes(PageClass of) const { return page_bytes_[size_t(of)]; }
   int64_t page_bytes() const { return page_bytes_[0] + page_bytes_[1]; }
@@ -141,8 +141,10 @@ class KvMemory {
   static int rotation_layer(std::span<const KvLayerConfig> layers, int i) {
     return layers[size_t(i)].layer >= 0 ? layers[size_t(i)].layer : i;
   }
+  /// How the states of every layer are numbered.
+  LayerStates numbers() const { return {.n_histories = slots_.n_histories}; }
   /// Of every layer, of the state behind n tokens of a slot's sequence.
-  int state_number(int slot, int n) const { return int(LayerStates{nullptr, 0, slots_.n_histories}.number(slot, n)); }
+  int state_number(int slot, int n) const { return int(numbers().number(slot, n)); }
   static constexpr int64_t kPadBytes = 64;  ///< kernels may read this far past the last row
   /// `fragments`: tiles are in the order of tensor cores where kernels have one (device_tiles()).
   KvMemory(std::span<const KvLayerConfig> layers, bool fragments, PageNumbers n_pages, SlotNumbers slots);

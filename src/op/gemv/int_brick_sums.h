@@ -171,14 +171,21 @@ requires(is_brick_kind(kKind)) struct Sums<kKind, kTokens> {
     return words;
   }
 
-  /// d[h] += steps 2h and 2h + 1 of chunks first .. first + kShare - 1, a sub-block of 32 each.
-  __device__ void multiply_pairs(int (&d)[2][4], const uint8_t* brick, const uint8_t* values, int first,
-                                 int lane) const {
+  /// visit(weights, activations) of chunks first .. first + kShare - 1.
+  template <class Visit>
+  __device__ void each_chunk(const uint8_t* brick, const uint8_t* values, int first, int lane,
+                             const Visit& visit) const {
 #pragma unroll
     for (int chunk = first; chunk < first + kShare; ++chunk) {
       Bytes bytes;
       bytes.load(brick, chunk, lane);
-      const uint4 b = load_column(values, chunk);
+      visit(bytes, load_column(values, chunk));
+    }
+  }
+  /// d[h] += steps 2h and 2h + 1 of these chunks, a sub-block of 32 each.
+  __device__ void multiply_pairs(int (&d)[2][4], const uint8_t* brick, const uint8_t* values, int first,
+                                 int lane) const {
+    each_chunk(brick, values, first, lane, [&](const Bytes& bytes, const uint4& b) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t a[4];
@@ -186,23 +193,19 @@ requires(is_brick_kind(kKind)) struct Sums<kKind, kTokens> {
         bytes.rows(2 * h + 1, a[2], a[3]);
         gpu::mma_u8s8(d[h], a, bricks::pick(b, 2 * h), bricks::pick(b, 2 * h + 1));
       }
-    }
+    });
   }
   /// d[s] += step s of these chunks, a sub-block of 16 each.
   __device__ void multiply_steps(int (&d)[4][4], const uint8_t* brick, const uint8_t* values, int first,
                                  int lane) const {
-#pragma unroll
-    for (int chunk = first; chunk < first + kShare; ++chunk) {
-      Bytes bytes;
-      bytes.load(brick, chunk, lane);
-      const uint4 b = load_column(values, chunk);
+    each_chunk(brick, values, first, lane, [&](const Bytes& bytes, const uint4& b) {
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
         uint32_t a[2];
         bytes.rows(s, a[0], a[1]);
         gpu::mma_u8s8_k16(d[s], a, bricks::pick(b, s));
       }
-    }
+    });
   }
 
   float of_[2] = {};
