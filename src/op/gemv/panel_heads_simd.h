@@ -95,12 +95,11 @@ inline Simd::I panel_weights(const std::byte* codes) {
   if constexpr (kHigh > 0) {
     constexpr int kEach = 8 / kHigh;  // in a byte of the vectors behind the low bits
     const Simd::I high = Simd::template moved<kLow - k % kEach * kHigh>(Simd::iload(codes + 64 * (kLow + k / kEach)));
-    if constexpr (Unit::kLevels != nullptr)
-      return Simd::lookup(Unit::kLevels, Simd::template joined<kLowMask>(low, high));
+    if constexpr (Unit::kHasLevels) return Simd::lookup(Unit::kLevels, Simd::template joined<kLowMask>(low, high));
     else
       return Simd::ior(Simd::template masked<kLowMask>(low), Simd::template masked<((1 << kHigh) - 1) << kLow>(high));
   }
-  if constexpr (Unit::kLevels != nullptr) return Simd::lookup(Unit::kLevels, low);
+  if constexpr (Unit::kHasLevels) return Simd::lookup(Unit::kLevels, low);
   return Simd::template masked<kLowMask>(low);  // all bits of 8
 }
 /// Whether weights reach past 127: the dot product must not add pairs in 16 bits.

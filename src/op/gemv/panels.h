@@ -66,13 +66,15 @@ alignas(16) inline constexpr PanelLevels kIq1PanelLevels = {2, 10, 18, 9, 0, 8, 
 /// What the unit of a format's panels looks like. kScaled: columns under one scale. kRowHead: bytes of a row in the
 /// head, 0 where a unit has as many bytes as its blocks.
 template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelScales kScales_ = PanelScales::f16,
-          PanelMinima kMinima_ = PanelMinima::none, const uint8_t* kLevels_ = nullptr, int kRowHead_ = 0>
+          PanelMinima kMinima_ = PanelMinima::none, auto kLevels_ = nullptr, int kRowHead_ = 0>
 struct PanelCodes {
   static constexpr int kLow = kLow_, kHigh = kHigh_, kScaled = kScaled_;
   static constexpr int kZero = kZero_;  ///< code of weight 0, before a minimum
   static constexpr PanelScales kScales = kScales_;
   static constexpr PanelMinima kMinima = kMinima_;
   static constexpr const uint8_t* kLevels = kLevels_;  ///< null: codes are weights
+  /// By type: g++ compares no address with null at compile time when it looks for undefined behaviour.
+  static constexpr bool kHasLevels = !std::is_null_pointer_v<decltype(kLevels_)>;
   static constexpr int kRowHead = kRowHead_;
   static constexpr int kGroupBytes = 4 * kPanelRows * (kLow + kHigh);  ///< codes of 32 columns
 };
