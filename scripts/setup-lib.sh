@@ -42,7 +42,10 @@ packages_of() {
                    pkg-config: command pkg-config
                    python3: command python3' ;;
     hip) echo 'clang-19: command clang++-19
-               libamdhip64-dev: file /usr/include/hip/hip_runtime.h' ;;
+               lld-19: command ld.lld-19
+               clang-tools-19: command clang-offload-bundler-19
+               libamdhip64-dev: file /usr/include/hip/hip_runtime.h
+               rocm-device-libs: file /usr/lib/x86_64-linux-gnu/amdgcn/bitcode/ocml.bc' ;;
     newest) newest_clang | sed -n 's/..*/clang-&: command clang++-&/p' ;;
   esac
 }
@@ -72,6 +75,9 @@ other_names() {
     python3-matplotlib) echo 'arch: python-matplotlib' ;;
     g++-aarch64-linux-gnu | qemu-user-static) echo 'fedora: - arch: - suse: -' ;;
     clang-19) echo 'ubuntu-22.04: - fedora: clang arch: clang suse: clang19' ;;
+    lld-19) echo 'ubuntu-22.04: - fedora: lld arch: lld suse: lld19' ;;
+    clang-tools-19) echo 'ubuntu-22.04: - fedora: clang-tools-extra arch: clang suse: -' ;;
+    rocm-device-libs) echo 'ubuntu-22.04: - suse: -' ;;
     libamdhip64-dev) echo 'ubuntu-22.04: - fedora: rocm-hip-devel arch: hip-runtime-amd suse: -' ;;
   esac
 }

@@ -55,8 +55,8 @@ DriverMemory driver_memory() {
 
 void check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
-  throw Error(kind_of(code),
-              std::string("CUDA ") + what + ": " + cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")");
+  throw Error(kind_of(code), std::string(kRuntimeName) + " " + what + ": " + cudaGetErrorString(code) + " (" +
+                                 cudaGetErrorName(code) + ")");
 }
 
 bool device_has_warpgroups() {
@@ -71,6 +71,7 @@ bool device_has_warpgroups() {
 #endif
 }
 
+#ifndef __HIP__
 bool device_can_overlap() {
   static thread_local int asked = -1, major = 0;
   int device = 0;
@@ -81,6 +82,7 @@ bool device_can_overlap() {
   }
   return major >= 9;
 }
+#endif
 
 void use_device(int index) { check(cudaSetDevice(index), ("device " + std::to_string(index)).c_str()); }
 

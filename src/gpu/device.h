@@ -8,11 +8,11 @@
 #include <span>
 #include <utility>
 
-struct CUstream_st;
+#include "gpu/runtime_types.h"
 
 namespace ridge::gpu {
 
-using StreamHandle = CUstream_st*;
+using StreamHandle = StreamType*;
 
 /// Shared memory that a block can have on Hopper.
 inline constexpr int kHopperSharedBytes = 227 << 10;

@@ -1,9 +1,9 @@
 // query_devices() through the CUDA runtime. Creates no context, so it costs no device memory.
-#include <cuda_runtime.h>
+#include "gpu/device_query.h"
 
 #include <numeric>
 
-#include "gpu/device_query.h"
+#include "gpu/launch.h"
 #include "gpu/peer.h"
 #include "ridge/error.h"
 

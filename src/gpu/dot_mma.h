@@ -25,6 +25,18 @@ RIDGE_HD inline __attribute__((always_inline)) void mma_by_dots(int lane, Sum (&
   if constexpr (kQuad < 3) mma_by_dots<kQuad + 1>(lane, d, words, dot);
 }
 
+/// The same with K = 16, a word of B and two of A: gpu/tensor.h's mma_u8s8_k16().
+template <int kQuad = 0, class Sum, class WordsOf, class Dot>
+RIDGE_HD inline __attribute__((always_inline)) void mma_by_dots_k16(int lane, Sum (&d)[4], const WordsOf& words,
+                                                                    Dot dot) {
+  for (int column = 0; column < 2; ++column) {
+    const uint32_t b = words.b(0, 4 * (lane % 4 * 2 + column) + kQuad);
+    d[column] = dot(words.template a<0, kQuad>(), b, d[column]);
+    d[2 + column] = dot(words.template a<1, kQuad>(), b, d[2 + column]);
+  }
+  if constexpr (kQuad < 3) mma_by_dots_k16<kQuad + 1>(lane, d, words, dot);
+}
+
 /// The selector of select_bytes() with a byte in place of each nibble of its low half, bit 3 cleared.
 RIDGE_HD constexpr uint32_t byte_selector(uint32_t nibbles) {
   const uint32_t pairs = (nibbles & 0xFFu) | (nibbles << 8 & 0xFF0000u);

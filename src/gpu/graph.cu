@@ -1,5 +1,7 @@
 #include "gpu/graph.h"
 
+#include <string>
+
 #include "gpu/launch.h"
 #include "ridge/error.h"
 
@@ -32,8 +34,8 @@ struct Recording {
 
 }  // namespace
 
-void Destroy::operator()(CUgraphExec_st* exec) const { cudaGraphExecDestroy(exec); }
-void Destroy::operator()(CUevent_st* event) const { cudaEventDestroy(event); }
+void Destroy::operator()(GraphType* exec) const { cudaGraphExecDestroy(exec); }
+void Destroy::operator()(EventType* event) const { cudaEventDestroy(event); }
 
 Graph::Graph(StreamHandle stream, const std::function<void()>& work) {
   Recording recording(stream);
@@ -43,7 +45,7 @@ Graph::Graph(StreamHandle stream, const std::function<void()>& work) {
   exec_.reset(exec);
 }
 void Graph::launch(StreamHandle stream) const {
-  if (!exec_) throw Error(ErrorKind::failure, "CUDA graph launch: nothing was recorded");
+  if (!exec_) throw Error(ErrorKind::failure, std::string(kRuntimeName) + " graph launch: nothing was recorded");
   check(cudaGraphLaunch(exec_.get(), stream), "graph launch");
 }
 

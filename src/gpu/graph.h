@@ -6,16 +6,14 @@
 #include <memory>
 
 #include "gpu/device.h"
-
-struct CUgraphExec_st;
-struct CUevent_st;
+#include "gpu/runtime_types.h"
 
 namespace ridge::gpu {
 
 /// Frees what it is given.
 struct Destroy {
-  void operator()(CUgraphExec_st* exec) const;
-  void operator()(CUevent_st* event) const;
+  void operator()(GraphType* exec) const;
+  void operator()(EventType* event) const;
 };
 
 /// Queued work, recorded once and replayed with one call: a decode step of some hundred launches costs the host about
@@ -36,7 +34,7 @@ class Graph {
   void launch(StreamHandle stream) const;
 
  private:
-  std::unique_ptr<CUgraphExec_st, Destroy> exec_;
+  std::unique_ptr<GraphType, Destroy> exec_;
 };
 
 /// A point in a stream's work, to wait for, to ask about and to measure from.
@@ -57,7 +55,7 @@ class Event {
   double microseconds_since(const Event& start) const;
 
  private:
-  std::unique_ptr<CUevent_st, Destroy> event_;
+  std::unique_ptr<EventType, Destroy> event_;
 };
 
 }  // namespace ridge::gpu

@@ -5,7 +5,10 @@
 #pragma once
 
 #ifdef __HIP__
-#include "gpu/hip_shim.h"  // compiled and inspected, never run
+#include <tuple>
+
+#include "gpu/hip_names.h"
+#include "gpu/hip_shim.h"
 #else
 #include <cuda_runtime.h>
 #endif
@@ -29,10 +32,31 @@ struct Grid {
   bool overlap = false;
 };
 
-#ifndef __HIP__
-/// Throws Error with `what` and CUDA's words unless `code` is success.
+/// Throws Error with `what` and the runtime's words unless `code` is success.
 void check(cudaError_t code, const char* what);
 
+#ifdef __HIP__
+/// As below; there is no Grid::overlap.
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Arguments&&... args) {
+  std::tuple<Parameters...> values(static_cast<Parameters>(std::forward<Arguments>(args))...);
+  std::apply(
+      [&](auto&... value) {
+        void* places[] = {&value...};
+        check(hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid.blocks, grid.threads, places,
+                              grid.shared_bytes, grid.stream),
+              name);
+      },
+      values);
+  log_launch(name);
+}
+template <class... Parameters>
+void allow_shared_bytes(const char* name, void (*kernel)(Parameters...), size_t bytes) {
+  check(hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize,
+                            int(bytes)),
+        name);
+}
+#else
 /// Whether the current device knows programmatic dependent launch (sm_90 and later).
 bool device_can_overlap();
 
@@ -59,6 +83,7 @@ template <class... Parameters>
 void allow_shared_bytes(const char* name, void (*kernel)(Parameters...), size_t bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), name);
 }
+#endif
 
 /// A fact of the current device.
 inline int device_attribute(cudaDeviceAttr attribute) {
@@ -70,7 +95,6 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 /// That one block may have.
 inline int most_shared_bytes() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
-#endif
 
 /// The block's dynamic shared memory, aligned to 128 bytes.
 template <class T>

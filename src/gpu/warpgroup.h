@@ -49,7 +49,7 @@ __device__ void add_piece(Arrival* arrival, void* shared, const void* global, in
 /// A barrier of `n_threads` threads, whole warps, that name the same one of 1 to 15.
 __device__ void sync_threads(int barrier, int n_threads);
 
-#if !defined(__CUDA_EMULATED__)
+#if !defined(__CUDA_EMULATED__) && !defined(__HIP__)  // where there are none, they are named but not called
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define RIDGE_SM90A(...) asm volatile(__VA_ARGS__)

@@ -11,6 +11,15 @@ namespace {
 struct Operands {
   uint32_t a[32][4], b[32][2];
 };
+Operands random_operands(uint64_t seed) {
+  Rng rng(seed);
+  Operands o;
+  for (auto& lane : o.a)
+    for (uint32_t& word : lane) word = uint32_t(rng.next());
+  for (auto& lane : o.b)
+    for (uint32_t& word : lane) word = uint32_t(rng.next());
+  return o;
+}
 struct WordsOfLane {
   const Operands& all;
   int lane;
@@ -34,12 +43,7 @@ int a_at(const Operands& o, int m, int k) {
 int b_at(const Operands& o, int n, int k) { return int8_t(o.b[4 * n + k % 16 / 4][k / 16] >> (8 * (k % 4))); }
 
 TEST(DotMma, EqualsTheMatrixProduct) {
-  Rng rng(7);
-  Operands o;
-  for (auto& lane : o.a)
-    for (uint32_t& word : lane) word = uint32_t(rng.next());
-  for (auto& lane : o.b)
-    for (uint32_t& word : lane) word = uint32_t(rng.next());
+  const Operands o = random_operands(7);
   for (int lane = 0; lane < 32; ++lane) {
     int d[4] = {5, -6, 7, -8};
     const int start[4] = {5, -6, 7, -8};
@@ -47,6 +51,20 @@ TEST(DotMma, EqualsTheMatrixProduct) {
     for (int i = 0; i < 4; ++i) {
       int expected = start[i];
       for (int k = 0; k < 32; ++k) expected += a_at(o, lane / 4 + 8 * (i / 2), k) * b_at(o, lane % 4 * 2 + i % 2, k);
+      EXPECT_EQ(d[i], expected) << "lane " << lane << ", element " << i;
+    }
+  }
+}
+
+TEST(DotMma, EqualsTheMatrixProductOfHalfTheDepth) {
+  const Operands o = random_operands(8);
+  for (int lane = 0; lane < 32; ++lane) {
+    int d[4] = {5, -6, 7, -8};
+    const int start[4] = {5, -6, 7, -8};
+    mma_by_dots_k16(lane, d, WordsOfLane{o, lane}, dot4);
+    for (int i = 0; i < 4; ++i) {
+      int expected = start[i];
+      for (int k = 0; k < 16; ++k) expected += a_at(o, lane / 4 + 8 * (i / 2), k) * b_at(o, lane % 4 * 2 + i % 2, k);
       EXPECT_EQ(d[i], expected) << "lane " << lane << ", element " << i;
     }
   }
