@@ -121,9 +121,18 @@ __device__ void decode_in_warp(int format, int dim, int64_t row_bytes, const KvC
   __syncwarp();
 }
 
+// For functions that are given dynamic shared memory. Where clang 19 leaves one as a call, its kernel on AMD does not pass
+// the number by which the function looks up the memory's address.
+#ifdef __HIP__
+#define RIDGE_INLINE_FOR_SHARED __forceinline__
+#else
+#define RIDGE_INLINE_FOR_SHARED
+#endif
+
 /// Codes a row into its page. Returns how many values the lane has saturated.
-__device__ int code_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, int position,
-                                int lane, const float* row, float* scratch) {
+__device__ RIDGE_INLINE_FOR_SHARED int code_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages,
+                                                        int head, int position, int lane, const float* row,
+                                                        float* scratch) {
   std::byte* const to = t.coded_row(pages, head, position);
   const KvCoding coding = t.coding(of.slot, head);
   const int saturated = encode_in_warp(t.format, t.head_dim, t.row_bytes, coding, lane, row, to);
@@ -153,8 +162,8 @@ struct ExactFormat {
 };
 
 /// A row in cache space to its place; behind it is room for another. A warp.
-__device__ void store_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, int lane,
-                                  float* row) {
+__device__ RIDGE_INLINE_FOR_SHARED void store_row_in_warp(const KvTiles& t, const StepRow& of, const int32_t* pages,
+                                                          int head, int lane, float* row) {
   float* const scratch = scratch_behind(row, t.head_dim);
   const int position = of.position, dim = t.head_dim;
   const bool at_once = t.retention.window == 0 && position >= t.retention.calibration;
