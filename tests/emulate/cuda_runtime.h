@@ -19,6 +19,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>  // uses __noinline__ as an attribute
+#include <string>
 #include <tuple>
 
 #define __global__
@@ -400,10 +401,30 @@ struct cudaLaunchConfig_t {
   cudaLaunchAttribute* attrs;
   unsigned numAttrs;
 };
+namespace emulate {
+/// Arguments as they lie in the memory of a launch: each at a multiple of its alignment.
+template <class... P>
+std::string argument_bytes(const std::tuple<P...>& values) {
+  std::string bytes;
+  const auto append = [&]<class T>(const T& value) {
+    bytes.resize((bytes.size() + alignof(T) - 1) / alignof(T) * alignof(T));
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
+  };
+  std::apply([&](const auto&... value) { (append(value), ...); }, values);
+  return bytes;
+}
+/// Whether there is a library that runs kernels elsewhere (launcher.h), and whether it ran this one.
+bool has_launcher();
+bool run_elsewhere(const void* kernel, const cudaLaunchConfig_t& config, const std::string& arguments);
+}  // namespace emulate
+
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A&&... args) {
   const std::tuple<P...> values(static_cast<P>(args)...);  // by value, as a launch takes them
   emulate::on_stream(config->stream, [=, c = *config] {
+    if (emulate::has_launcher() &&
+        emulate::run_elsewhere(reinterpret_cast<const void*>(kernel), c, emulate::argument_bytes(values)))
+      return;
     emulate::run_grid(c.gridDim, c.blockDim, c.dynamicSmemBytes, [&] { std::apply(kernel, values); });
   });
   return cudaSuccess;

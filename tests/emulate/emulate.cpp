@@ -17,6 +17,7 @@
 
 #include "cuda_runtime.h"
 #include "emulated_streams.h"
+#include "launcher.h"
 
 namespace emulate {
 
@@ -402,7 +403,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
         .multiProcessorCount = 4,
         .l2CacheSize = 1 << 20,
         .totalGlobalMem = size_t(4) << 30,
-        .sharedMemPerBlockOptin = 227 << 10};
+        .sharedMemPerBlockOptin = emulate::most_shared_bytes()};
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int) {

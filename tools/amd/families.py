@@ -1,0 +1,50 @@
+"""Families of kernels, the device files that hold them and the tests that run them in an emulator of an AMD GPU."""
+import dataclasses
+
+HARDWARE_LDS = 64 << 10  # bytes that a block of RDNA3 may have
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    files: tuple  # below src/op
+    tests: str  # a filter of gtest: small ones, since an emulator is slow
+    kernel: str  # a regular expression: of the kernel in which a fault is planted
+    instruction: str  # and of the instruction that is left out
+    lds: int = HARDWARE_LDS  # of a block: more where the kernel's constants ask for more than the hardware has
+
+
+FAMILIES = {
+    "norms": Family(("norm_rope/norm_rope_cuda.cu",),
+                    "OpsCuda.RmsNorm*:OpsCuda.Squares*:OpsCuda.ScaledSums*:OpsCuda.ElementWise*:OpsCuda.RowsAndColumns*:GluCuda.*",
+                    "rms_norm_kernel", "v_fma_f64"),
+    "embedding": Family(("gemv/rows_cuda.cu", "score/score_cuda.cu"), "OpsCuda.Embeddings*:OpsCuda.Scores*", "row|score", "v_(add|mul|fma)"),
+    "attention": Family(("attn/tile_split_128.cu", "attn/tile_attn_cuda.cu"), "AttentionCuda.TilesOfEveryPairOfKinds",
+                        "attn_split_kernel", "v_dot4_i32_iu8"),
+    "attention_rows": Family(("attn/rows_attn_cuda.cu",), "AttentionCuda.RowsOfEveryFormat", "rows_attn", "v_(fma|fmac|dual_fmac)"),
+    "latent": Family(("attn/latent_attn_cuda.cu", "attn/tile_attn_cuda.cu", "cache/append_cuda.cu", "cache/append_rows_exact.cu"),
+                     "LatentCuda.RowsAreNormed*:LatentCuda.AttentionReadsEveryFormat", "latent_attn", "v_dot|v_fmac|v_fma"),
+    "prefill": Family(("attn/prefill_cuda.cu", "attn/prefill_parts_cuda.cu"), "AttentionCuda.PromptsOverEveryKind",
+                      "prefill", "v_dot2", 227 << 10),
+    "append": Family(("cache/append_cuda.cu", "cache/append_rows_exact.cu", "cache/append_tiles_exact.cu", "cache/leaving_tiles_exact.cu",
+                      "cache/calibrate_exact.cu", "cache/copy_parts_cuda.cu", "cache/fill_tiles_cuda.cu"),
+                     "AppendCuda.NormsAndTurns*:AppendCuda.PoolsDo*:AppendCuda.FillIsValid*", "append_tiles", "v_(add|mul)_f32"),
+    "gemv_int": Family(("gemv/int_gemv_cuda.cu", "gemv/int_weights_cuda.cu"),
+                       "IntGemvCuda.EveryNibble*:IntGemvCuda.TinyAndZero*:IntGemvCuda.OneBadToken*:IntGemvCuda.ANorm*:"
+                       "IntGemvCuda.TernaryLargestSums*:IntGemvCuda.Int4IsWithinItsStepsAtEveryBatch", "int_gemv", "v_dot4_i32_iu8"),
+    "gemv_bricks": Family(("gemv/f16_gemv_cuda.cu", "gemv/bricks_cuda.cu"),
+                          "F16GemvCuda.BothPlanes*:F16GemvCuda.XOfEverySize:F16GemvCuda.ABadToken*:F16GemvCuda.ANorm*:F16GemvCuda.Several*:"
+                          "F16GemvCuda.GatedPairs", "gemv", "v_dot2"),
+    "gemv_stream": Family(("gemv/int_stream_cuda.cu", "gemv/bricks_cuda.cu", "gemv/int_chunks_cuda.cu"),
+                          "IntBricksCuda.LargestSums*:IntBricksCuda.ABadToken*:IntBricksCuda.XOfEverySize", "stream", "v_dot4_i32_iu8"),
+    "gemm": Family(("gemm/gemm_cuda.cu",), "OpsCuda.GemmRows*", "gemm", "v_(fma|fmac|dual_fmac)_f32"),
+    "gemm_int": Family(("gemm/int_gemm_cuda.cu", "gemv/int_weights_cuda.cu"), "IntGemmCuda.OneBadToken*", "int_gemm", "v_dot4_i32_iu8", 227 << 10),
+    "gemm_tensor": Family(("gemm/tensor_gemm_cuda.cu", "gemv/bricks_cuda.cu"), "TensorGemmCuda.Scales*:TensorGemmCuda.ANorm*",
+                          "tensor_gemm", "v_dot2", 227 << 10),
+    "sampler": Family(("sample/sample_exact.cu",), "SampleCuda.FarApart*:SampleCuda.SequencesHave*:SampleCuda.Replays*:SampleCuda.Forced*",
+                      "sample", "v_(add|mul|fma)_f32"),
+    "delta": Family(("delta/delta_cuda.cu", "delta/chunks_cuda.cu", "norm_rope/norm_rope_cuda.cu"),
+                    "DeltaCuda.GatesOfHeads*:DeltaCuda.WrongTokens*:DeltaCuda.Histories*:DeltaCuda.ChunksOfHardGates*", "delta", "v_(fma|fmac)", 227 << 10),
+    "experts": Family(("experts/experts_cuda.cu", "experts/groups_cuda.cu", "experts/expert_rows_cuda.cu", "experts/int_experts_cuda.cu",
+                       "gemv/bricks_cuda.cu", "gemv/int_weights_cuda.cu"),
+                      "ExpertsCuda.SumsAre*:ExpertsCuda.VeryLow*:ExpertsCuda.AnyScores*:ExpertsCuda.GroupsHave*", "expert|route|sum", "v_(add|mul|fma)"),
+}
