@@ -1,6 +1,6 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build install package-deb package-tarball package-cuda package-wheel package-container test debug tsan fuzz cuda gpu-gate hip-check demo serve real env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
+.PHONY: help build install package-deb package-tarball package-cuda package-wheel package-container test debug tsan fuzz cuda hip gpu-gate hip-check demo serve real env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -55,10 +55,13 @@ fuzz:  ## libFuzzer targets in build/fuzz (clang-14); runs their corpora
 cuda:  ## build with CUDA in build/cuda (nvcc 13)
 	cmake --preset cuda && cmake --build --preset cuda
 
+hip:  ## build for AMD GPUs in build/hip (ROCm 6 or 7); docs/amd.md
+	cmake --preset hip && cmake --build --preset hip
+
 gpu-gate:  ## on a machine with an NVIDIA GPU: build, device tests, sanitizers, short benches; logs in build/gpu-gate
 	@scripts/gpu-gate
 
-hip-check:  ## compile device code for RDNA3 and check its assembly (clang++-19)
+hip-check:  ## compile all device files for RDNA3 and check the assembly of decode kernels (clang++-19)
 	cmake --preset hip-check && cmake --build --preset hip-check
 
 bench:  ## the machine's read bandwidth and a decode row

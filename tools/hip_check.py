@@ -5,7 +5,7 @@ Usage: hip_check.py [--require] [--all [--part I/N]]
 
 The decode kernels of the table KERNELS are compiled at -O3 and held to its numbers: at least so many dot products and
 lookups, at most so many spilled registers and bytes of scratch. --all compiles every device file of a HIP build for both
-targets as well, at -O1; --part: each N-th file. Needs Debian's clang-19, lld-19, libamdhip64-dev and rocm-device-libs, no GPU.
+targets as well, at -O0; --part: each N-th file. Needs Debian's clang-19, lld-19, libamdhip64-dev and rocm-device-libs, no GPU.
 Without them it exits 77 (a skipped test), or 1 with --require.
 """
 import argparse
@@ -110,8 +110,8 @@ def compile_all(part):
     files = hip_compile.device_files()[index::n_parts]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [(file, one) for file in files for one in hip_compile.ARCHITECTURES]
-        kernels = [k for remarks in pool.map(lambda job: compile_file(*job, "-O1", "-c", os.devnull), jobs) for k in resources(remarks).values()]
-    print(f"{len(files)} files for {' and '.join(hip_compile.ARCHITECTURES)}: {len(kernels)} kernels, at -O1 {sum(k['spills'] > 0 for k in kernels)} spill")
+        n = sum(len(resources(remarks)) for remarks in pool.map(lambda job: compile_file(*job, "-O0", "-c", os.devnull), jobs))
+    print(f"{len(files)} files for {' and '.join(hip_compile.ARCHITECTURES)}: {n} kernels")
 
 
 def main():

@@ -51,7 +51,9 @@ def write_module(compiler, architecture, folder):
         f"{version_number(architecture)}, align 4\n"
     )
     command = [compiler, "-x", "ir", "-c", "-emit-llvm", "-nogpulib", "--target=amdgcn-amd-amdhsa", "-", "-o", module]
-    subprocess.run(command, input=text, text=True, check=True)
+    done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"hip_compile: {compiler} makes no bitcode for AMD GPUs: {done.stderr}")
 
 
 @functools.cache

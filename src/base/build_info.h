@@ -1,6 +1,7 @@
 // What this program is: version, commit, compiler. Every stored row of results carries it.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace ridge {
@@ -12,6 +13,12 @@ struct BuildInfo {
   std::string_view compiler;    ///< name and version
   std::string_view build_type;  ///< Release, Debug, ...
   bool cuda;                    ///< compiled with CUDA
+  std::string_view hip = {};    ///< targets of a build for AMD GPUs, "gfx1100 gfx1151"; empty in others
+
+  /// "CUDA yes", "CUDA no", "HIP for gfx1100 gfx1151".
+  std::string gpu_text() const {
+    return hip.empty() ? std::string(cuda ? "CUDA yes" : "CUDA no") : "HIP for " + std::string(hip);
+  }
 };
 const BuildInfo& build_info();
 

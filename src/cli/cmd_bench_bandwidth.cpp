@@ -47,8 +47,8 @@ void print_table(const lab::Ceilings& ceilings) {
 }
 
 void print_table(const lab::DeviceCeilings& ceilings) {
-  fmt::print("cuda:{} {}, sm_{}, {} processors\n", ceilings.index, ceilings.device.name, ceilings.device.sm,
-             ceilings.device.n_processors);
+  fmt::print("{} {}, {}, {} processors\n", gpu::device_text(ceilings.index), ceilings.device.name,
+             ceilings.device.target(), ceilings.device.n_processors);
   print_bandwidths(ceilings, ceilings.read_gb_s(), "KiB");
   fmt::print("\n{}", lab::edge_columns().table(ceilings.edges));
   if (const lab::StreamResult* best = ceilings.best_read())

@@ -25,8 +25,13 @@ constexpr int kHeadDim = 128;  // for bits per value of KV formats
 
 lab::Row build_row() {
   const BuildInfo& build = build_info();
-  return {{"version", build.version},   {"commit", build.commit},         {"build_number", build.number},
-          {"compiler", build.compiler}, {"build_type", build.build_type}, {"cuda", build.cuda}};
+  return {{"version", build.version},
+          {"commit", build.commit},
+          {"build_number", build.number},
+          {"compiler", build.compiler},
+          {"build_type", build.build_type},
+          {"cuda", build.cuda},
+          {"hip", build.hip}};
 }
 
 lab::Row machine_row() {
@@ -53,6 +58,7 @@ lab::Row gpu_row(const gpu::DeviceReport& report) {
   for (const gpu::Device& device : report.devices)
     row["devices"].push_back({{"name", device.name},
                               {"sm", device.sm},
+                              {"gfx", device.gfx},
                               {"processors", device.n_processors},
                               {"memory_bytes", device.memory_bytes},
                               {"l2_bytes", device.l2_bytes}});
@@ -202,15 +208,15 @@ std::string size_text(int64_t bytes) {
 void print_gpus(const gpu::DeviceReport& report) {
   if (report.devices.empty()) fmt::print("gpu       none: {}\n", report.why_none);
   for (const gpu::Device& device : report.devices)
-    fmt::print("gpu       {}, sm_{}, {} processors, {:.1f} GiB, driver for CUDA {}, built with {}\n", device.name,
-               device.sm, device.n_processors, double(device.memory_bytes) / 1073741824,
-               lab::cuda_version_text(report.driver_version), lab::cuda_version_text(report.runtime_version));
+    fmt::print("gpu       {}, {}, {} processors, {:.1f} GiB, driver for {} {}, built with {}\n", device.name,
+               device.target(), device.n_processors, double(device.memory_bytes) / 1073741824, gpu::kRuntimeName,
+               lab::runtime_version_text(report.driver_version), lab::runtime_version_text(report.runtime_version));
 }
 
 void print_text(const lab::Row& row, const gpu::DeviceReport& gpus) {
   const BuildInfo& build = build_info();
-  fmt::print("build     ridge {} ({}), {}, {}, CUDA {}\n", build.version, build.commit, build.compiler,
-             build.build_type, build.cuda ? "yes" : "no");
+  fmt::print("build     ridge {} ({}), {}, {}, {}\n", build.version, build.commit, build.compiler, build.build_type,
+             build.gpu_text());
   const lab::MachineInfo machine = lab::machine_info();
   fmt::print("cpu       {}, {} processor{}, kernels up to {}\n", machine.cpu_model, machine.n_processors,
              machine.n_processors == 1 ? "" : "s", machine.isa);

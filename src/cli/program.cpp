@@ -88,8 +88,8 @@ std::string help_text(const CLI::App& app) {
 
 std::string version_text() {
   const BuildInfo& build = build_info();
-  return fmt::format("ridge {} ({}, {}, {}, CUDA {})", build.version, build.commit, build.compiler, build.build_type,
-                     build.cuda ? "yes" : "no");
+  return fmt::format("ridge {} ({}, {}, {}, {})", build.version, build.commit, build.compiler, build.build_type,
+                     build.gpu_text());
 }
 
 std::string footer(std::string_view example) {

@@ -150,11 +150,10 @@ class CudaBackend final : public Backend {
 void check_wide_rows(const KvLayerConfig& layer) {
   if (layer.head_dim <= kMaxDeviceHeadDim) return;
   if (layer.k.policy.rounding == KvRounding::weighted)
-    throw_error(
-        ErrorKind::usage,
-        "a CUDA device rounds rows of up to {} values weighted, latent rows of this model have {} (set rounding "
-        "nearest, or use the CPU)",
-        kMaxDeviceHeadDim, layer.head_dim);
+    throw_error(ErrorKind::usage,
+                "a GPU rounds rows of up to {} values weighted, latent rows of this model have {} (set rounding "
+                "nearest, or use the CPU)",
+                kMaxDeviceHeadDim, layer.head_dim);
   if (!can_calibrate(KvLayout(layer, KvSide::k, false).tiles))
     throw_error(ErrorKind::usage,
                 "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
@@ -287,21 +286,21 @@ void check_supported(const ModelPlan& plan) {
     const bool is_latent = layer.mixer == MixerKind::latent;
     const ExpertsPlan& experts = layer.experts;
     const auto refuse = [](std::string_view what) {
-      throw_error(ErrorKind::usage, "a CUDA device does not compute {} (use the CPU)", what);
+      throw_error(ErrorKind::usage, "a GPU does not compute {} (use the CPU)", what);
     };
     if (layer.mixer == MixerKind::conv) refuse("short convolutions");
     if (layer.mixer == MixerKind::mamba) refuse("Mamba2");
     if (layer.mixer == MixerKind::none) refuse("layers without a mixer");
     if (!layer.dense.gated) refuse("feed-forwards without a gate");
     if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
-      throw_error(ErrorKind::usage, "a CUDA device does not compute feed-forward {} (use the CPU)",
+      throw_error(ErrorKind::usage, "a GPU does not compute feed-forward {} (use the CPU)",
                   feed_forward_name(layer.feed_forward));
     if (experts.n_experts > kMostExperts || experts.rule.n_used > kMostUsedExperts)
       throw_error(ErrorKind::usage,
-                  "a CUDA device runs up to {} experts a layer and {} a token, this model has {} and {} (use the CPU)",
+                  "a GPU runs up to {} experts a layer and {} a token, this model has {} and {} (use the CPU)",
                   kMostExperts, kMostUsedExperts, experts.n_experts, experts.rule.n_used);
     if (const int most = is_latent ? kMostLatentDim : kMaxDeviceHeadDim; layer.attention.head_dim > most)
-      throw_error(ErrorKind::usage, "a CUDA device runs {} up to {}, this model has {} (use the CPU)",
+      throw_error(ErrorKind::usage, "a GPU runs {} up to {}, this model has {} (use the CPU)",
                   is_latent ? "latent rows" : "head_dim", most, layer.attention.head_dim);
     if (layer.norms == NormPlace::parallel) refuse("attention and feed-forward in parallel");
     if (plan.layer_norm) refuse("LayerNorm");
@@ -315,16 +314,15 @@ void check_supported(const ModelPlan& plan) {
     if (layer.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");
     if (layer.attention.gate && layer.attention.qk_norm_whole)
       throw_error(ErrorKind::usage,
-                  "a CUDA device does not compute a gate of the attention's output with a norm of all query heads "
+                  "a GPU does not compute a gate of the attention's output with a norm of all query heads "
                   "together (use the CPU)");
     if (layer.delta.kernel > kMostDeltaTaps)
-      throw_error(
-          ErrorKind::usage,
-          "a CUDA device runs convolutions of up to {} tokens in the delta rule, this model has {} (use the CPU)",
-          kMostDeltaTaps, layer.delta.kernel);
+      throw_error(ErrorKind::usage,
+                  "a GPU runs convolutions of up to {} tokens in the delta rule, this model has {} (use the CPU)",
+                  kMostDeltaTaps, layer.delta.kernel);
     if (layer.delta.key_dim > kMostDeltaKeys || layer.delta.value_dim > kMostDeltaValues)
       throw_error(ErrorKind::usage,
-                  "a CUDA device runs heads of the delta rule of up to {}x{}, this model has {}x{} (use the CPU)",
+                  "a GPU runs heads of the delta rule of up to {}x{}, this model has {}x{} (use the CPU)",
                   kMostDeltaKeys, kMostDeltaValues, layer.delta.key_dim, layer.delta.value_dim);
   }
 }
@@ -336,19 +334,18 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
   const DeviceOptions options = parse_device_kernels(kernels);
   const gpu::DeviceReport report = gpu::query_devices();
   if (device < 0 || size_t(device) >= report.devices.size())
-    throw_error(ErrorKind::no_device, "device cuda:{} is not available: {} (use the CPU)", device,
+    throw_error(ErrorKind::no_device, "device {} is not available: {} (use the CPU)", gpu::device_text(device),
                 report.devices.empty() ? report.why_none : fmt::format("there are {} devices", report.devices.size()));
   check_supported(plan);
   check_device_kernels(weights, options.kernels);
   gpu::use_device(device);
   const int64_t needed = CudaModel::upload_bytes(plan, weights, options.kernels), free = gpu::free_bytes();
   if (needed > free)
-    throw_error(
-        ErrorKind::no_memory,
-        "device cuda:{}: the weights need {:.1f} GiB there, {:.1f} GiB are free (use a smaller model or the CPU)",
-        device, double(needed) / (1 << 30), double(free) / (1 << 30));
+    throw_error(ErrorKind::no_memory,
+                "device {}: the weights need {:.1f} GiB there, {:.1f} GiB are free (use a smaller model or the CPU)",
+                gpu::device_text(device), double(needed) / (1 << 30), double(free) / (1 << 30));
   const gpu::MemoryLabel label(gpu::MemoryOf::weights);
-  return std::make_unique<CudaBackend>(device, fmt::format("cuda:{} {}", device, report.devices[size_t(device)].name),
+  return std::make_unique<CudaBackend>(device, gpu::device_text(device) + " " + report.devices[size_t(device)].name,
                                        plan, weights, options, std::move(rank));
 }
 

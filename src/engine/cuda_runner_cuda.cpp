@@ -545,7 +545,7 @@ void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory) {
     case MixerKind::mamba:
     case MixerKind::none: break;
   }
-  throw_error(ErrorKind::usage, "a CUDA device does not compute {}", mixer_name(plan_.layers[size_t(i)].mixer));
+  throw_error(ErrorKind::usage, "a GPU does not compute {}", mixer_name(plan_.layers[size_t(i)].mixer));
 }
 
 /// Of several ranks each makes the logits of its rows of the output matrix, if it has any, and gets all.

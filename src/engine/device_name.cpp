@@ -4,20 +4,23 @@
 #include <charconv>
 
 #include "base/result.h"
+#include "gpu/device_query.h"
 
 namespace ridge {
 
 std::vector<int> parse_devices(std::string_view devices) {
   if (devices == "cpu") return {};
-  if (devices == "cuda") return {0};
+  constexpr std::string_view kWord = gpu::kDeviceWord;
+  if (devices == kWord) return {0};
   std::vector<int> indices;
-  const std::string_view list = devices.starts_with("cuda:") ? devices.substr(5) : "";
+  const bool has_list = devices.starts_with(kWord) && devices.substr(kWord.size()).starts_with(":");
+  const std::string_view list = has_list ? devices.substr(kWord.size() + 1) : "";
   for (size_t at = 0, end = 0; at <= list.size(); at = end + 1) {
     end = std::min(list.find(',', at), list.size());
     int index = -1;
     const auto [stop, error] = std::from_chars(list.data() + at, list.data() + end, index);
     if (error != std::errc() || stop != list.data() + end || index < 0)
-      throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], or cuda:N,M,... for several, found '{}'",
+      throw_error(ErrorKind::usage, "device: expects cpu or {0}[:N], or {0}:N,M,... for several, found '{1}'", kWord,
                   devices);
     if (std::ranges::find(indices, index) != indices.end())
       throw_error(ErrorKind::usage, "device: '{}' names {} twice", devices, index);
@@ -29,7 +32,7 @@ std::vector<int> parse_devices(std::string_view devices) {
 std::optional<int> parse_device(std::string_view device) {
   const std::vector<int> indices = parse_devices(device);
   if (indices.size() > 1)
-    throw_error(ErrorKind::usage, "device: expects cpu or cuda[:N], one device, found '{}'", device);
+    throw_error(ErrorKind::usage, "device: expects cpu or {}[:N], one device, found '{}'", gpu::kDeviceWord, device);
   return indices.empty() ? std::nullopt : std::optional(indices[0]);
 }
 

@@ -55,7 +55,7 @@ int device_of_rank(Ranks& ranks, const std::string& device) {
                 device);
   std::vector<Json> said;
   for (const std::string& text :
-       ranks.gather(said_here(device, device == "cuda" ? kByPlace : named[0]), file_seconds(ranks)))
+       ranks.gather(said_here(device, device == gpu::kDeviceWord ? kByPlace : named[0]), file_seconds(ranks)))
     said.push_back(Json::parse(text));
   std::vector<int> numbers;
   for (size_t r = 0; r < said.size(); ++r) {

@@ -16,7 +16,7 @@ DeviceReport query_devices() {
   cudaRuntimeGetVersion(&report.runtime_version);
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
-    report.why_none = "CUDA says: ";
+    report.why_none = kIsHip ? "no AMD GPU: HIP says: " : "CUDA says: ";
     report.why_none += cudaGetErrorString(error);
     return report;
   }
@@ -25,11 +25,17 @@ DeviceReport query_devices() {
     if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) continue;
     char pci_bus_id[32] = "";
     if (cudaDeviceGetPCIBusId(pci_bus_id, sizeof pci_bus_id, index) != cudaSuccess) pci_bus_id[0] = '\0';
+    std::string gfx;
+#ifdef __HIP__
+    gfx = properties.gcnArchName;  // "gfx1100:sramecc-:xnack-"
+    gfx = gfx.substr(0, gfx.find(':'));
+#endif
     report.devices.push_back({.name = properties.name,
                               .sm = 10 * properties.major + properties.minor,
                               .n_processors = properties.multiProcessorCount,
                               .memory_bytes = properties.totalGlobalMem,
                               .l2_bytes = uint64_t(properties.l2CacheSize),
+                              .gfx = gfx,
                               .pci_bus_id = pci_bus_id});
   }
   if (report.devices.empty())

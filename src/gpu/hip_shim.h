@@ -9,6 +9,7 @@
 static inline __attribute__((device)) void* memcpy(void*, const void*, decltype(sizeof 0));
 static inline __attribute__((device)) void* memset(void*, int, decltype(sizeof 0));
 
+#define HIP_DISABLE_WARP_SYNC_BUILTINS  // ROCm 7's functions of a warp: masks of 64 bits, and a loop over masks
 #include <hip/hip_runtime.h>
 
 #include <cstddef>
@@ -25,8 +26,8 @@ constexpr int launch_bound(int threads, int = 0) { return threads; }
 
 // --- CUDA's functions of a warp, of rounding and of memory ---
 //
-// By macros and under names of our own, whatever a release of HIP has under CUDA's: its masks of lanes have 64 bits, its
-// barriers call a library, its products may be fused with sums. Masks always name all lanes of the warp.
+// By macros and under names of our own, whatever a release of HIP has under CUDA's: its barriers call a library, its
+// products may be fused with sums. Masks always name all lanes of the warp.
 
 namespace ridge::gpu::hip {
 

@@ -124,7 +124,11 @@ std::vector<KernelTime> KernelTimes::take() {
 namespace ridge::gpu {
 
 KernelTimes::KernelTimes(int) {
-#ifdef RIDGE_CUDA
+#if defined(RIDGE_HIP)
+  const char* const why =
+      "kernels cannot be timed: CUPTI is NVIDIA's and left out of a build for AMD (ridge bench decode times whole "
+      "steps)";
+#elif defined(RIDGE_CUDA)
   const char* const why =
       "kernels cannot be timed: this build did not find cupti.h (install the CUDA toolkit's CUPTI and build again)";
 #else

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/result.h"
+#include "gpu/device_query.h"
 #include "gpu/launch_log.h"
 #include "gpu/nccl_library.h"
 
@@ -12,6 +13,10 @@ namespace {
 /// The library, or why there is none.
 struct Loaded {
   Loaded() {
+    if (kIsHip) {
+      why_not = kOneGpu;
+      return;
+    }
     try {
       library = open_nccl();
       constexpr int kRecordable = 20900;  // its calls can be recorded into graphs

@@ -1,4 +1,5 @@
-// The runtime's name and its types behind streams, recorded graphs and events, for code that names no header of CUDA or HIP.
+// The runtime of GPUs that a build is for, CUDA or HIP: its name and the types behind streams, recorded graphs and events,
+// for code that names no header of either.
 #pragma once
 
 #if defined(RIDGE_HIP) || defined(__HIP__)
@@ -7,7 +8,7 @@ struct hipGraphExec;
 struct ihipEvent_t;
 
 namespace ridge::gpu {
-inline constexpr const char* kRuntimeName = "HIP";
+inline constexpr bool kIsHip = true;
 using StreamType = ihipStream_t;
 using GraphType = hipGraphExec;
 using EventType = ihipEvent_t;
@@ -18,9 +19,14 @@ struct CUgraphExec_st;
 struct CUevent_st;
 
 namespace ridge::gpu {
-inline constexpr const char* kRuntimeName = "CUDA";
+inline constexpr bool kIsHip = false;
 using StreamType = CUstream_st;
 using GraphType = CUgraphExec_st;
 using EventType = CUevent_st;
 }  // namespace ridge::gpu
 #endif
+
+namespace ridge::gpu {
+
+inline constexpr const char* kRuntimeName = kIsHip ? "HIP" : "CUDA";
+}  // namespace ridge::gpu

@@ -94,7 +94,8 @@ TEST(Help, LinesFitATerminal) {
 TEST(Help, VersionNamesTheCommitAndTheCompiler) {
   const Outcome outcome = run_ridge({"--version"});
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.out, testing::MatchesRegex("ridge [0-9.]+ \\([^,]+, [^,]+, [^,]+, CUDA (yes|no)\\)\n"));
+  EXPECT_THAT(outcome.out,
+              testing::MatchesRegex("ridge [0-9.]+ \\([^,]+, [^,]+, [^,]+, (CUDA (yes|no)|HIP for gfx[^,]*)\\)\n"));
 }
 
 }  // namespace

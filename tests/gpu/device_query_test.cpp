@@ -11,6 +11,7 @@ TEST(QueryDevices, ListsDevicesOrSaysWhyThereAreNone) {
   for (const Device& device : report.devices) {
     EXPECT_FALSE(device.name.empty());
     EXPECT_GE(device.sm, 50);
+    EXPECT_EQ(device.target().rfind(kIsHip ? "gfx11" : "sm_", 0), 0u);
     EXPECT_GT(device.memory_bytes, 0u);
     EXPECT_GT(device.n_processors, 0);
     EXPECT_GE(report.driver_version, report.runtime_version) << "a device that this program cannot use was listed";

@@ -190,6 +190,26 @@ TEST_F(Doctor, AGpuThatTheBuildCannotUse) {
   expect("gpu", Finding::note, "cannot use it", "make cuda");
 }
 
+TEST_F(Doctor, AnAmdGpuThatTheBuildCannotUse) {
+  file("dev/kfd", "");
+  expect("gpu", Finding::note, "cannot use its GPUs", "make hip");
+}
+
+TEST_F(Doctor, AHipBuildWithoutAGpu) {
+  here.build.hip = "gfx1100 gfx1151";
+  here.gpus.why_none = "no AMD GPU: HIP says: no ROCm-capable device is detected";
+  expect("gpu", Finding::problem,
+         "no AMD GPU: HIP says: no ROCm-capable device is detected (built for gfx1100 gfx1151)", "ROCm 6 or 7");
+}
+
+TEST_F(Doctor, AnAmdGpuIsSaidToBeUntried) {
+  here.build.hip = "gfx1100 gfx1151";
+  here.gpus.devices = {{.name = "Some Radeon", .sm = 110, .gfx = "gfx1100"}};
+  expect("gpu", Finding::note, "1 x Some Radeon, gfx1100, built for gfx1100 gfx1151", "docs/amd.md");
+  expect("gpu", Finding::note, "executed in an emulator, never on hardware");
+  expect("gpu ceilings", Finding::note, "in no stored row", "ridge bench bandwidth --device");
+}
+
 TEST_F(Doctor, ACudaBuildWithoutAGpu) {
   here.build.cuda = true;
   here.gpus.why_none = "no driver";

@@ -329,7 +329,7 @@ RecordSubject subject_of(const Model& model) {
   RecordSubject subject{.model_path = info.path,
                         .model_hash = fmt::format("{:016x}", engine.hash(0)),
                         .synthetic = info.path.starts_with("synth:"),
-                        .device = engine.on_device() ? "cuda" : "cpu",
+                        .device = std::string(engine.on_device() ? gpu::kDeviceWord : "cpu"),
                         .isa = info.isa,
                         .build = build_identity()};
   if (engine.on_device()) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "engine/finite.h"
+#include "gpu/device_query.h"
 #include "lab/op/machine_ceilings.h"
 
 namespace ridge::lab {
@@ -25,7 +26,7 @@ class BenchRunner {
         params_(params),
         hooks_(hooks),
         rng_(params.seed),
-        on_device_(model.info().device.starts_with("cuda")),
+        on_device_(model.info().device.starts_with(gpu::kDeviceWord)),
         session_(model, session_options(test.kv, test.n_ctx(), test.n_ubatch)) {}
 
   const Session& session() const { return session_; }

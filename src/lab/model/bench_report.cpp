@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/build_info.h"
+#include "gpu/device_query.h"
 #include "lab/model/bench.h"
 #include "lab/op/ceilings.h"
 #include "lab/rows/machine.h"
@@ -49,7 +50,7 @@ std::string rate_text(const BenchRow& row) {
   return std::isfinite(mean) ? fmt::format("{:.2f} ± {:.2f}", mean, row.stddev_tokens_per_second()) : "no verdict";
 }
 
-bool on_device(const BenchRow& row) { return row.model.device.starts_with("cuda"); }
+bool on_device(const BenchRow& row) { return row.model.device.starts_with(gpu::kDeviceWord); }
 
 /// "cuda:0" and "NAME" of "cuda:0 NAME".
 std::string device_word(const BenchRow& row, bool is_name) {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 
+#include "gpu/device_query.h"
 #include "lab/model/profile.h"
 
 namespace ridge::lab {
@@ -95,7 +96,7 @@ Columns<Profile> profile_columns() {
       {"model", "-", "as it was named", [](auto& p) { return p.model.path; }},
       {"arch", "-", "architecture", [](auto& p) { return p.model.arch; }},
       {"weight_format", "-", "of the weights", [](auto& p) { return p.model.weight_format; }},
-      {"device", "-", "cpu or cuda", [](auto& p) { return on_cpu(p) ? "cpu" : "cuda"; }},
+      {"device", "-", "cpu or cuda", [](auto& p) { return on_cpu(p) ? "cpu" : gpu::kDeviceWord; }},
       {"device_name", "-", "device, with its name", [](auto& p) { return p.model.device; }},
       {"isa", "-", "highest instruction set", [](auto& p) { return p.model.isa; }},
       {"kv", "-", "cache format", &Profile::kv},

@@ -6,6 +6,7 @@
 #include "base/rng.h"
 #include "engine/device_name.h"
 #include "engine/engine.h"
+#include "gpu/device_query.h"
 #include "gpu/kernel_times.h"
 #include "gpu/launch_log.h"
 #include "lab/model/bench.h"
@@ -150,7 +151,7 @@ ProfileCeilings profile_ceilings(const ProfileParams& params, const ProfileHooks
   // Of several devices the first one is profiled.
   const std::vector<int> devices = parse_devices(params.load.device);
   const MachineCeilings machine =
-      measure_machine_ceilings({.device = devices.empty() ? "cpu" : fmt::format("cuda:{}", devices[0]),
+      measure_machine_ceilings({.device = devices.empty() ? "cpu" : gpu::device_text(devices[0]),
                                 .n_threads = params.load.n_threads,
                                 .isa = params.load.isa,
                                 .rates = true,

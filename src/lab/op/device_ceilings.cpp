@@ -31,7 +31,10 @@ StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes) {
           fmt::format("an eighth of the free memory; the last-level cache has {:.0f} MiB", cache_mib)};
 }
 
-std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+std::string runtime_version_text(int version) {
+  if (gpu::kIsHip) return fmt::format("{}.{}", version / 10'000'000, version / 100'000 % 100);
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
 
 Columns<GpuPlace> gpu_columns() {
   return {
@@ -39,8 +42,8 @@ Columns<GpuPlace> gpu_columns() {
       {"device_processors", "processors", "of the GPU", [](auto& p) { return p.device.n_processors; }},
       {"device_memory_bytes", "bytes", "of the GPU", [](auto& p) { return p.device.memory_bytes; }},
       {"device_l2_bytes", "bytes", "of the GPU's L2", [](auto& p) { return p.device.l2_bytes; }},
-      {"driver_cuda", "-", "newest CUDA of the driver", [](auto& p) { return cuda_version_text(p.driver_version); }},
-      {"built_with_cuda", "-", "CUDA of the build", [](auto& p) { return cuda_version_text(p.runtime_version); }},
+      {"driver_cuda", "-", "newest CUDA of the driver", [](auto& p) { return runtime_version_text(p.driver_version); }},
+      {"built_with_cuda", "-", "CUDA of the build", [](auto& p) { return runtime_version_text(p.runtime_version); }},
   };
 }
 
@@ -59,7 +62,7 @@ Columns<EdgeResult> edge_columns() {
 }
 
 Row to_row(const DeviceCeilings& ceilings) {
-  Row row{{"device", fmt::format("cuda:{}", ceilings.index)}, {"device_name", ceilings.device.name}};
+  Row row{{"device", gpu::device_text(ceilings.index)}, {"device_name", ceilings.device.name}};
   row.update(gpu_columns().fields(ceilings));
   row["read_roof_gb_s"] = number(ceilings.read_gb_s());
   put_bandwidths(ceilings, ceilings.read_gb_s(), "buffer_bytes", row);

@@ -56,7 +56,7 @@ DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options);
 
 Columns<EdgeResult> edge_columns();
 Row to_row(const DeviceCeilings& ceilings);
-/// 1000 * major + 10 * minor as "13.0".
-std::string cuda_version_text(int version);
+/// A version of gpu::DeviceReport as "13.0".
+std::string runtime_version_text(int version);
 
 }  // namespace ridge::lab

@@ -37,9 +37,7 @@ std::string share_text(const OpRow& row) {
 }
 
 std::string weights_text(const OpRow& row) { return std::string(row.problem.weights ? row.problem.weights->name : ""); }
-std::string device_text(const OpRow& row) {
-  return row.device.is_cpu() ? "cpu" : fmt::format("cuda:{}", row.device.index);
-}
+std::string device_text(const OpRow& row) { return row.device.is_cpu() ? "cpu" : gpu::device_text(row.device.index); }
 std::string device_name(const OpRow& row) {
   return row.device.is_cpu() ? machine_info().cpu_model : row.device.device.name;
 }

@@ -147,7 +147,7 @@ bool is_of(const Row& row, const MachineInfo& machine) {
   const std::string cpu = text_in(row, "cpu").empty() ? text_in(row, "cpu_info") : text_in(row, "cpu");
   const double processors = number_in(row, "processors");
   return cpu == machine.cpu_model && (std::isnan(processors) || processors == machine.n_processors) &&
-         !text_in(row, "device").starts_with("cuda");
+         !text_in(row, "device").starts_with("cuda") && !text_in(row, "device").starts_with("hip");
 }
 
 Check check_ceilings(const Surroundings& here) {

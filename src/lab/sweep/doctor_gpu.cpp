@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "base/result.h"
@@ -84,7 +85,7 @@ Check check_device_ceilings(const Surroundings& here) {
       return {"gpu ceilings", Finding::ok, fmt::format("read roof {:.0f} GB/s", bandwidth), ""};
   }
   return {"gpu ceilings", Finding::note, "this GPU's read roof is in no stored row",
-          "ridge bench bandwidth --device cuda --results results/bandwidth-cuda.jsonl"};
+          fmt::format("ridge bench bandwidth --device {0} --results results/bandwidth-{0}.jsonl", gpu::kDeviceWord)};
 }
 
 /// What several GPUs that hold a model together add by.
@@ -99,12 +100,30 @@ Check check_gpu_ranks(const Surroundings& here) {
   return {"gpu ranks", Finding::note, "GPUs cannot hold a model together: " + why_no_links, here.why_no_nccl};
 }
 
+/// A build for AMD GPUs. Its tools do not say what nvidia-smi says.
+std::vector<Check> examine_amd_gpu(const Surroundings& here) {
+  const gpu::DeviceReport& gpus = here.gpus;
+  const std::string build = fmt::format("built for {}", here.build.hip);
+  if (gpus.devices.empty())
+    return {{"gpu", Finding::problem, fmt::format("{} ({})", gpus.why_none, build),
+             "install ROCm 6 or 7 and the driver amdgpu, or use a build for the CPU (make build)"}};
+  return {{"gpu", Finding::note,
+           fmt::format("{} x {}, {}, {}; code for AMD was executed in an emulator, never on hardware",
+                       gpus.devices.size(), gpus.devices.front().name, gpus.devices.front().target(), build),
+           "docs/amd.md says what to run first"},
+          check_device_ceilings(here)};
+}
+
 }  // namespace
 
 std::vector<Check> examine_gpu(const Surroundings& here) {
   const gpu::DeviceReport& gpus = here.gpus;
+  if (!here.build.hip.empty()) return examine_amd_gpu(here);
   if (!here.build.cuda) {
     const std::optional<std::string> listed = here.ask("nvidia-smi -L 2> /dev/null");
+    if (!listed && std::filesystem::exists(here.root / "dev/kfd"))
+      return {{"gpu", Finding::note, "AMD's driver for computing is here: this build cannot use its GPUs",
+               "make hip (docs/amd.md)"}};
     if (!listed) return {{"gpu", Finding::ok, "none, and this build is for the CPU only", ""}};
     return {{"gpu", Finding::note, fmt::format("{}: this build cannot use it", *listed), "make cuda"}};
   }
@@ -112,10 +131,11 @@ std::vector<Check> examine_gpu(const Surroundings& here) {
     return {{"gpu", Finding::problem, gpus.why_none, "install a driver, or use a build without CUDA"}};
   std::vector<Check> checks;
   const gpu::Device& first = gpus.devices.front();
-  Check device{"gpu", Finding::ok,
-               fmt::format("{} x {}, sm_{}, driver for CUDA {}, built with {}", gpus.devices.size(), first.name,
-                           first.sm, cuda_version_text(gpus.driver_version), cuda_version_text(gpus.runtime_version)),
-               ""};
+  Check device{
+      "gpu", Finding::ok,
+      fmt::format("{} x {}, sm_{}, driver for CUDA {}, built with {}", gpus.devices.size(), first.name, first.sm,
+                  runtime_version_text(gpus.driver_version), runtime_version_text(gpus.runtime_version)),
+      ""};
   if (gpus.driver_version / 1000 < gpus.runtime_version / 1000)
     device.worsen(Finding::problem, ": the driver is older than this program's CUDA", "update the driver");
   checks.push_back(device);

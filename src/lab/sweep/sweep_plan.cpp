@@ -90,9 +90,9 @@ SweepPlan plan_sweep(const SweepSpec& spec, const SweepTarget& target, std::span
     const gpu::DeviceReport report = gpu::query_devices();
     if (size_t(*device) >= report.devices.size())
       throw Error(ErrorKind::no_device, four_parts("device is not available", target.device, report.why_none, ""));
-    plan.target.device = fmt::format("cuda:{}", *device);
+    plan.target.device = gpu::device_text(*device);
     plan.target.n_threads = 0;
-    place["device"] = "cuda";
+    place["device"] = gpu::kDeviceWord;
     place["device_name"] = report.devices[size_t(*device)].name;
     place["n_threads"] = 0;
   } else {

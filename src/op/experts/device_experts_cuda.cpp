@@ -20,11 +20,10 @@ void DeviceExpertMatmul::plan(std::span<const std::vector<const Linear*>> matric
     for (const Linear* m : matrices[r])
       if (m->format != first.format || m->n_out != first.n_out || m->n_in != n_in_ || m->order || m->int8_activations ||
           (m->scale != 1 && !keeps_scale))
-        throw_error(
-            ErrorKind::usage,
-            "a CUDA device runs experts of one format, shape and scale, here are {} ({}x{}) and {} ({}x{}) (use "
-            "the CPU)",
-            first.format->name, first.n_out, n_in_, m->format->name, m->n_out, m->n_in);
+        throw_error(ErrorKind::usage,
+                    "a GPU runs experts of one format, shape and scale, here are {} ({}x{}) and {} ({}x{}) (use "
+                    "the CPU)",
+                    first.format->name, first.n_out, n_in_, m->format->name, m->n_out, m->n_in);
     Role role{.n_out = first.n_out};
     if (biases[r][0] && !biases[r][0]->empty()) role.bias_bytes = 4 * n_experts_ * role.n_out;
     roles_.push_back(std::move(role));

@@ -161,7 +161,10 @@ void LibraryGemm::run(gpu::StreamHandle stream, const uint16_t* x, const uint16_
 #else
 
 struct LibraryGemm::Impl {};
-std::string LibraryGemm::why_not() { return "this program was built without cublasLt.h"; }
+std::string LibraryGemm::why_not() {
+  return gpu::kIsHip ? "cuBLASLt is NVIDIA's and left out of a build for AMD"
+                     : "this program was built without cublasLt.h";
+}
 LibraryGemm::LibraryGemm(int, int, int) { throw Error(ErrorKind::no_device, "cuBLASLt: " + why_not()); }
 void LibraryGemm::run(gpu::StreamHandle, const uint16_t*, const uint16_t*, float*) const {}
 
