@@ -61,6 +61,7 @@ struct LayerCall {
     double frequency[512];
   } rope;
   bool v_is_k;
+  int index_dim;
 };
 LayerCall call_of(const KvLayerConfig& layer);
 KvLayerConfig layer_of(const LayerCall& call);

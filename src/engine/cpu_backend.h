@@ -9,6 +9,7 @@
 
 #include "base/limits.h"
 #include "engine/cpu_workspace.h"
+#include "op/attn/chosen_keys.h"
 #include "op/cache/rounding.h"
 #include "op/experts/route.h"
 #include "rank/ranks.h"
@@ -70,7 +71,8 @@ class CpuBackend final : public Backend {
   int run_layers(std::span<const int32_t> tokens, View2<const float> joined, HostKvMemory& memory);
   int run_in_passes(std::span<const int32_t> tokens, HostKvMemory& memory);
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
-  void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v);
+  void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v, const KeyIndex* index = nullptr);
+  KeyIndex index_of(int layer, const Rows& rows, View2<const float> low, View2<float> keys);
   void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
   void mix_delta(int layer, const Rows& rows, HostKvMemory& memory);
   void mix_conv(int layer, const Rows& rows, HostKvMemory& memory);

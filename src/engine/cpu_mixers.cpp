@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "engine/cpu_backend.h"
-#include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/delta/delta.h"
 #include "op/delta/mamba.h"
@@ -51,25 +50,34 @@ void CpuBackend::scale_by_position(const AttentionPlan& a, View2<float> q) {
   }
 }
 
-/// rows.attn = what queries rows.q make of the caches, grown by rows.k and v.
-void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v) {
+/// rows.attn = what queries rows.q make of the caches, grown by rows.k and v; of keys that they choose, where there is
+/// an index. Its keys are v.
+void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v, const KeyIndex* index) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const AttentionPlan& a = plan.attention;
   const int from = a.kv_layer >= 0 ? a.kv_layer : layer;
   const KvSide v_side = plan.mixer == MixerKind::latent ? KvSide::k : KvSide::v;
-  if (on_attention_) on_attention_(layer, rows.q, rows.k, v);
+  if (on_attention_) on_attention_(layer, rows.q, rows.k, v_side == KvSide::k ? rows.k : v);
   const std::vector<KvSpan> lost = lost_rows(spans_, memory, rows.k, v);
   for (const std::vector<KvSpan>& spans : parts_[size_t(memory.page_class(from))]) {
     if (from == layer)
       kv_append(context_, memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v), spans, rows.k, v);
-    attention(context_, {.n_heads = a.n_heads,
-                         .scale = a.scale,
-                         .sink_logits = a.sink_logits ? weights_.layers[size_t(layer)].sink_logits.data() : nullptr,
-                         .k = memory.tiles(from, KvSide::k),
-                         .v = memory.tiles(from, v_side),
-                         .spans = spans,
-                         .q = rows.q,
-                         .out = rows.attn});
+    const Attention problem{.n_heads = a.n_heads,
+                            .scale = a.scale,
+                            .sink_logits = a.sink_logits ? weights_.layers[size_t(layer)].sink_logits.data() : nullptr,
+                            .k = memory.tiles(from, KvSide::k),
+                            .v = memory.tiles(from, v_side),
+                            .spans = spans,
+                            .q = rows.q,
+                            .out = rows.attn};
+    if (!index) {
+      attention(context_, problem);
+      continue;
+    }
+    KeyIndex with_keys = *index;
+    with_keys.keys = memory.tiles(layer, KvSide::v);
+    AlignedBuffer& chosen = buffers_[B::chosen];
+    attention_over_chosen(context_, problem, with_keys, {chosen.as<float>(), size_t(chosen.bytes()) / sizeof(float)});
   }
   for (const KvSpan& span : lost)
     for (int i = 0; i < span.n_rows; ++i) std::ranges::fill(rows.attn.row(span.first_row + i), NAN);
@@ -121,6 +129,23 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   project(w.o, w.o_bias, a.out_norm ? &w.attn_sub_norm : nullptr, rows.attn, slice_ ? &slice_->q : nullptr, rows.h);
 }
 
+/// The index's queries and weights of its heads, of the low-rank queries and of rows.h; `keys` gets a key a token.
+KeyIndex CpuBackend::index_of(int layer, const Rows& rows, View2<const float> low, View2<float> keys) {
+  constexpr float kNormEps = 1e-6f;  // whatever the model's other norms have
+  const IndexPlan& index = plan_.layers[size_t(layer)].latent.index;
+  const LayerWeights& w = weights_.layers[size_t(layer)];
+  const int64_t n = rows.h.rows;
+  const View2<float> q = matrix(B::index_q, n, int64_t(index.n_heads) * index.dim),
+                     of_heads = matrix(B::index_weights, n, index.n_heads);
+  linear(context_, w.index_q, low, q);
+  linear(context_, rows.h, {{&w.index_k, keys}, {&w.index_weights, of_heads}});
+  layer_norm(context_, keys, w.index_norm.data(), kNormEps, keys);
+  add_bias(context_, keys, w.index_norm_bias.data());
+  apply_rope(context_, angles_[size_t(index.rope)], index.dim, q);
+  apply_rope(context_, angles_[size_t(index.rope)], index.dim, keys);
+  return {.n_heads = index.n_heads, .top_k = index.top_k, .keys = {}, .q = q, .weights = of_heads};
+}
+
 /// rows.h = latent attention of rows.h, the sequences' caches grown. rows.k are the latent rows; heads of rows.q and
 /// rows.attn are as wide.
 void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory) {
@@ -132,11 +157,15 @@ void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory
   const auto columns = [](View2<float> x, int64_t first, int64_t count) {
     return View2<float>(x.data + first, x.rows, count, x.stride);
   };
+  KeyIndex index;
+  const bool chooses = l.index.top_k > 0;
+  const View2<float> index_keys = chooses ? matrix(B::v, n, l.index.dim) : rows.k;
   if (l.q_rank > 0) {
     const View2<float> low = matrix(B::latent_v, n, l.q_rank);
     linear(context_, w.q_a, rows.h, low);
     rms_norm(context_, low, w.q_a_norm.data(), plan_.norm_eps, low);
     linear(context_, w.q_b, low, q);
+    if (chooses) index = index_of(layer, rows, low, index_keys);
   } else {
     linear(context_, w.q, rows.h, q);
   }
@@ -152,7 +181,7 @@ void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory
   apply_rope(context_, angles, int(width), columns(rows.q, l.rank, rows.q.cols - l.rank));
   apply_rope(context_, angles, int(width), columns(rows.k, l.rank, l.rope_dim));
   scale_by_position(a, rows.q);
-  attend_rows(layer, rows, memory, rows.k);
+  attend_rows(layer, rows, memory, index_keys, chooses ? &index : nullptr);
   const View2<float> values = matrix(B::latent_v, n, a.n_heads * int64_t(l.value_dim));
   for (int64_t h = 0; h < a.n_heads; ++h)
     linear(context_, w.v_b[size_t(h)], columns(rows.attn, h * width, l.rank),

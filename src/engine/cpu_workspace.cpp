@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "model/tensors.h"
-#include "op/attn/attn.h"
+#include "op/attn/chosen_keys.h"
 #include "op/cache/append.h"
 
 namespace ridge {
@@ -28,6 +28,12 @@ void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWei
     const LatentPlan& l = layer.latent;
     need(B::latent_q, int64_t(a.n_heads) * l.query_dim());
     need(B::latent_v, std::max<int64_t>(l.q_rank, int64_t(a.n_heads) * l.value_dim));
+    if (l.index.top_k > 0) {
+      need(B::index_q, int64_t(l.index.n_heads) * l.index.dim);
+      need(B::index_weights, l.index.n_heads);
+      need(B::v, l.index.dim);
+      floats[B::chosen] = std::max(floats[B::chosen], chosen_rows_floats(l.index.top_k, a.head_dim));
+    }
   }
   if (layer.mixer == MixerKind::delta) {
     const DeltaPlan& d = layer.delta;
@@ -126,7 +132,10 @@ void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, 
     if (!layer.attends()) continue;
     const int n_keys = step.n_past + step.n_tokens;
     const size_t of = layer.attention.kv_layer >= 0 ? size_t(layer.attention.kv_layer) : i;
-    scratch.attention(AttentionProblem(layers[of], layer.attention.n_heads, n_keys, most_rows).get(), step.n_seqs);
+    const int n_heads = layer.attention.n_heads, top_k = layer.latent.index.top_k;
+    scratch.attention(AttentionProblem(layers[of], n_heads, n_keys, most_rows).get(), step.n_seqs);
+    if (top_k > 0 && n_keys > top_k)
+      scratch.attention(AttentionProblem(chosen_rows_config(layer.attention.head_dim), n_heads, top_k).get(), 1);
   }
   scratch.product(model.weights.join, n);
   scratch.product(model.weights.output, step.n_logits);

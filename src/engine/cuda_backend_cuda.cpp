@@ -302,6 +302,7 @@ void check_supported(const ModelPlan& plan) {
     if (const int most = is_latent ? kMostLatentDim : kMaxDeviceHeadDim; layer.attention.head_dim > most)
       throw_error(ErrorKind::usage, "a GPU runs {} up to {}, this model has {} (use the CPU)",
                   is_latent ? "latent rows" : "head_dim", most, layer.attention.head_dim);
+    if (layer.latent.index.top_k > 0) refuse("keys that queries choose by an index");
     if (layer.norms == NormPlace::parallel) refuse("attention and feed-forward in parallel");
     if (plan.layer_norm) refuse("LayerNorm");
     if (layer.attention.k_is_v) refuse("values that are projected with the keys");

@@ -280,14 +280,16 @@ void Engine::norm_hidden(View2<const float> x, View2<float> out) {
   (plan_.layer_norm ? layer_norm : rms_norm)(context_, x, loaded_.weights.output_norm.data(), plan_.norm_eps, out);
 }
 
-void Engine::turn_key(int layer, int n_ctx, int n_positions, float* row) {
+void Engine::turn_row(int layer, KvSide side, int n_ctx, int n_positions, float* row) {
   const AttentionPlan& a = plan_.layers[size_t(layer)].attention;
-  Rope rope = plan_.ropes[size_t(plan_.rope_of(a, n_ctx))];
+  const LatentPlan& latent = plan_.layers[size_t(layer)].latent;
+  const bool is_index = side == KvSide::v;
+  Rope rope = plan_.ropes[size_t(is_index ? latent.index.rope : plan_.rope_of(a, n_ctx))];
   rope.magnitude = 1;  // the row has it already
   const int32_t position = n_positions;
-  const int first = plan_.layers[size_t(layer)].latent.rank;  // a latent row has values in front that RoPE leaves
-  apply_rope(context_, RopeAngles(context_, rope, {&position, 1}), a.head_dim,
-             View2<float>(row + first, 1, a.head_dim - first));
+  const int dim = is_index ? latent.index.dim : a.head_dim;
+  const int first = is_index ? 0 : latent.rank;  // a latent row has values in front that RoPE leaves
+  apply_rope(context_, RopeAngles(context_, rope, {&position, 1}), dim, View2<float>(row + first, 1, dim - first));
 }
 
 }  // namespace ridge

@@ -68,8 +68,9 @@ class Engine {
   const std::string& why_not_finite();
   /// out = x [n, d_model] of Outputs::hidden() behind the model's last norm, as the output matrix reads it.
   void norm_hidden(View2<const float> x, View2<float> out);
-  /// Turns a K row of the model by n positions, of a layer and a context of n_ctx: what SequencePool::shift() wants.
-  void turn_key(int layer, int n_ctx, int n_positions, float* row);
+  /// Turns a row of K, or of the index beside it, by n positions, of a layer and a context of n_ctx: what
+  /// SequencePool::shift() wants.
+  void turn_row(int layer, KvSide side, int n_ctx, int n_positions, float* row);
 
  private:
   bool leads() const { return ranks_ && ranks_->led() && ranks_->is_first(); }

@@ -38,7 +38,7 @@ KeyRope key_rope(const ModelPlan& plan, const LayerPlan& layer, int n_ctx) {
 KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const LayerPlan& layer, KeyRope rope) {
   const AttentionPlan& a = layer.attention;
   const bool latent = layer.mixer == MixerKind::latent;
-  const KvLayerConfig config{
+  KvLayerConfig config{
       .k = side_config(k, "K", layer),
       .v = side_config(v, latent ? "K" : "V", layer),
       .n_kv_heads = a.kv_layer >= 0 ? 0 : a.n_kv_heads,
@@ -51,6 +51,10 @@ KvLayerConfig layer_config(const KvSideOptions& k, const KvSideOptions& v, const
   if (const std::string differs = kv_side_difference(config.v, config.k); latent && !differs.empty())
     throw_error(ErrorKind::usage, "latent rows are K and V in one: V cannot have {} (give both sides the same cache)",
                 differs);
+  if (layer.latent.index.top_k > 0) {  // small rows that decide what a query sees: of floats whatever the cache has
+    config.index_dim = layer.latent.index.dim;
+    config.v = default_kv_side(*find_kv_format(config.k.format->name == "f32" ? "f32" : "f16").or_throw(), KvSide::v);
+  }
   return config;
 }
 

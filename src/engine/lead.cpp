@@ -366,7 +366,8 @@ LayerCall call_of(const KvLayerConfig& layer) {
                  .layer = layer.layer,
                  .state_values = layer.state_values,
                  .rope = {int(layer.rope.frequency.size()), layer.rope.first, layer.rope.halves, {}},
-                 .v_is_k = layer.v_is_k};
+                 .v_is_k = layer.v_is_k,
+                 .index_dim = layer.index_dim};
   RIDGE_CHECK(layer.rope.frequency.size() <= std::size(call.rope.frequency), "{} pairs of RoPE",
               layer.rope.frequency.size());
   std::ranges::copy(layer.rope.frequency, call.rope.frequency);
@@ -392,7 +393,8 @@ KvLayerConfig layer_of(const LayerCall& call) {
           .state_values = call.state_values,
           .layer = call.layer,
           .rope = {{call.rope.frequency, call.rope.frequency + call.rope.n_pairs}, call.rope.first, call.rope.halves},
-          .v_is_k = call.v_is_k};
+          .v_is_k = call.v_is_k,
+          .index_dim = call.index_dim};
 }
 
 }  // namespace ridge

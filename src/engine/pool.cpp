@@ -243,8 +243,7 @@ Result<TrimReport> SequencePool::trim(SeqId seq, int n, TrimMode mode) {
   return report;
 }
 
-Result<TrimReport> SequencePool::shift(SeqId seq, int first, int n_removed,
-                                       const std::function<void(int layer, float* row)>& turn) {
+Result<TrimReport> SequencePool::shift(SeqId seq, int first, int n_removed, const TurnRow& turn) {
   Sequence& s = sequence(seq);
   RIDGE_CHECK(!s.parked && first >= 0 && n_removed >= 0 && first + n_removed <= s.n, "{} positions after {} of {}",
               n_removed, first, s.n);

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "op/cache/host_memory.h"
+#include "op/cache/rewrite.h"
 
 namespace ridge {
 
@@ -75,10 +75,10 @@ class SequencePool {
   Result<TrimReport> trim(SeqId seq, int n, TrimMode mode);
   /// Forgets all positions, the centre and the scales.
   void reset(SeqId seq);
-  /// Drops positions [first, first + n_removed) and moves the later ones down; `turn` takes a K row [head_dim] of the
-  /// model to its new position (RoPE). Lossy: moved K rows are decoded, turned and coded again. Usage error where
+  /// Drops positions [first, first + n_removed) and moves the later ones down; `turn` takes rows to their
+  /// new position (RoPE). Lossy: moved rows of K are decoded, turned and coded again. Usage error where
   /// layers have states, or sliding layers would see what they gave back, unless all positions are dropped.
-  Result<TrimReport> shift(SeqId seq, int first, int n_removed, const std::function<void(int layer, float* row)>& turn);
+  Result<TrimReport> shift(SeqId seq, int first, int n_removed, const TurnRow& turn);
 
   Result<CheckpointId> checkpoint(SeqId seq);
   void release(CheckpointId checkpoint);

@@ -195,8 +195,9 @@ void Session::shift(int n_keep, int n_discard) {
     throw_error(ErrorKind::usage, "cannot discard {} tokens after the first {}: the cache holds {}", n_discard, n_keep,
                 n_past());
   impl_->pool
-      ->shift(impl_->text.seq, n_keep, n_discard,
-              [&](int layer, float* row) { impl_->engine.turn_key(layer, n_ctx(), -n_discard, row); })
+      ->shift(
+          impl_->text.seq, n_keep, n_discard,
+          [&](int layer, KvSide side, float* row) { impl_->engine.turn_row(layer, side, n_ctx(), -n_discard, row); })
       .or_throw();
 }
 

@@ -162,6 +162,12 @@ Status check_config(const Config& c, std::string_view where) {
       return bad_file("{}: {} kv heads of {} are not one latent row of {} + {}", where, c.n_kv_heads, c.head_dim,
                       c.kv_rank, c.rope_dim);
   }
+  if (c.index_top_k > 0) {
+    RIDGE_TRY_STATUS(range("heads of the index", c.index_heads, 1, 1024));
+    RIDGE_TRY_STATUS(range("values of an index key", c.index_dim, c.rope_dim, 1024));
+    RIDGE_TRY_STATUS(range("keys that a query chooses", c.index_top_k, 1, 1 << 20));
+    RIDGE_TRY_STATUS(range("rank of the queries that an index reads", c.q_rank, 1, 1 << 16));
+  }
   if (c.delta.n_key_heads > 0) {
     const DeltaShape& d = c.delta;
     RIDGE_TRY_STATUS(range("key heads of the delta rule", d.n_key_heads, 1, 1024));

@@ -85,6 +85,9 @@ struct Config {
   int q_rank = 0;     // > 0: queries go through so many values with a norm; 0: one matrix
   int nope_dim = 0;   // of a query head, in front of its rope_dim
   int value_dim = 0;  // of a head's output
+  // A choice of keys (deepseek v3.2, glm 5): queries of latent attention attend to the index_top_k positions that an
+  // index of index_heads query heads and one key of index_dim values finds best. index_top_k 0: to all.
+  int index_heads = 0, index_dim = 0, index_top_k = 0;
   // Experts: in place of the feed-forward of all layers but the dense ones. n_experts 0: none.
   int n_experts = 0, n_experts_used = 0;
   int d_ff_expert = 0;

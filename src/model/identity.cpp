@@ -61,11 +61,11 @@ void add_config(Digest& d, const Config& config) {
                qk_norm, qk_norm_whole, qk_norm_after_rope, norms, layer_norm, window, window_period, window_rope_theta,
                window_head_dim, window_kv_heads, full_layers, full_k_is_v, shared_kv_layers, wide_sharing,
                d_layer_input, v_norm, layer_scale, nope_period, position_scale, position_length, kv_rank, q_rank,
-               nope_dim, value_dim, n_experts, n_experts_used, d_ff_expert, d_ff_shared, dense_beside, expert_biases,
-               experts_renormalised, sigmoid_router, choice_bias, shared_gate, n_expert_groups, n_groups_used,
-               expert_scale, dense_layers, delta, delta_period, state_layers, conv_kernel, mamba, ff_layers, ungated,
-               attention_gate, rope_sections, attention_scale, embedding_scale, residual_scale, logit_divisor,
-               logit_cap, tied_output, activation, sub_norm, ternary,  // BitNet
+               nope_dim, value_dim, index_heads, index_dim, index_top_k, n_experts, n_experts_used, d_ff_expert,
+               d_ff_shared, dense_beside, expert_biases, experts_renormalised, sigmoid_router, choice_bias, shared_gate,
+               n_expert_groups, n_groups_used, expert_scale, dense_layers, delta, delta_period, state_layers,
+               conv_kernel, mamba, ff_layers, ungated, attention_gate, rope_sections, attention_scale, embedding_scale,
+               residual_scale, logit_divisor, logit_cap, tied_output, activation, sub_norm, ternary,  // BitNet
                here] = config;
   d.add(arch, n_layers, n_heads, n_kv_heads, head_dim, d_model, d_ff, vocab_size, n_ids, n_ctx_train, rms_eps,
         rope_theta, rope_dim, rope_pairs, qkv_bias, o_bias, mlp_bias, sink_logits, qk_norm, qk_norm_whole, norms,
@@ -86,6 +86,7 @@ void add_config(Digest& d, const Config& config) {
       !ff_layers.empty() || ungated)
     d.add(window_head_dim, window_kv_heads, full_layers, full_k_is_v, v_norm, layer_scale, logit_cap, dense_beside,
           shared_kv_layers, wide_sharing, d_layer_input, ff_layers, ungated);
+  if (index_top_k > 0) d.add(index_heads, index_dim, index_top_k);
 }
 
 /// Contents of matrices, those that several share once.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/arch/arch.h"
+
 namespace ridge {
 namespace {
 
@@ -96,6 +98,11 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
     std::ranges::fill(none.frequency, 0.0);
     none.magnitude = 1;
   }
+  int index_rope = 0;
+  if (c.index_top_k > 0 && arch_of(c).index_pairs != c.rope_pairs) {
+    index_rope = int(plan.ropes.size());
+    plan.ropes.emplace_back(plan.ropes[0]).pairs = arch_of(c).index_pairs;
+  }
   float scale = c.attention_scale > 0 ? c.attention_scale : 1.0f / std::sqrt(float(c.query_dim()));
   const RopeScaling& scaling = c.rope_scaling;
   if (scaling.score_factor > 0)
@@ -137,7 +144,8 @@ ModelPlan make_plan(const Config& c, std::span<const float> rope_factors, std::s
                       .rope_dim = c.rope_dim,
                       .q_rank = c.q_rank,
                       .nope_dim = c.nope_dim,
-                      .value_dim = c.value_dim};
+                      .value_dim = c.value_dim,
+                      .index = {c.index_heads, c.index_dim, c.index_top_k, index_rope}};
     }
     if (c.has_state(i)) layer.attention.n_heads = layer.attention.n_kv_heads = 0;
     if (c.has_conv(i)) {

@@ -57,6 +57,14 @@ struct AttentionPlan {
   int kv_dim() const { return n_kv_heads * head_dim; }
 };
 
+/// By what queries choose their keys (op/attn/chosen_keys.h): query heads q_b low of the low-rank query, one key
+/// norm(k x) a token, a LayerNorm, RoPE on their first values, and a weight of each head.
+struct IndexPlan {
+  int n_heads = 0;
+  int dim = 0;
+  int top_k = 0;  ///< 0: there is no index, a query attends to all positions
+  int rope = 0;   ///< of ModelPlan::ropes
+};
 /// Around the AttentionPlan of a latent layer: its one kv head is the row [norm(kv_a x), rope part], head_dim = rank +
 /// rope_dim; a query head is [k_b q_nope, q_rope] and a head's output v_b applied to the first `rank` values of what
 /// attention gives.
@@ -66,6 +74,7 @@ struct LatentPlan {
   int q_rank = 0;    ///< > 0: q = q_b norm(q_a x), else q is one matrix
   int nope_dim = 0;  ///< of a query head, in front of its rope_dim
   int value_dim = 0;
+  IndexPlan index;
 
   int query_dim() const { return nope_dim + rope_dim; }
 };

@@ -361,7 +361,8 @@ std::vector<SidePart> side_parts(const ModelSlice& slice, int rank) {
       SidePart& part = parts.emplace_back();
       if (slice.stage_of(i) != rank / slice.size || !whole.has_kv(i)) continue;
       const Extent heads = heads_of_rank(whole.kv_heads_of(i), in_stage, slice.size);
-      if (!whole.has_delta(i)) part.heads = side == KvSide::k || whole.kv_rank == 0 ? heads : Extent();
+      if (!whole.has_delta(i))
+        part.heads = side == KvSide::k || whole.kv_rank == 0 || whole.index_top_k > 0 ? heads : Extent();
       else if (side == KvSide::k) part.state = delta_part(whole.delta, in_stage, slice.size).state;
     }
   return parts;

@@ -65,6 +65,8 @@ constexpr SynthShape kShapes[] = {
     {"tiny-oss", "gpt-oss", 3, 4, 2, 32, 64, 32, 512, 2048, 1e4f, true, false, 32, 40, 6, 2, 32},
     {"tiny-latent", "deepseek2", 3, 4, 1, 96, 64, 96, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32, 0, 32, 64, 32, 16,
      4, 2},
+    {"tiny-index", "deepseek32", 3, 4, 1, 96, 64, 96, 512, 2048, 1e4f, false, true, 32, 0, 8, 2, 32, 0, 32, 64, 32, 16,
+     4, 2},
     {"tiny-delta", "qwen35moe", 4, 4, 2, 32, 64, 32, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 32},
     // Rows of whole groups of int4_g128.
     {"tiny-delta-128", "qwen35moe", 2, 4, 2, 32, 128, 128, 512, 2048, 1e4f, false, true, 8, 0, 6, 2, 128},
@@ -83,6 +85,13 @@ constexpr Hybrid kHybrids[] = {
     {"tiny-delta", 32, 2, {2, 4, 16, 32, 4}},
     {"tiny-delta-128", 128, 2, {2, 4, 32, 32, 4}},
 };
+
+/// What shapes have beside whose queries choose their keys.
+struct Indexed {
+  std::string_view name;
+  int heads, dim, top_k;
+};
+constexpr Indexed kIndexed[] = {{"tiny-index", 4, 48, 24}};
 
 /// What Gemma 4's shapes have beside; n_kv_heads and head_dim are those of full layers.
 struct Gemma4 {
@@ -196,6 +205,8 @@ Result<Config> synth_config(std::string_view name) {
       for (const Hybrid& hybrid : kHybrids)
         if (hybrid.name == name)
           c.d_ff_shared = hybrid.d_ff_shared, c.delta_period = hybrid.delta_period, c.delta = hybrid.delta;
+      for (const Indexed& of : kIndexed)
+        if (of.name == name) c.index_heads = of.heads, c.index_dim = of.dim, c.index_top_k = of.top_k;
       for (const OneBlock& of : kOneBlocks)
         if (of.name == name) set_blocks(of, c);
       const Arch& arch = *find_arch(s.arch, s.n_experts > 0);
@@ -326,7 +337,8 @@ namespace {
 /// Tensors of heads, and of experts, take turns. Rows that are not here are filled last.
 constexpr std::string_view kFillOrder =
     "|attn_norm|attn_post_norm|ffn_post_norm|delta qkv|delta z|delta a|delta b|delta conv|delta decay|delta dt_bias|"
-    "delta norm|q_a|q_a_norm|q_b|kv_a|kv_a_norm|k_b|v_b|q_norm|k_norm|q|k|v|o|q_bias|k_bias|v_bias|attn_sub_norm|"
+    "delta norm|q_a|q_a_norm|q_b|kv_a|kv_a_norm|k_b|v_b|index_q|index_k|index_weights|index_norm|"
+    "index_norm_bias|q_norm|k_norm|q|k|v|o|q_bias|k_bias|v_bias|attn_sub_norm|"
     "ffn_sub_norm|ffn_norm|o_bias|sink_logits|router|router_bias|choice_bias|expert gate|expert up|expert down|"
     "expert gate_bias|expert up_bias|expert down_bias|shared_gate|gate|up|down|gate_bias|up_bias|down_bias|";
 

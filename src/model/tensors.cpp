@@ -16,6 +16,7 @@ bool has_state(C c, int i) { return c.has_state(i); }
 bool has_mamba(C c, int i) { return c.has_mamba(i); }
 bool has_latent(C c, int i) { return c.attends(i) && c.kv_rank > 0; }
 bool has_low_q(C c, int i) { return has_latent(c, i) && c.q_rank > 0; }
+bool has_index(C c, int i) { return has_latent(c, i) && c.index_top_k > 0; }
 bool has_heads(C c, int i) { return c.attends(i) && c.kv_rank == 0; }
 bool has_k(C c, int i) { return has_heads(c, i) && c.has_kv(i); }
 bool has_v(C c, int i) { return has_heads(c, i) && c.has_v(i); }
@@ -57,6 +58,7 @@ Shape of_query(C c, int i) { return {c.kv_rank > 0 ? int64_t(c.n_heads) * c.quer
 Shape of_query_bias(C c, int i) { return {c.q_rows(i)}; }
 Shape of_kv(C c, int i) { return {c.kv_dim(i), c.d_model}; }
 Shape of_kv_bias(C c, int i) { return {c.kv_dim(i)}; }
+Shape of_index_key(C c, int) { return {c.index_dim}; }
 Shape of_mamba_heads(C c, int) { return {c.mamba.n_heads}; }
 /// Columns of the output projection.
 int64_t mixer_width(C c, int i) {
@@ -143,6 +145,17 @@ constexpr TensorRow kLayerTensors[] = {
      [](C c, int) -> Shape { return {c.kv_rank, c.nope_dim}; }, Cut::heads, {.layout = TensorLayout::by_head}},
     {"v_b", &L::v_b, Kind::matrix, {"attn_v_b.weight", "self_attn.kv_b_proj.weight"}, has_latent,
      [](C c, int) -> Shape { return {c.value_dim, c.kv_rank}; }, Cut::heads, {.layout = TensorLayout::by_head}},
+
+    {"index_q", &L::index_q, Kind::matrix, {"indexer.attn_q_b.weight", "self_attn.indexer.wq_b.weight"}, has_index,
+     [](C c, int) -> Shape { return {int64_t(c.index_heads) * c.index_dim, c.q_rank}; }},
+    {"index_k", &L::index_k, Kind::matrix, {"indexer.attn_k.weight", "self_attn.indexer.wk.weight"}, has_index,
+     [](C c, int) -> Shape { return {c.index_dim, c.d_model}; }},
+    {"index_weights", &L::index_weights, Kind::matrix, {"indexer.proj.weight", "self_attn.indexer.weights_proj.weight"},
+     has_index, [](C c, int) -> Shape { return {c.index_heads, c.d_model}; }},
+    {"index_norm", &L::index_norm, Kind::inner_norm, {"indexer.k_norm.weight", "self_attn.indexer.k_norm.weight"},
+     has_index, of_index_key},
+    {"index_norm_bias", &L::index_norm_bias, Kind::bias, {"indexer.k_norm.bias", "self_attn.indexer.k_norm.bias"},
+     has_index, of_index_key},
 
     {"attn_sub_norm", &L::attn_sub_norm, Kind::inner_norm, {"attn_sub_norm.weight", "self_attn.attn_sub_norm.weight"},
      [](C c, int) { return c.sub_norm; }, [](C c, int i) -> Shape { return {c.q_dim(i)}; }},

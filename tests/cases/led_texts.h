@@ -71,8 +71,8 @@ class Texts final : public PoolWalk {
     return {};
   }
 
-  void turn_key(int layer, int n_positions, float* row) override {
-    engine_.turn_key(layer, kContext, n_positions, row);
+  void turn_row(int layer, KvSide side, int n_positions, float* row) override {
+    engine_.turn_row(layer, side, kContext, n_positions, row);
   }
 
   Engine engine_;

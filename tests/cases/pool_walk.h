@@ -52,8 +52,9 @@ class PoolWalk {
         return said("close", Status());
       case 8: {
         const int first = somewhere(n), removed = std::min(n - first, 10);
-        return said("shift",
-                    pool_->shift(seq, first, removed, [&](int layer, float* row) { turn_key(layer, -removed, row); }));
+        return said("shift", pool_->shift(seq, first, removed, [&](int layer, KvSide side, float* row) {
+          turn_row(layer, side, -removed, row);
+        }));
       }
       default: return said("append", append(seq, pick, rng, 1 + somewhere(60)));
     }
@@ -82,8 +83,8 @@ class PoolWalk {
  protected:
   /// Adds n tokens to the sequence; `pick` is a random number.
   virtual Status append(SeqId seq, uint64_t pick, Rng& rng, int n) = 0;
-  /// What a key becomes that moves by so many positions.
-  virtual void turn_key(int layer, int n_positions, float* row) = 0;
+  /// What a row of K becomes that moves by so many positions.
+  virtual void turn_row(int layer, KvSide side, int n_positions, float* row) = 0;
 
   std::unique_ptr<SequencePool> pool_;
   std::vector<SeqId> sequences_;

@@ -47,17 +47,16 @@ constexpr size_t kFew = 170;
 
 class Invariance : public testing::TestWithParam<const char*> {};
 // Float weights, panels, super-blocks (rows of 256), and integers throughout.
-INSTANTIATE_TEST_SUITE_P(Models, Invariance,
-                         testing::Values(RIDGE_SOURCE_DIR "/models/stories260K.gguf",
-                                         RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf", "synth:tiny@weights=f16",
-                                         "synth:tiny-64@weights=bf16", "synth:tiny-64@weights=q4_k",
-                                         "synth:tiny-64@weights=q6_k", "synth:tiny-64@weights=q4_0",
-                                         "synth:tiny-64@weights=int4_g128", "synth:tiny-bitnet",
-                                         "synth:tiny-gemma@weights=f16", "synth:tiny-experts@weights=f16",
-                                         "synth:tiny-oss@weights=q8_0", "synth:tiny-latent@weights=f16",
-                                         "synth:tiny-delta@weights=f16", "synth:tiny-gemma4@weights=f16",
-                                         "synth:tiny-gemma4-moe@weights=f16", "synth:tiny-gemma4-e@weights=f16",
-                                         "synth:tiny-nemotron@weights=f16", "synth:tiny-nemotron-moe@weights=f16"));
+INSTANTIATE_TEST_SUITE_P(
+    Models, Invariance,
+    testing::Values(RIDGE_SOURCE_DIR "/models/stories260K.gguf", RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf",
+                    "synth:tiny@weights=f16", "synth:tiny-64@weights=bf16", "synth:tiny-64@weights=q4_k",
+                    "synth:tiny-64@weights=q6_k", "synth:tiny-64@weights=q4_0", "synth:tiny-64@weights=int4_g128",
+                    "synth:tiny-bitnet", "synth:tiny-gemma@weights=f16", "synth:tiny-experts@weights=f16",
+                    "synth:tiny-oss@weights=q8_0", "synth:tiny-latent@weights=f16", "synth:tiny-index@weights=f16",
+                    "synth:tiny-delta@weights=f16", "synth:tiny-gemma4@weights=f16",
+                    "synth:tiny-gemma4-moe@weights=f16", "synth:tiny-gemma4-e@weights=f16",
+                    "synth:tiny-nemotron@weights=f16", "synth:tiny-nemotron-moe@weights=f16"));
 
 TEST_P(Invariance, StepsOfEverySizeGiveTheBitsOfSingleTokens) {
   // The larger model takes its time; its formats are those of the others.

@@ -435,7 +435,7 @@ TEST(SequencePoolShift, RowsMoveDownAndKeepTheirValues) {
     Pool pool(layers);
     pool.append(200, 1);
     const std::vector<float> before = pool.rows();
-    const auto same = [](int, float*) {};
+    const auto same = [](int, KvSide, float*) {};
     EXPECT_FALSE(pool.pool->shift(pool.seq, 10, n_removed, same).or_throw().exact);
     ASSERT_EQ(pool.pool->length(pool.seq), 200 - n_removed);
     const std::vector<float> after = pool.rows();
@@ -461,7 +461,7 @@ TEST(SequencePoolShift, PlainCachesMoveBitForBitAndTurnsReachEveryLaterRowOnce) 
   int turned = 0;
   pool.pool
       ->shift(pool.seq, 7, 20,
-              [&](int layer, float* row) {
+              [&](int layer, KvSide, float* row) {
                 EXPECT_EQ(layer, 0);
                 ++turned;
                 row[0] += 1024;

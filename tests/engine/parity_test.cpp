@@ -22,7 +22,7 @@ struct Case {
   Golden golden = {};                                ///< of the Hugging Face directory
   std::string gguf = "";                             ///< the twin's file; empty: there is none
   std::optional<Golden> gguf_golden = std::nullopt;  ///< where the GGUF file means something else
-  bool is_packed = false;                            ///< its matrices; it is written without a twin
+  bool is_written = false;                           ///< as GGUF, without a twin
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << c.golden.logits; }
 
@@ -96,7 +96,7 @@ TEST_P(Parity, WrittenGguf) {
   const TempDir dir;
   const std::filesystem::path path = dir / "written.gguf";
   const auto written = convert_to_gguf(directory_.native(), path, *find_weight_format("f32").or_throw(), nullptr);
-  if (GetParam().gguf.empty() && !GetParam().is_packed) {
+  if (GetParam().gguf.empty() && !GetParam().is_written) {
     ASSERT_FALSE(written) << "there is no GGUF form of it";
     return;
   }
@@ -201,6 +201,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"qwen3_5_mtp", {}, "model-bf16.gguf"}, Case{"qwen3_next", {}, "model-bf16.gguf"},
         Case{"gpt_oss", {}, "model-bf16.gguf", Golden{.logits = "logits_truncate", .greedy = ""}},
         Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}, Case{"deepseek_v3", {}, "model-bf16.gguf"},
+        Case{"deepseek_v32", {}, "", std::nullopt, true}, Case{"glm_moe_dsa", {}, "model-bf16.gguf"},
         Case{"mixtral", {}, "model-bf16.gguf"}, Case{"qwen3_vl", {}, "model-bf16.gguf"},
         Case{"qwen2_5_vl", {}, "model-bf16.gguf"}, Case{"seed_oss", {}, "model-bf16.gguf"},
         Case{"glm4_moe", {}, "model-bf16.gguf"}, Case{"glm4_moe_lite", {}, "model-bf16.gguf"},

@@ -57,10 +57,10 @@ INSTANTIATE_TEST_SUITE_P(
                     std::pair("granite", ""), std::pair("phi3", ""), std::pair("phi3_longrope", ""),
                     std::pair("olmo2", ""), std::pair("gemma3", ""), std::pair("qwen3_moe", ""),
                     std::pair("qwen3_moe_dense", ""), std::pair("qwen2_moe", ""), std::pair("gpt_oss", ""),
-                    std::pair("gpt_oss_mxfp4", ""), std::pair("deepseek_v3", ""), std::pair("qwen3_5", ""),
-                    std::pair("qwen3_5_moe", "model-bf16.gguf"), std::pair("qwen3_next", ""), std::pair("cohere2", ""),
-                    std::pair("mistral4", ""), std::pair("ernie4_5_moe", ""), std::pair("smollm3", ""),
-                    std::pair("gemma4", ""), std::pair("gemma4_moe", "")),
+                    std::pair("gpt_oss_mxfp4", ""), std::pair("deepseek_v3", ""), std::pair("glm_moe_dsa", ""),
+                    std::pair("qwen3_5", ""), std::pair("qwen3_5_moe", "model-bf16.gguf"), std::pair("qwen3_next", ""),
+                    std::pair("cohere2", ""), std::pair("mistral4", ""), std::pair("ernie4_5_moe", ""),
+                    std::pair("smollm3", ""), std::pair("gemma4", ""), std::pair("gemma4_moe", "")),
     [](const auto& of) { return std::string(of.param.first); });
 
 /// Kernels that round activations to integers, caches of every kind, forms of weighted rounding among them.
@@ -88,7 +88,7 @@ TEST(Pipeline, BitNetToo) {
 TEST(Pipeline, ShapesToo) {
   for (const std::string shape :
        {"tiny-64@weights=q8_0", "tiny-64@weights=f32@shared=1", "tiny-biases@weights=f32", "tiny-experts@weights=f32",
-        "tiny-delta@weights=f32", "tiny-latent@weights=f32", "tiny-bitnet"}) {
+        "tiny-delta@weights=f32", "tiny-latent@weights=f32", "tiny-index@weights=f32", "tiny-bitnet"}) {
     SCOPED_TRACE(shape);
     const std::string path = "synth:" + shape;
     Engine alone(path, {.n_threads = 1});

@@ -64,7 +64,7 @@ class Part final : public PoolWalk {
     return {};
   }
 
-  void turn_key(int, int, float* row) override { std::swap(row[0], row[1]); }
+  void turn_row(int, KvSide, int, float* row) override { std::swap(row[0], row[1]); }
 
   CpuContext context_{1};
   const int first_head_;

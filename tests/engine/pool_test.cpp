@@ -371,7 +371,7 @@ TEST(SequencePool, ATrimWithoutRoomForItsRowsChangesNothing) {
   EXPECT_TRUE(is_refused(pool->trim(seq, 300, TrimMode::coded_window), "300 positions need 3 pages, 0 are free"));
   EXPECT_EQ(pool->length(seq), 500);
   EXPECT_EQ(pool.rows(seq), before);
-  EXPECT_TRUE(is_refused(pool->shift(seq, 4, 100, [](int, float*) {}), "pages"));
+  EXPECT_TRUE(is_refused(pool->shift(seq, 4, 100, [](int, KvSide, float*) {}), "pages"));
   EXPECT_EQ(pool->length(seq), 500);
   EXPECT_EQ(pool.rows(seq), before);
   pool->release(kept);
@@ -528,8 +528,9 @@ TEST(SequencePool, AShiftMovesRowsDownAndTurnsOnlyK) {
   const std::vector<float> before = pool.rows(seq);
   int turned = 0;
   const TrimReport report = pool->shift(seq, 4, 60,
-                                        [&](int layer, float* row) {
+                                        [&](int layer, KvSide side, float* row) {
                                           EXPECT_EQ(layer, 0);
+                                          EXPECT_EQ(side, KvSide::k);
                                           ++turned;
                                           for (int d = 0; d < kDim; ++d) row[d] = -row[d];
                                         })
@@ -552,7 +553,7 @@ TEST(SequencePool, AShiftMovesRowsDownAndTurnsOnlyK) {
         ASSERT_EQ(v[size_t(d)], v_old[size_t(d)]) << p;  // moved as coded bytes
       }
     }
-  pool->shift(seq, 0, 140, [](int, float*) {}).or_throw();
+  pool->shift(seq, 0, 140, [](int, KvSide, float*) {}).or_throw();
   EXPECT_EQ(pool->length(seq), 0);
   pool.check(1, 0, 0, 0, 1, "all removed");
 }
@@ -561,13 +562,13 @@ TEST(SequencePool, AShiftLeavesSharersAlone) {
   Pool pool(mixed_layers(), 8, 3);
   const SeqId seq = pool.open(1, 300), fork = pool->fork(seq, 300).or_throw();
   const std::vector<float> before = pool.rows(seq);
-  pool->shift(fork, 4, 100, [](int, float*) {}).or_throw();
+  pool->shift(fork, 4, 100, [](int, KvSide, float*) {}).or_throw();
   EXPECT_EQ(pool->length(fork), 200);
   pool.check(2, 0, 3 + pool.pages(200), 0, 2, "the fork has pages of its own");
   EXPECT_EQ(pool.rows(seq), before);
   // The same again gives the same rows, and both go on alike.
   const SeqId twin = pool->fork(seq, 300).or_throw();
-  pool->shift(twin, 4, 100, [](int, float*) {}).or_throw();
+  pool->shift(twin, 4, 100, [](int, KvSide, float*) {}).or_throw();
   EXPECT_EQ(pool.rows(twin), pool.rows(fork));
   for (const SeqId s : {fork, twin}) pool.append(s, 2, 30).or_throw();
   EXPECT_EQ(pool.rows(twin), pool.rows(fork));
@@ -761,9 +762,9 @@ TEST(SequencePool, AShiftOfSlidingLayersKeepsWhatTheyHold) {
   Pool pool(only_sliding_layers(), 16, 1);
   const SeqId seq = pool.open(1, 600);
   const std::vector<float> before = pool.rows(seq);
-  EXPECT_TRUE(is_refused(pool->shift(seq, 4, 550, [](int, float*) {}), "gave back"));
+  EXPECT_TRUE(is_refused(pool->shift(seq, 4, 550, [](int, KvSide, float*) {}), "gave back"));
   EXPECT_EQ(pool.rows(seq), before);
-  pool->shift(seq, 4, 205, [](int, float*) {}).or_throw();
+  pool->shift(seq, 4, 205, [](int, KvSide, float*) {}).or_throw();
   EXPECT_EQ(pool->length(seq), 395);
   EXPECT_EQ(pool.rows(seq), before) << "f16 rows that are not turned, q8_0 codes as they are";
   EXPECT_EQ(ssize(pool->pages(seq)), pool.sliding_pages(395));

@@ -222,8 +222,8 @@ class Ragged {
     EXPECT_TRUE(!has_states_ || count == t.n());
     t.shift(first, count);
   }
-  static std::function<void(int, float*)> turn(Engine& engine, int count) {
-    return [&engine, count](int layer, float* row) { engine.turn_key(layer, 0, -count, row); };
+  static TurnRow turn(Engine& engine, int count) {
+    return [&engine, count](int layer, KvSide side, float* row) { engine.turn_row(layer, side, 0, -count, row); };
   }
   void checkpoint(SeqId seq) {
     const auto made = pool_->checkpoint(seq);
@@ -594,6 +594,17 @@ TEST(Ragged, LatentRows) {
             .n_sequences = 4,
             .n_steps = 24},
            11);
+}
+
+/// Queries choose their keys by rows of an index, which go where the others go.
+TEST(Ragged, RowsOfAnIndex) {
+  run_case({.model = "synth:tiny-index@weights=f16",
+            .crowd = {.n_threads = 2},
+            .alone = {.n_threads = 1},
+            .kv = {"f32", "rotor-3", "q8_0:window=32:sinks=3:centre=on"},
+            .n_sequences = 4,
+            .n_steps = 24},
+           12);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST_F(States, GoBackToNothingOrToACheckpoint) {
     EXPECT_TRUE(pool_->trim(seq, 27, mode));
   }
   EXPECT_THAT(pool_->fork(seq, 20).error().message, HasSubstr("open a checkpoint"));
-  EXPECT_THAT(pool_->shift(seq, 4, 8, [](int, float*) {}).error().message, HasSubstr("hold all of them"));
+  EXPECT_THAT(pool_->shift(seq, 4, 8, [](int, KvSide, float*) {}).error().message, HasSubstr("hold all of them"));
 
   const SeqId again = pool_->open(checkpoint).or_throw();
   EXPECT_EQ(feed(again, tokens(7)), expected);

@@ -13,9 +13,9 @@ namespace {
 
 using namespace ridge;
 
-constexpr const char* kShapes[] = {"tiny@weights=f32", "tiny-biases",   "tiny-gemma",
-                                   "tiny-oss",         "tiny-latent",   "tiny-delta",
-                                   "tiny-bitnet",      "tiny-gemma4-e", "tiny-nemotron-moe"};
+constexpr const char* kShapes[] = {"tiny@weights=f32", "tiny-biases",      "tiny-gemma", "tiny-oss",
+                                   "tiny-latent",      "tiny-index",       "tiny-delta", "tiny-bitnet",
+                                   "tiny-gemma4-e",    "tiny-nemotron-moe"};
 
 struct Made {
   explicit Made(const char* shape) : model(make_synth_model(context, shape, SynthMatrices::rows).or_throw()) {

@@ -396,7 +396,7 @@ TEST_F(AppendCuda, PoolsDoTheSameThings) {
   twins.both([&](SequencePool& pool) { EXPECT_FALSE(pool.trim(a, 200, TrimMode::coded_window).or_throw().exact); });
   step({{a, 50}}, "of a coded window");
   twins.both([&](SequencePool& pool) {
-    pool.shift(b, 40, 30, [](int, float* row) { std::swap(row[0], row[1]); }).or_throw();
+    pool.shift(b, 40, 30, [](int, KvSide, float* row) { std::swap(row[0], row[1]); }).or_throw();
   });
   step({{b, 50}}, "behind a shift");
   twins.both([&](SequencePool& pool) { pool.reset(c); });

@@ -194,6 +194,7 @@ TEST_F(ModelCuda, WhatADeviceDoesNotComputeIsRefusedByName) {
   EXPECT_THAT(message_of("granite_hybrid", 16), testing::HasSubstr("does not compute Mamba2 (use the CPU)"));
   EXPECT_THAT(message_of("nemotron_h", 16), testing::HasSubstr("does not compute Mamba2 (use the CPU)"));
   EXPECT_THAT(message_of("lfm2", 16), testing::HasSubstr("does not compute short convolutions (use the CPU)"));
+  EXPECT_THAT(message_of("glm_moe_dsa", 16), testing::HasSubstr("does not compute keys that queries choose"));
   EXPECT_THAT(message_of("gptq", 16), testing::HasSubstr("sorted columns (act-order)"));
   EXPECT_THAT(message_of("hunyuan_v1_dense", 16), testing::HasSubstr("norms of q and k heads behind RoPE"));
   for (const char* name : {"ministral3", "mistral4"}) {

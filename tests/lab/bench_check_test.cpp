@@ -12,7 +12,7 @@ namespace {
 TEST(BenchCheck, EveryKindOfLayerPasses) {
   for (const char* path :
        {"synth:tiny", "synth:tiny-bitnet", "synth:tiny-gemma", "synth:tiny-experts", "synth:tiny-oss",
-        "synth:tiny-latent", "synth:tiny-delta", "synth:tiny-gemma4", "synth:tiny-nemotron"}) {
+        "synth:tiny-latent", "synth:tiny-index", "synth:tiny-delta", "synth:tiny-gemma4", "synth:tiny-nemotron"}) {
     const Model model = Model::load(path, {.n_threads = 2});
     BenchReference reference(path);
     for (const char* kv : {"f16", "rotor-3"})

@@ -25,8 +25,8 @@ MemoryPlan plan_of(const PlannedModel& model, const char* kv, int n_ctx, int n_s
 TEST(Plan, EveryPartIsWhatTheEngineAllocates) {
   for (const char* path :
        {"synth:tiny", "synth:tiny-64@weights=q8_0", "synth:tiny-64@weights=q4_k@head=q8_0", "synth:tiny-bitnet",
-        "synth:tiny-gemma", "synth:tiny-latent", "synth:tiny-delta", "synth:tiny-experts", "synth:tiny-oss",
-        "synth:tiny-gemma4-moe", "synth:tiny-gemma4-e", "synth:tiny-nemotron", kStories})
+        "synth:tiny-gemma", "synth:tiny-latent", "synth:tiny-index", "synth:tiny-delta", "synth:tiny-experts",
+        "synth:tiny-oss", "synth:tiny-gemma4-moe", "synth:tiny-gemma4-e", "synth:tiny-nemotron", kStories})
     for (const char* kv : {"f16", "q8_0:window=32:sinks=4", "rotor-3"})
       for (const Isa isa : isas()) {
         const std::string_view name(path);

@@ -90,6 +90,17 @@ TEST(HostileConfig, WhatDecidesResultsMayNotBeAbsurd) {
       {"nemotron_h_moe", "time_step_limit", Json::array({0.0, 0.1})},
       {"nemotron_h_moe", "mlp_hidden_act", "silu"},
       {"nemotron_h_moe", "moe_latent_size", 32},
+      {"deepseek_v32", "index_topk", 0},
+      {"deepseek_v32", "index_topk", -1},
+      {"deepseek_v32", "index_topk", int64_t(1) << 31},
+      {"deepseek_v32", "index_topk", nullptr},
+      {"deepseek_v32", "index_n_heads", 0},
+      {"deepseek_v32", "index_n_heads", 1 << 20},
+      {"deepseek_v32", "index_head_dim", 4},
+      {"deepseek_v32", "index_head_dim", 1 << 20},
+      {"deepseek_v32", "q_lora_rank", nullptr},
+      {"deepseek_v32", "indexer_rope_interleave", true},
+      {"glm_moe_dsa", "indexer_rope_interleave", false},
   };
   for (const auto& [name, key, bad] : cases) {
     Json changed = configs.at(name);

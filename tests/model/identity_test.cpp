@@ -112,8 +112,8 @@ TEST(Identity, ChangesWithEveryField) {
 }
 
 TEST(Identity, ChangesWithEveryVector) {
-  for (const char* shape : {"tiny-biases", "tiny-gemma", "tiny-oss", "tiny-latent", "tiny-delta", "tiny-bitnet",
-                            "tiny-gemma4-moe", "tiny-gemma4-e", "tiny-nemotron-moe"}) {
+  for (const char* shape : {"tiny-biases", "tiny-gemma", "tiny-oss", "tiny-latent", "tiny-index", "tiny-delta",
+                            "tiny-bitnet", "tiny-gemma4-moe", "tiny-gemma4-e", "tiny-nemotron-moe"}) {
     CpuContext context(1);
     LoadedModel model = make_synth_model(context, shape, SynthMatrices::rows).or_throw();
     const uint64_t before = identify(model.config, model.weights).of_short;

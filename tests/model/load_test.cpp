@@ -109,7 +109,8 @@ TEST(Load, AbsurdMetadataIsRefusedByName) {
       {"general.architecture", std::string("mamba"),
        "architecture 'mamba' is not supported (there are: llama, qwen2, qwen3, qwen2vl, qwen3vl, seed_oss, "
        "hunyuan-dense, smollm3, exaone4, cohere2, mistral3, qwen2moe, qwen3moe, qwen3next, qwen35, qwen35moe, gpt-oss, "
-       "deepseek2, mistral4, glm4moe, ernie4_5-moe, minimax-m2, lfm2, lfm2moe, granite, granitehybrid, "
+       "deepseek2, deepseek32, glm-dsa, mistral4, glm4moe, ernie4_5-moe, minimax-m2, lfm2, lfm2moe, granite, "
+       "granitehybrid, "
        "nemotron_h, nemotron_h_moe, phi3, olmo2, gemma3, gemma4, bitnet-b1.58, bitnet-25, "
        "bitnet)"},
       {"general.architecture", uint64_t(3), "general.architecture"},

@@ -9,9 +9,9 @@
 namespace ridge {
 namespace {
 
-const char* const kShapes[] = {"tiny",       "tiny-64",         "tiny-biases",   "tiny-bitnet",
-                               "tiny-gemma", "tiny-latent",     "tiny-delta",    "tiny-experts",
-                               "tiny-oss",   "tiny-gemma4-moe", "tiny-gemma4-e", "tiny-nemotron-moe"};
+const char* const kShapes[] = {
+    "tiny",       "tiny-64",      "tiny-biases", "tiny-bitnet",     "tiny-gemma",    "tiny-latent",      "tiny-index",
+    "tiny-delta", "tiny-experts", "tiny-oss",    "tiny-gemma4-moe", "tiny-gemma4-e", "tiny-nemotron-moe"};
 
 TEST(Tensors, HaveNamesOfTheirOwn) {
   std::set<std::string_view> names;

@@ -40,6 +40,8 @@ struct Arch {
   bool gpt_oss = false;  ///< biases of o, router and experts, sink logits, and experts of several in one tensor
   bool gemma4 = false;   ///< full layers with heads of their own, a norm of v, scaled layers, a cap of logits, scale 1
   bool latent = false;   ///< latent attention
+  bool indexed = false;  ///< with latent: queries choose their keys by an index
+  RopePairs index_pairs = RopePairs::interleaved;  ///< of the index
   bool grouped_experts = false;  ///< experts as DeepSeek's files have them: groups, dense layers in front, a shared
                                  ///< expert without a gate, and an MTP head as the layer behind the last one
   bool experts_as_moe = false;   ///< with grouped_experts: config.json's fields are Ernie's

@@ -182,7 +182,7 @@ Status read_grouped_experts(const Keys& keys, const Arch& arch, Config& c, std::
 }
 
 /// The widths of latent attention, and YaRN of its scores.
-Status read_latent(const Keys& keys, Config& c, std::string_view where) {
+Status read_latent(const Keys& keys, const Arch& arch, Config& c, std::string_view where) {
   if (!keys.has("attention.key_length_mla"))
     return bad_file("{}: attention.key_length_mla is missing (a file with attn_kv_b in one piece is not supported)",
                     where);
@@ -192,6 +192,13 @@ Status read_latent(const Keys& keys, Config& c, std::string_view where) {
   RIDGE_TRY(c.q_rank, keys.integer_or("attention.q_lora_rank", 0));
   RIDGE_TRY(c.rope_dim, keys.integer("rope.dimension_count"));
   c.nope_dim = query_dim - c.rope_dim;
+  if (arch.indexed) {
+    RIDGE_TRY(c.index_heads, keys.integer("attention.indexer.head_count"));
+    RIDGE_TRY(c.index_dim, keys.integer("attention.indexer.key_length"));
+    RIDGE_TRY(c.index_top_k, keys.integer("attention.indexer.top_k"));
+    if (c.index_top_k < 1)
+      return bad_file("{}: attention.indexer.top_k is {}, expected 1 or more", where, c.index_top_k);
+  }
   RopeScaling& s = c.rope_scaling;
   if (s.kind != RopeScaling::Kind::yarn) return {};
   RIDGE_TRY(s.score_factor, keys.number_or("rope.scaling.yarn_log_multiplier", 0.0f));
@@ -231,6 +238,11 @@ void set_latent(const Config& c, const auto& set) {
   set("attention.value_length_mla", uint64_t(c.value_dim));
   set("attention.kv_lora_rank", uint64_t(c.kv_rank));
   if (c.q_rank > 0) set("attention.q_lora_rank", uint64_t(c.q_rank));
+  if (c.index_top_k > 0) {
+    set("attention.indexer.head_count", uint64_t(c.index_heads));
+    set("attention.indexer.key_length", uint64_t(c.index_dim));
+    set("attention.indexer.top_k", uint64_t(c.index_top_k));
+  }
   if (c.rope_scaling.score_factor > 0) set("rope.scaling.yarn_log_multiplier", double(c.rope_scaling.score_factor));
 }
 
@@ -470,7 +482,7 @@ Result<Config> config_from_gguf(const io::Gguf& gguf, std::string_view where) {
   RIDGE_TRY(c.rope_scaling, rope_scaling(keys, where));
   if (!arch->gemma4) RIDGE_TRY_STATUS(keys.same("rope.dimension_count_swa", c.rope_dim));
   if (arch->grouped_experts) RIDGE_TRY_STATUS(read_grouped_experts(keys, *arch, c, where));
-  if (arch->latent) RIDGE_TRY_STATUS(read_latent(keys, c, where));
+  if (arch->latent) RIDGE_TRY_STATUS(read_latent(keys, *arch, c, where));
   if (arch->position_scale) RIDGE_TRY_STATUS(read_position_scale(keys, *arch, c, where));
   if (c.window_rope_theta > 0 && c.rope_scaling.attention_factor != 0)
     return bad_file("{}: rope.scaling.attn_factor beside a base of sliding layers (not supported)", where);

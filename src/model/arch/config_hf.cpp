@@ -164,7 +164,7 @@ Status read_grouped_experts(const Fields& f, const Arch& arch, Config& c, std::s
 }
 
 /// The widths of latent attention.
-Status read_latent(const Fields& f, Config& c, std::string_view where) {
+Status read_latent(const Fields& f, const Arch& arch, Config& c, std::string_view where) {
   RIDGE_TRY(c.kv_rank, f.integer("kv_lora_rank"));
   RIDGE_TRY(c.q_rank, f.integer_or("q_lora_rank", 0));
   RIDGE_TRY(c.nope_dim, f.integer("qk_nope_head_dim"));
@@ -178,6 +178,15 @@ Status read_latent(const Fields& f, Config& c, std::string_view where) {
     return bad_file("{}: kv_lora_rank is {}, qk_rope_head_dim {}, expected 1 to 1024", where, c.kv_rank, c.rope_dim);
   c.n_kv_heads = 1;
   c.head_dim = c.kv_rank + c.rope_dim;
+  if (!arch.indexed) return {};
+  RIDGE_TRY(c.index_heads, f.integer("index_n_heads"));
+  RIDGE_TRY(c.index_dim, f.integer("index_head_dim"));
+  RIDGE_TRY(c.index_top_k, f.integer("index_topk"));
+  if (c.index_top_k < 1) return bad_file("{}: index_topk is {}, expected 1 or more", where, c.index_top_k);
+  const bool own = arch.index_pairs == RopePairs::interleaved;
+  RIDGE_TRY(const bool index_interleaved, f.flag_or("indexer_rope_interleave", own));
+  if (index_interleaved != own)
+    return bad_file("{}: indexer_rope_interleave is {} (not supported)", where, index_interleaved);
   return {};
 }
 
@@ -671,7 +680,7 @@ Result<Config> config_from_hf(std::string_view config_json, std::string_view whe
   if (!(rotary_share > 0 && rotary_share <= 1))
     return bad_file("{}: partial_rotary_factor is {}, expected above 0, at most 1", where, rotary_share);
   const int turned = int(float(c.head_dim) * rotary_share);
-  if (arch->latent) RIDGE_TRY_STATUS(read_latent(f, c, where));
+  if (arch->latent) RIDGE_TRY_STATUS(read_latent(f, *arch, c, where));
   else if (c.rope_scaling.kind == RopeScaling::Kind::proportional)
     c.rope_dim = c.head_dim, c.rope_scaling.turned_pairs = turned / 2;
   else c.rope_dim = turned;

@@ -40,14 +40,16 @@ int common_head_dim(std::span<const KvLayerConfig> layers) {
 }
 
 KvLayout::KvLayout(const KvLayerConfig& layer, KvSide side, bool in_fragments) : config(layer.side(side)) {
-  const int head_dim = layer.head_dim;
+  const bool is_index = side == KvSide::v && layer.index_dim > 0;
+  const int head_dim = is_index ? layer.index_dim : layer.head_dim;
+  has_rope = side == KvSide::k || is_index;
   if (side == KvSide::k) state_values = layer.state_values;
   if (side == KvSide::k) state_elsewhere = layer.state_elsewhere;
   n_readers = layer.n_readers;
   tiles.format = format_number(*config.format);
   tiles.recent = format_number(config.recent());
   tiles.side = side;
-  tiles.n_kv_heads = side == KvSide::k || !layer.v_is_k ? layer.n_kv_heads : 0;
+  tiles.n_kv_heads = is_index ? 1 : side == KvSide::k || !layer.v_is_k ? layer.n_kv_heads : 0;
   tiles.head_dim = head_dim;
   tiles.retention = make_retention(config);
   tiles.n_sinks = config.policy.sinks;

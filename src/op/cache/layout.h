@@ -37,6 +37,7 @@ struct KvLayerConfig {
 
   KeyRope rope;         ///< how the rows of K were turned; without pairs where they were not
   bool v_is_k = false;  ///< the rows of K serve as V too: V has no rows of its own, and the settings of K
+  int index_dim = 0;  ///< > 0, with v_is_k: V has one row of so many values, by which queries choose keys, settings too
 
   const KvSideConfig& side(KvSide side) const { return side == KvSide::k ? k : v; }
 };
@@ -51,6 +52,7 @@ struct KvLayout {
   KvSideConfig config;
   KvTiles tiles;                  ///< rules and sizes; its pointers are null
   std::vector<double> frequency;  ///< of the pairs by which its centre turns; empty where it does not
+  bool has_rope = false;          ///< its rows are turned by RoPE: of K, or of an index
   int64_t state_values = 0;
   bool state_elsewhere = false;
   int n_readers = 1;

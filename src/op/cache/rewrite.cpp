@@ -34,8 +34,7 @@ int read_window_as_coded(HostKvMemory& memory, const SequencePlace& place, int n
   return most;
 }
 
-void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first, int n_removed,
-                    const std::function<void(int layer, float* row)>& turn) {
+void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first, int n_removed, const TurnRow& turn) {
   const int n = place.n - n_removed;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
     for (const KvSide side : kKvSides) {
@@ -60,7 +59,7 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
       for (int head = 0; head < t.n_kv_heads; ++head)
         for (int to = 0; to < n; ++to) {
           const int from = to < first ? to : to + n_removed;
-          const bool turned = side == KvSide::k && from != to, becomes_coded = to >= t.n_sinks && to < coded_end;
+          const bool turned = layout.has_rope && from != to, becomes_coded = to >= t.n_sinks && to < coded_end;
           if (!is_exact(from) && from < old_first) continue;
           std::byte* const home = becomes_coded ? t.coded_row(pages, head, to) : nullptr;
           if (becomes_coded && !turned && !is_exact(from)) {
@@ -72,7 +71,7 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
           if (turned) {
             t.rotation.backward(row.data());
             t.move_row(place.slot, head, from / kTilePositions, 1, row.data());
-            turn(layer, row.data());
+            turn(layer, side, row.data());
             t.move_row(place.slot, head, to / kTilePositions, -1, row.data());
             t.rotation.forward(row.data());
           }

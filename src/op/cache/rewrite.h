@@ -12,9 +12,12 @@ namespace ridge {
 /// positions read as coded, of the side with most.
 int read_window_as_coded(HostKvMemory& memory, const SequencePlace& place, int n, std::vector<int>& ring_first);
 
-/// Drops positions [first, first + n_removed) and moves the later ones down. `turn` takes a K row [head_dim] of the
-/// model (not rotated, not centred) to its new position. Coded K rows that move are decoded, turned and coded again.
-void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first, int n_removed,
-                    const std::function<void(int layer, float* row)>& turn);
+/// Takes a row [head_dim] that RoPE turned to its new position: of K, or of an index beside it; as the model has it,
+/// not rotated and not centred.
+using TurnRow = std::function<void(int layer, KvSide side, float* row)>;
+
+/// Drops positions [first, first + n_removed) and moves the later ones down. Coded rows of K and of an index that move
+/// are decoded, turned and coded again.
+void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first, int n_removed, const TurnRow& turn);
 
 }  // namespace ridge
