@@ -120,13 +120,23 @@ TEST(SynthPlan, TheLargestShapeHasTheParametersThatItsNameSays) {
   EXPECT_NEAR(weights / 1e9, 405.8, 0.1);
 }
 
+/// All weights of a shape, its embedding beside its head, in billions.
+double billions_of(const char* shape) {
+  Config c = plan_synth_model(shape).or_throw().config;
+  c.n_experts_used = c.n_experts;  // all that there are
+  const SynthPlan all{.config = c, .format = find_weight_format("q8_0").or_throw()};
+  return (double(all.decode_matrix_bytes()) / 34 * 32 + double(c.vocab_size) * c.d_model) / 1e9;
+}
+
+TEST(SynthPlan, ShapesOfExpertsHaveTheParametersOfTheirModels) {
+  for (const auto& [shape, billions] : {std::pair("gpt-oss-120b", 116.8), {"glm-4.7-flash", 29.9}})
+    EXPECT_NEAR(billions_of(shape), billions, 0.2) << shape;
+}
+
 TEST(SynthPlan, HybridShapesHaveTheParametersThatTheirNamesSay) {
   for (const auto& [shape, billions] : {std::pair("qwen3.6-27b", 27), {"qwen3.6-35b-a3b", 35}}) {
-    Config c = plan_synth_model(shape).or_throw().config;
-    c.n_experts_used = c.n_experts;  // all that there are
-    const SynthPlan all{.config = c, .format = find_weight_format("q8_0").or_throw()};
-    const double weights = double(all.decode_matrix_bytes()) / 34 * 32 + double(c.vocab_size) * c.d_model;
-    EXPECT_NEAR(weights / 1e9, billions, 0.5) << shape;
+    const Config c = plan_synth_model(shape).or_throw().config;
+    EXPECT_NEAR(billions_of(shape), billions, 0.5) << shape;
     EXPECT_EQ(c.n_layers / c.n_cached_layers(), 4);
   }
   EXPECT_FALSE(plan_synth_model("qwen3.6-27b@layers=3")) << "no layer would attend";
