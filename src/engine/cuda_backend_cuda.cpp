@@ -3,8 +3,10 @@
 #include "engine/cuda_model.h"
 #include "engine/cuda_speculation.h"
 #include "gpu/device_query.h"
+#include "op/attn/attn_cuda.h"
 #include "op/attn/device_attention.h"
 #include "op/delta/chunks_cuda.h"
+#include "op/delta/mamba_cuda.h"
 #include "op/score/score_cuda.h"
 
 namespace ridge {
@@ -150,10 +152,11 @@ class CudaBackend final : public Backend {
 void check_wide_rows(const KvLayerConfig& layer) {
   if (layer.head_dim <= kMaxDeviceHeadDim) return;
   if (layer.k.policy.rounding == KvRounding::weighted)
-    throw_error(ErrorKind::usage,
-                "a GPU rounds rows of up to {} values weighted, latent rows of this model have {} (set rounding "
-                "nearest, or use the CPU)",
-                kMaxDeviceHeadDim, layer.head_dim);
+    throw_error(
+        ErrorKind::usage,
+        "a GPU rounds rows of up to {} values weighted, rows of this model have {} (set rounding nearest, or "
+        "use the CPU)",
+        kMaxDeviceHeadDim, layer.head_dim);
   if (!can_calibrate(KvLayout(layer, KvSide::k, false).tiles))
     throw_error(ErrorKind::usage,
                 "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
@@ -166,6 +169,23 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
                                                    SlotNumbers slots) {
   gpu::use_device(runner_.device());
   for (const KvLayerConfig& layer : layers) check_wide_rows(layer);
+  for (const KvLayerConfig& layer : layers)
+    if (!layer.v_is_k && layer.n_kv_heads > 0 && !device_tiles(layer).ok && !can_run_rows_attn(layer.head_dim))
+      throw_error(
+          ErrorKind::usage,
+          "{} cache: this device has too little shared memory for attention over rows of {} values (use the CPU)",
+          layer.k.format->name, layer.head_dim);
+  // A layer that reads another one's rows comes when these hold the whole step, and the exact rows of its first tokens
+  // may be gone.
+  if (runner_.plan().shares_kv())
+    for (const KvLayerConfig& layer : layers)
+      for (const KvSide side : kKvSides)
+        if (KvLayout(layer, side, false).tiles.ring_tiles > 0)
+          throw_error(
+              ErrorKind::usage,
+              "{} cache: a GPU runs layers that share K and V with formats that keep no exact window (f16, "
+              "q8_0, q4_0), or without a window (or use the CPU)",
+              layer.side(side).format->name);
   const int64_t needed = 4 * int64_t(slots.n) * n_pages.full + cache_bytes(layers, true, n_pages, slots);
   if (const int64_t free = gpu::free_bytes(); needed > free)
     throw_error(ErrorKind::no_memory,
@@ -288,31 +308,18 @@ void check_supported(const ModelPlan& plan) {
     const auto refuse = [](std::string_view what) {
       throw_error(ErrorKind::usage, "a GPU does not compute {} (use the CPU)", what);
     };
-    if (layer.mixer == MixerKind::conv) refuse("short convolutions");
-    if (layer.mixer == MixerKind::mamba) refuse("Mamba2");
-    if (layer.mixer == MixerKind::none) refuse("layers without a mixer");
-    if (!layer.dense.gated) refuse("feed-forwards without a gate");
-    if (layer.feed_forward != FeedForwardKind::dense && layer.feed_forward != FeedForwardKind::experts)
-      throw_error(ErrorKind::usage, "a GPU does not compute feed-forward {} (use the CPU)",
-                  feed_forward_name(layer.feed_forward));
+    if (layer.mixer == MixerKind::conv && layer.conv.kernel > kMostDeltaTaps)
+      refuse(fmt::format("short convolutions of more than {} tokens", kMostDeltaTaps));
+    if (layer.mixer == MixerKind::mamba && !can_run_mamba(layer.mamba))
+      refuse(fmt::format("Mamba2 of heads of {} x {}", layer.mamba.head_dim, layer.mamba.state_dim));
     if (experts.n_experts > kMostExperts || experts.rule.n_used > kMostUsedExperts)
       throw_error(ErrorKind::usage,
                   "a GPU runs up to {} experts a layer and {} a token, this model has {} and {} (use the CPU)",
                   kMostExperts, kMostUsedExperts, experts.n_experts, experts.rule.n_used);
-    if (const int most = is_latent ? kMostLatentDim : kMaxDeviceHeadDim; layer.attention.head_dim > most)
+    if (const int most = is_latent ? kMostLatentDim : kMostRowsHeadDim; layer.attention.head_dim > most)
       throw_error(ErrorKind::usage, "a GPU runs {} up to {}, this model has {} (use the CPU)",
                   is_latent ? "latent rows" : "head_dim", most, layer.attention.head_dim);
     if (layer.latent.index.top_k > 0) refuse("keys that queries choose by an index");
-    if (layer.norms == NormPlace::parallel) refuse("attention and feed-forward in parallel");
-    if (plan.layer_norm) refuse("LayerNorm");
-    if (layer.attention.k_is_v) refuse("values that are projected with the keys");
-    if (layer.attention.v_norm) refuse("norms of values");
-    if (layer.attention.kv_layer >= 0) refuse("layers that share K and V");
-    if (layer.d_input > 0) refuse("embeddings of layers");
-    if (layer.scaled) refuse("scaled layers");
-    if (experts.beside_dense) refuse("experts beside a dense feed-forward");
-    if (plan.logit_cap > 0) refuse("a cap of logits");
-    if (layer.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");
     if (layer.attention.gate && layer.attention.qk_norm_whole)
       throw_error(ErrorKind::usage,
                   "a GPU does not compute a gate of the attention's output with a norm of all query heads "
@@ -328,6 +335,20 @@ void check_supported(const ModelPlan& plan) {
   }
 }
 
+/// Refuses what several devices do not compute together.
+void check_ranks(const ModelPlan& plan) {
+  const auto refuse = [](std::string_view what) {
+    throw_error(ErrorKind::usage, "several GPUs do not compute {} together (use one, or the CPU)", what);
+  };
+  if (plan.layer_norm) refuse("LayerNorm");
+  if (plan.shares_kv()) refuse("layers that share K and V");
+  for (const LayerPlan& layer : plan.layers) {
+    if (layer.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");
+    if (layer.experts.beside_dense) refuse("experts beside a dense feed-forward");
+    if (layer.d_input > 0) refuse("embeddings of layers");
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
@@ -338,6 +359,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
     throw_error(ErrorKind::no_device, "device {} is not available: {} (use the CPU)", gpu::device_text(device),
                 report.devices.empty() ? report.why_none : fmt::format("there are {} devices", report.devices.size()));
   check_supported(plan);
+  if (rank) check_ranks(plan);
   check_device_kernels(weights, options.kernels);
   gpu::use_device(device);
   const int64_t needed = CudaModel::upload_bytes(plan, weights, options.kernels), free = gpu::free_bytes();

@@ -3,6 +3,7 @@
 
 #include "engine/cuda_model.h"
 #include "op/experts/int_experts_cuda.h"
+#include "op/norm_rope/norm_rope_cuda.h"
 
 namespace ridge {
 
@@ -65,11 +66,13 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .y = r[B::expert_gate].as<float>()};
   const MatmulCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
   const RouterKernel router_kernel = options_.router_of(n);
-  const bool late = n == 1 && options_.int_experts && has_late_choice(layer, e);
+  const bool late = n == 1 && options_.int_experts && has_late_choice(layer, e) && !e.beside_dense;
   const ExpertRouter router{.rule = e.rule,
                             .n_in = plan_.d_model,
                             .x = r[B::x].as<float>(),
-                            .norm_weight = normed ? layer.ffn_norm.as<float>() : nullptr,
+                            .norm_weight = e.beside_dense ? layer.router_scale.as<float>()
+                                           : normed       ? layer.ffn_norm.as<float>()
+                                                          : nullptr,
                             .norm_eps = plan_.norm_eps,
                             .h = late && router_kernel == RouterKernel::spread ? nullptr : r[B::h].as<float>(),
                             .w = layer.router.as<float>(),
@@ -83,6 +86,11 @@ void CudaRunner::experts(int i, const StepPlan& step) {
   {
     const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
     device_route(stream_, choice, router);
+    if (e.beside_dense) {  // the experts read another norm than the router
+      device_scale_experts(stream_, choice, layer.expert_scale.as<float>());
+      device_rms_norm(stream_, n, plan_.d_model, router.x, layer.expert_norm.as<float>(), plan_.norm_eps,
+                      r[B::h].as<float>());
+    }
     if (groups) device_group_experts(stream_, choice, r[B::expert_counts].as<int32_t>(), of_groups.groups);
   }
   {
@@ -96,6 +104,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
     });
     if (groups) {
       layer.expert_gate_up.run_groups(stream_, of_groups, matmul_scratch_.bricks);
+      if (!e.gated) device_relu2(stream_, choice.n_slots() * e.d_ff, of_groups.y);
       of_groups.x = of_groups.y;
       of_groups.share = 1;
       of_groups.y = r[B::expert_out].as<float>();
@@ -120,7 +129,22 @@ void CudaRunner::experts(int i, const StepPlan& step) {
     }
   }
   if (!late) sum_experts(i, choice, in, out);
+  if (e.beside_dense) add_dense_beside(i, step, out.y[0]);
   end_block(i, step, layer.ffn_post_norm);
+}
+
+/// experts [n, d_model] = their norm + norm(dense(norm(x))): Gemma 4's feed-forward has a dense one beside experts.
+void CudaRunner::add_dense_beside(int i, const StepPlan& step, float* experts) {
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  const int64_t n = step.n_rows(), d = plan_.d_model;
+  auto* const shared = buffers_[B::shared].as<float>();
+  device_rms_norm(stream_, n, d, experts, layer.expert_post_norm.as<float>(), plan_.norm_eps, experts);
+  MatmulCall out = block_out(i, step);
+  out.output = MatmulOutput::store;
+  out.y[0] = shared;
+  dense(i, block_in(i, step, layer.ffn_norm), out);
+  device_rms_norm(stream_, n, d, shared, layer.dense_post_norm.as<float>(), plan_.norm_eps, shared);
+  device_add(stream_, n * d, experts, shared);
 }
 
 void CudaRunner::few_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out) {
@@ -135,8 +159,9 @@ void CudaRunner::few_experts(int i, const ExpertChoice& choice, const MatmulCall
                   .glu = glu_of(e.activation),
                   .overlap = in.overlap};
   layer.expert_gate_up.run(stream_, call);
-  const bool gated = layer.expert_gate_up.is_gated();
-  if (!gated) activate(stream_, e.activation, choice.n_slots() * e.d_ff, call.y[0], call.y[1]);
+  if (!e.gated) device_relu2(stream_, choice.n_slots() * e.d_ff, call.y[0]);
+  else if (!layer.expert_gate_up.is_gated())
+    activate(stream_, e.activation, choice.n_slots() * e.d_ff, call.y[0], call.y[1]);
   if (sums_at_once(layer, e, choice))
     return layer.expert_down.run_sum(stream_, {.n_tokens = choice.n_tokens,
                                                .n_slots = choice.n_chosen(),
@@ -156,7 +181,7 @@ void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const MatmulCall
   const ExpertsPlan& e = plan_.layers[size_t(i)].experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
   if (sums_at_once(layer, e, choice)) return;
-  const bool adds_shared = e.shared && !choice.shared;
+  const bool adds_shared = e.shared && !e.beside_dense && !choice.shared;
   if (adds_shared) {
     MatmulCall of_shared = out;
     of_shared.output = MatmulOutput::store;

@@ -27,17 +27,20 @@ namespace ridge {
 struct CudaLayer {
   // Empty where the model has none.
   gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
-      sink_logits;
-  DeviceMatmul qkv, o, gate_up, down;  // gate_up and down: of the shared expert, where there are experts
-                                       // q with a gate: the queries of all heads, then their gates
-  DeviceMatmul delta_in;               // qkv, z, a and b of the gated delta rule
+      sink_logits, layer_scale, input_post_norm;
+  DeviceMatmul qkv, o, gate_up, down;   // gate_up and down: of the shared expert, where there are experts
+                                        // q with a gate: the queries of all heads, then their gates
+  DeviceMatmul input_gate, input_proj;  // of what the layer gets of a token
+  DeviceMatmul delta_in;                // qkv, z, a and b of the gated delta rule; of other states their projection
   gpu::Buffer delta_conv, delta_decay, delta_dt_bias, delta_norm;
+  gpu::Buffer conv, conv_bias, mamba_norm, mamba_decay, mamba_d, mamba_dt_bias;
   // Of latent attention, whose qkv is q_a (or q) and kv_a. k_b and v_b of the heads as of experts: all take part.
   gpu::Buffer q_a_norm, kv_a_norm;
   DeviceMatmul q_b;
   DeviceExpertMatmul k_b, v_b;
   gpu::Buffer router, router_bias,
       choice_bias;  // router: float32 [n_experts, d_model], behind it the shared expert's gate
+  gpu::Buffer router_scale, expert_scale, expert_norm, dense_post_norm, expert_post_norm;
   DeviceExpertMatmul expert_gate_up, expert_down;
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
@@ -54,7 +57,12 @@ struct CudaRope {
 
 /// Whether the product of gate and up ends in the activation, or leaves both to a launch of its own.
 constexpr bool is_fused(const DensePlan& plan) {
-  return !plan.biases && (plan.activation == Activation::silu || plan.activation == Activation::relu2);
+  return plan.gated && !plan.biases && (plan.activation == Activation::silu || plan.activation == Activation::relu2);
+}
+
+/// Whether a block's last product adds to the residual stream itself.
+constexpr bool adds_at_once(const LayerPlan& layer) {
+  return (layer.norms == NormPlace::before || layer.norms == NormPlace::parallel) && layer.residual_scale == 1;
 }
 
 /// gate = activation(gate) * up over n values.
@@ -76,12 +84,17 @@ struct CudaModel {
 
   std::vector<CudaRope> ropes;
   DeviceRows embedding;  // [vocab_size, d_model], in its format; its scale has the plan's
+  // Of what layers get of a token: from an embedding [vocab_size, n_layers * d_input], and a product of the model's.
+  DeviceRows layer_embedding;
+  DeviceMatmul layer_inputs;
+  gpu::Buffer layer_inputs_norm;  // over the square root of 2, as the sum of both is
   std::vector<CudaLayer> layers;
   // Of an MTP head: the halves of the join that take embeddings and hidden states, normed by these; else empty.
   DeviceMatmul join_embedding, join_hidden;
   gpu::Buffer join_embedding_norm, join_hidden_norm;
   gpu::Buffer output_norm;  // over the plan's divisor of logits
   DeviceMatmul output;
+  gpu::Buffer ones;  // [head_dim]: weights of norms that have none
 };
 
 /// Where activations of a latent layer lie in StepBuffer::latent, in floats, for n tokens.
@@ -154,7 +167,7 @@ enum class StepBuffer : uint8_t {
   join,             ///< of an MTP head: embeddings [n, d_model]
   hidden,           ///< of an MTP head: hidden states that they are joined with [n, d_model]
   block,            ///< what a block gives, before it is normed or scaled [n, d_model]
-  h,                ///< normed input of experts [n, d_model]
+  h,                ///< normed input of experts, or of blocks where the norm is one of its own [n, d_model]
   scores,           ///< of experts [n, n_scores]
   expert_weights,   ///< of a token's experts [n_slots]
   expert_numbers,   ///< int32, likewise
@@ -177,8 +190,11 @@ enum class StepBuffer : uint8_t {
   whole,            ///< where ranks exchange columns: what a product reads
   columns,          ///< likewise: what it makes here
   squares,          ///< where ranks norm heads together: sums of the rows of q, then of k
-  sequences,        ///< of the delta rule: DeltaSpan [sequences]
-  delta,            ///< its matrices, one behind another
+  layer_inputs,     ///< what layers get of a token [n, n_layers, d_input]
+  layer_embedded,   ///< its part from the embedding, likewise
+  layer_gate,       ///< gates of a layer, then the layer's inputs: [n, d_input] each
+  sequences,        ///< of mixers with states: DeltaSpan [sequences]
+  delta,            ///< their matrices, one behind another
   count,
 };
 /// All of them. Grown on demand.
@@ -292,6 +308,8 @@ class CudaRunner {
              SamplingWorkspace* workspace);
   void begin(const StepPlan& step, DeviceKvMemory& memory);
   void embed(const int32_t* tokens, int64_t n);
+  void embed_for_layers(const int32_t* tokens, int64_t n);
+  void take_input(int layer, const StepPlan& step);
   void mix(int layer, const StepPlan& step, DeviceKvMemory& memory);
   void output(const StepPlan& step, float* logits);
   void attend(int layer, const StepPlan& step, DeviceKvMemory& memory);
@@ -301,9 +319,14 @@ class CudaRunner {
   void upload_head_packs(int64_t n);
   void attend_sub_batch(int layer, const StepPlan& step, const SubBatch& sub, DeviceKvMemory& memory);
   void mix_delta(int layer, const StepPlan& step, DeviceKvMemory& memory);
+  /// The output projection of what a mixer with a state gives, and the end of the block.
+  void project_mixed(int layer, const StepPlan& step, const float* mixed);
+  void mix_conv(int layer, const StepPlan& step, DeviceKvMemory& memory);
+  void mix_mamba(int layer, const StepPlan& step, DeviceKvMemory& memory);
   void feed_forward(int layer, const StepPlan& step);
   void dense(int layer, const MatmulCall& in, const MatmulCall& out);
   void experts(int layer, const StepPlan& step);
+  void add_dense_beside(int layer, const StepPlan& step, float* experts);
   void few_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
   void sum_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
   /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.

@@ -1,5 +1,6 @@
 #include "engine/cuda_model.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "model/tensors.h"
@@ -22,6 +23,7 @@ MatmulParts delta_in_of(const DeltaWeights& d) {
   return {{&d.qkv, &d.z, &d.a, &d.b}, {nullptr, nullptr, nullptr, nullptr}};
 }
 MatmulParts gate_up_of(const LayerWeights& l, const DensePlan& plan) {
+  if (!plan.gated) return one(l.up);
   return {{&l.gate, &l.up}, {&l.gate_bias, &l.up_bias}, is_fused(plan)};
 }
 
@@ -87,7 +89,7 @@ struct JoinHalf {
 };
 
 /// Else ranks of another stage have the layer.
-bool is_here(const LayerWeights& layer) { return layer.o.format; }
+bool is_here(const LayerWeights& layer) { return layer.o.format || layer.up.format || !layer.experts.empty(); }
 
 bool has_dense(const LayerPlan& layer) { return layer.feed_forward == FeedForwardKind::dense || layer.experts.shared; }
 
@@ -97,9 +99,9 @@ bool joins_shared(const LayerPlan& plan, const LayerWeights& l) {
   const auto equal = [](const Linear& a, const Linear& b) {
     return a.format == b.format && a.n_out == b.n_out && a.scale == b.scale && !a.int8_activations;
   };
-  return e.shared && !e.biases && e.activation == plan.dense.activation && e.n_experts < kMostExperts &&
-         e.rule.n_used < kMostUsedExperts && equal(l.gate, l.experts[0].gate) && equal(l.up, l.experts[0].up) &&
-         equal(l.down, l.experts[0].down);
+  return e.shared && !e.beside_dense && !e.biases && e.activation == plan.dense.activation &&
+         e.n_experts < kMostExperts && e.rule.n_used < kMostUsedExperts && equal(l.gate, l.experts[0].gate) &&
+         equal(l.up, l.experts[0].up) && equal(l.down, l.experts[0].down);
 }
 
 /// The arguments of a DeviceExpertMatmul.
@@ -132,6 +134,7 @@ struct ExpertParts {
   }
 };
 ExpertParts expert_gate_up_of(const LayerPlan& plan, const LayerWeights& l) {
+  if (!plan.experts.gated) return {plan, l, {{&ExpertWeights::up, &ExpertWeights::up_bias, &LayerWeights::up}}};
   return {plan,
           l,
           {{&ExpertWeights::gate, &ExpertWeights::gate_bias, &LayerWeights::gate},
@@ -172,6 +175,19 @@ constexpr std::pair<TensorMember, gpu::Buffer CudaLayer::*> kPlaces[] = {
     {&LayerWeights::ffn_post_norm, &CudaLayer::ffn_post_norm},
     {&LayerWeights::router_bias, &CudaLayer::router_bias},
     {&LayerWeights::choice_bias, &CudaLayer::choice_bias},
+    {&LayerWeights::conv, &CudaLayer::conv},
+    {&LayerWeights::conv_bias, &CudaLayer::conv_bias},
+    {&LayerWeights::mamba_norm, &CudaLayer::mamba_norm},
+    {&LayerWeights::mamba_decay, &CudaLayer::mamba_decay},
+    {&LayerWeights::mamba_d, &CudaLayer::mamba_d},
+    {&LayerWeights::mamba_dt_bias, &CudaLayer::mamba_dt_bias},
+    {&LayerWeights::layer_scale, &CudaLayer::layer_scale},
+    {&LayerWeights::input_post_norm, &CudaLayer::input_post_norm},
+    {&LayerWeights::router_scale, &CudaLayer::router_scale},
+    {&LayerWeights::expert_scale, &CudaLayer::expert_scale},
+    {&LayerWeights::expert_norm, &CudaLayer::expert_norm},
+    {&LayerWeights::dense_post_norm, &CudaLayer::dense_post_norm},
+    {&LayerWeights::expert_post_norm, &CudaLayer::expert_post_norm},
     {&DeltaWeights::conv, &CudaLayer::delta_conv},
     {&DeltaWeights::decay, &CudaLayer::delta_decay},
     {&DeltaWeights::dt_bias, &CudaLayer::delta_dt_bias},
@@ -180,11 +196,12 @@ constexpr std::pair<TensorMember, gpu::Buffer CudaLayer::*> kPlaces[] = {
 
 /// Null where products have the values.
 gpu::Buffer CudaLayer::*place_of(const TensorRow& row) {
-  if (row.kind == TensorKind::bias || row.kind == TensorKind::output_bias || row.kind == TensorKind::gate_row)
-    return nullptr;
   const auto* const found = std::ranges::find_if(kPlaces, [&](const auto& place) { return place.first == row.member; });
-  RIDGE_CHECK(found != std::end(kPlaces), "{} has no place on a device", row.name);
-  return found->second;
+  if (found != std::end(kPlaces)) return found->second;
+  const bool of_products =
+      row.kind == TensorKind::bias || row.kind == TensorKind::output_bias || row.kind == TensorKind::gate_row;
+  RIDGE_CHECK(of_products, "{} has no place on a device", row.name);
+  return nullptr;
 }
 
 /// Makes the parts of a model on a device.
@@ -200,6 +217,8 @@ struct Uploader {
   }
   DeviceMatmul qkv(const LayerWeights& l, const AttentionPlan& plan) const {
     const QueryRows queries(l, plan);
+    if (plan.kv_layer >= 0) return product({{&queries.q}, {&queries.bias}});
+    if (plan.k_is_v) return product({{&queries.q, &l.k}, {&queries.bias, &l.k_bias}});
     return product({{&queries.q, &l.k, &l.v}, {&queries.bias, &l.k_bias, &l.v_bias}});
   }
   DeviceMatmul join(const Linear& join, int half) const { return product(one(JoinHalf(join, half).columns)); }
@@ -234,7 +253,11 @@ struct Planner {
     planned.add_to(all);
     return planned;
   }
-  DeviceMatmul qkv(const LayerWeights& l, const AttentionPlan&) { return product(qkv_of(l)); }
+  DeviceMatmul qkv(const LayerWeights& l, const AttentionPlan& plan) {
+    if (plan.kv_layer >= 0) return product(one(l.q, &l.q_bias));
+    if (plan.k_is_v) return product({{&l.q, &l.k}, {&l.q_bias, &l.k_bias}});
+    return product(qkv_of(l));
+  }
   DeviceMatmul join(const Linear& join, int) { return product(one(half_of(join))); }
   DeviceExpertMatmul experts(const ExpertParts& parts) {
     packing = std::max(packing, DeviceExpertMatmul::bytes_of(parts.matrices, parts.biases, parts.glu)[1]);
@@ -252,22 +275,33 @@ template <class Maker>
 void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, CudaLayer& layer) {
   for_each_tensor(from, [&](const TensorRow& row, const Values& values) {
     if (values.empty()) return;  // also those of models that a device refuses, which have no place
-    if (gpu::Buffer CudaLayer::*const place = place_of(row)) layer.*place = maker.vector(values);
+    gpu::Buffer CudaLayer::*const place = place_of(row);
+    if (!place) return;
+    Values of_device = values;
+    if (row.member == TensorMember(&LayerWeights::router_scale))  // the router reads x / sqrt(mean x^2 d_model)
+      for (float& value : of_device) value /= std::sqrt(float(of_device.size()));
+    layer.*place = maker.vector(of_device);
   });
   if (plan.mixer == MixerKind::delta) {
     layer.delta_in = maker.product(delta_in_of(from.delta));
+  } else if (plan.mixer == MixerKind::conv || plan.mixer == MixerKind::mamba) {
+    layer.delta_in = maker.product(one(from.conv_in));
   } else if (plan.mixer == MixerKind::latent) {
     layer.qkv = maker.product(qkv_of(from));
     if (from.q_b.n_out > 0) layer.q_b = maker.product(one(from.q_b));
     layer.k_b = maker.experts(heads_of(from.k_b));
     layer.v_b = maker.experts(heads_of(from.v_b));
-  } else {
+  } else if (plan.mixer == MixerKind::attention) {
     layer.qkv = maker.qkv(from, plan.attention);
   }
-  layer.o = maker.product(one(from.o, &from.o_bias));
+  if (plan.mixer != MixerKind::none) layer.o = maker.product(one(from.o, &from.o_bias));
   if (has_dense(plan)) {
     layer.gate_up = maker.product(gate_up_of(from, plan.dense));
     layer.down = maker.product(one(from.down, &from.down_bias));
+  }
+  if (plan.d_input > 0) {
+    layer.input_gate = maker.product(one(from.input_gate));
+    layer.input_proj = maker.product(one(from.input_proj));
   }
   if (plan.feed_forward != FeedForwardKind::experts) return;
   layer.expert_gate_up = maker.experts(expert_gate_up_of(plan, from));
@@ -285,9 +319,20 @@ void make_model(const ModelPlan& plan, const Weights& weights, Maker& maker, Cud
                            .frequency = maker.vector(rope.frequency)});
   model.embedding = maker.rows(weights.embedding);
   model.embedding.scale *= plan.embedding_scale;
+  if (weights.layer_embedding.format) {
+    model.layer_embedding = maker.rows(weights.layer_embedding);
+    model.layer_inputs = maker.product(one(weights.layer_inputs));
+    Values halved = weights.layer_inputs_norm;
+    for (float& weight : halved) weight /= std::sqrt(2.0f);
+    model.layer_inputs_norm = maker.vector(halved);
+  }
   Values norm = weights.output_norm;
   for (float& weight : norm) weight /= plan.logit_divisor;
   model.output_norm = maker.vector(norm);
+  int widest = 0;  // of heads whose norm has no weight
+  for (const LayerPlan& layer : plan.layers)
+    if (layer.attention.v_norm) widest = std::max(widest, layer.attention.head_dim);
+  if (widest > 0) model.ones = maker.vector(Values(size_t(widest), 1.0f));
   if (weights.output.n_out > 0) model.output = maker.product(one(weights.output));
   if (weights.join.format) {
     model.join_embedding = maker.join(weights.join, 0);
@@ -327,10 +372,11 @@ int64_t CudaModel::upload_bytes(const ModelPlan& plan, const Weights& weights, c
 }
 
 int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
-  int64_t sum = output.bytes() + join_embedding.bytes() + join_hidden.bytes();
+  int64_t sum = output.bytes() + join_embedding.bytes() + join_hidden.bytes() + layer_inputs.bytes();
   for (size_t i = 0; i < layers.size(); ++i) {
     const CudaLayer& l = layers[i];
-    for (const DeviceMatmul* p : {&l.qkv, &l.q_b, &l.delta_in, &l.o, &l.gate_up, &l.down}) sum += p->bytes();
+    for (const DeviceMatmul* p : {&l.qkv, &l.q_b, &l.delta_in, &l.o, &l.gate_up, &l.down, &l.input_gate, &l.input_proj})
+      sum += p->bytes();
     sum += l.k_b.bytes() + l.v_b.bytes();
     const ExpertsPlan& e = plan.layers[i].experts;
     if (e.n_experts > 0)

@@ -1,5 +1,6 @@
-// The forward pass on a CUDA device: one page that walks the plan, queued launch by launch or recorded as a graph.
+// The forward pass on a GPU: one page that walks the plan, queued launch by launch or recorded as a graph.
 #include <algorithm>
+#include <cmath>
 
 #include "engine/cuda_model.h"
 #include "op/attn/attn.h"
@@ -37,9 +38,6 @@ gpu::LoggedOp cache_op(std::string_view op, const KvTiles& k, const KvTiles& v, 
           .write_bytes = work.write_bytes,
           .flops = work.flops};
 }
-
-/// Whether a block's last product adds to the residual stream itself.
-bool adds_at_once(const LayerPlan& layer) { return layer.norms == NormPlace::before && layer.residual_scale == 1; }
 
 int next_power_of_two(int n) {
   int power = 1;
@@ -97,8 +95,20 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     r[B::qkv].ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
     const DeltaPlan& d = layer.delta;
     if (layer.mixer == MixerKind::delta) {
+      // qkv, z, a, b and what comes of them
       r[B::delta].ensure(2 * n * (d.channels() + d.values() + d.n_value_heads) + 24 +
                          step.n_delta_chunks * d.n_value_heads * kDeltaChunkFloats);
+    }
+    if (layer.mixer == MixerKind::conv) r[B::delta].ensure(4 * n * layer.conv.channels);
+    if (layer.mixer == MixerKind::mamba) {
+      const MambaPlan& m = layer.mamba;
+      r[B::delta].ensure(n * (m.columns() + m.channels() + m.inner()) + 8);
+    }
+    if (plan.layer_norm) r[B::h].ensure(n * plan.d_model);
+    if (layer.d_input > 0) {
+      for (const StepBuffer of : {B::layer_inputs, B::layer_embedded})
+        r[of].ensure(n * ssize(plan.layers) * layer.d_input);
+      r[B::layer_gate].ensure(2 * n * layer.d_input);
     }
     const ExpertsPlan& e = layer.experts;
     if (layer.feed_forward != FeedForwardKind::experts) continue;
@@ -215,6 +225,7 @@ void CudaRunner::embed(const int32_t* tokens, int64_t n) {
     const gpu::OpRange range([&] { return small_op("embed", n * plan_.d_model); });
     device_embed(stream_, n, tokens, model_.embedding, (joins ? buffers_[B::join] : buffers_[B::x]).as<float>());
   }
+  if (model_.layer_inputs.bytes() > 0) embed_for_layers(tokens, n);
   if (!joins) return;
   MatmulCall call{.n_tokens = n,
                   .x = buffers_[B::join].as<float>(),
@@ -226,6 +237,40 @@ void CudaRunner::embed(const int32_t* tokens, int64_t n) {
   call.norm_weight = model_.join_hidden_norm.as<float>();
   call.output = MatmulOutput::add;
   model_.join_hidden.run(stream_, call, matmul_scratch_);
+}
+
+/// What layers get of the tokens, whose embeddings are in x: (norm(layer_inputs x / sqrt(d_model)) + its embedding
+/// sqrt(d_input)) / sqrt(2), the norm over each layer's values.
+void CudaRunner::embed_for_layers(const int32_t* tokens, int64_t n) {
+  const int64_t d = plan_.layers[0].d_input, width = ssize(plan_.layers) * d;
+  auto *const inputs = buffers_[B::layer_inputs].as<float>(), *const rows = buffers_[B::layer_embedded].as<float>();
+  model_.layer_inputs.run(stream_, {.n_tokens = n, .x = buffers_[B::x].as<float>(), .y = {inputs}}, matmul_scratch_);
+  const gpu::OpRange range([&] { return small_op("embed", 2 * n * width); });
+  // Of values that were not divided by sqrt(d_model) before the norm.
+  const float eps = plan_.norm_eps * float(plan_.d_model);
+  device_rms_norm(stream_, n * ssize(plan_.layers), d, inputs, model_.layer_inputs_norm.as<float>(), eps, inputs);
+  device_embed(stream_, n, tokens, model_.layer_embedding, rows);
+  device_add(stream_, n * width, inputs, rows, std::sqrt(float(d) / 2));
+}
+
+/// x += norm(input_proj(gelu(input_gate x) * what the layer gets of the token)).
+void CudaRunner::take_input(int i, const StepPlan& step) {
+  const CudaLayer& layer = model_.layers[size_t(i)];
+  const int64_t n = step.n_rows(), d = plan_.layers[size_t(i)].d_input;
+  auto *const x = buffers_[B::x].as<float>(), *const block = buffers_[B::block].as<float>(),
+              *const gate = buffers_[B::layer_gate].as<float>(), *const inputs = gate + n * d;
+  MatmulCall call{.n_tokens = n, .x = x, .y = {gate}, .layer = i};
+  layer.input_gate.run(stream_, call, matmul_scratch_);
+  {
+    const gpu::OpRange range([&] { return small_op("activation", 3 * n * d, i); });
+    device_copy_columns(stream_, n, d, buffers_[B::layer_inputs].as<float>() + i * d, ssize(plan_.layers) * d, inputs);
+    device_gelu_glu(stream_, n * d, gate, inputs);
+  }
+  call.x = gate;
+  call.y[0] = block;
+  layer.input_proj.run(stream_, call, matmul_scratch_);
+  const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
+  device_add_normed(stream_, n, plan_.d_model, x, block, layer.input_post_norm.as<float>(), plan_.norm_eps, 1);
 }
 
 /// Angles of the rows, tiles that leave, and the embedding. It comes last: a plain launch, so that its successors find
@@ -268,13 +313,15 @@ void CudaRunner::begin(const StepPlan& step, DeviceKvMemory& memory) {
 void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& sub, DeviceKvMemory& memory) {
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
+  const bool reads_other = plan.kv_layer >= 0;
+  const int from = reads_other ? plan.kv_layer : i;  // the layer whose K and V these are
   const bool is_latent = plan_.layers[size_t(i)].mixer == MixerKind::latent;
-  const StepRows rows = rows_of(sub, memory, memory.page_class(i));
+  const StepRows rows = rows_of(sub, memory, memory.page_class(from));
   const StepSpan* const spans = buffers_[B::spans].as<StepSpan>() + sub.first_span;
   const int32_t* const n_spans = buffers_[B::n_spans].as<int32_t>() + (&sub - step.sub_batches.data());
-  const bool in_fragments = memory.in_fragments(i);
+  const bool in_fragments = memory.in_fragments(from);
   const int64_t n = step.n_rows();
-  const KvTiles own[2] = {memory.tiles(i, KvSide::k), memory.tiles(i, KvSide::v)};
+  const KvTiles own[2] = {memory.tiles(from, KvSide::k), memory.tiles(from, KvSide::v)};
   KvTiles sides[2] = {own[0], own[1]};
   if (sub.is_long)  // the exact rows of a prompt are in a ring of the step
     for (KvTiles& t : sides) {
@@ -289,13 +336,30 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
   const CudaRope& rope = model_.ropes[rope_index];
   int64_t angles = int64_t(sub.first_row) * rope.n_pairs;
   for (size_t before = 0; before < rope_index; ++before) angles += ssize(step.rows) * model_.ropes[before].n_pairs;
-  const bool head_norm = plan.qk_norm && !plan.qk_norm_whole;
+  const bool head_norm = plan.qk_norm && !plan.qk_norm_whole && !plan.qk_norm_after_rope;
   float* const q_weights =
       in_fragments && !sub.is_long && own[0].turn.n_pairs > 0 ? buffers_[B::q_weights].as<float>() : nullptr;
   {
     const gpu::OpRange range(
         [&] { return cache_op("append", own[0], own[1], i, kv_append_work(own[0], own[1], sub.n_rows)); });
     if (sub.is_long) copy_ring_tiles(stream_, own, sides, spans, sub.n_spans, RingCopy::in);
+    if (plan.qk_norm_after_rope) {
+      TurnedHeads heads{.rows = rows,
+                        .n_heads = plan.n_heads,
+                        .head_dim = plan.head_dim,
+                        .norm = layer.q_norm.as<float>(),
+                        .norm_eps = plan_.norm_eps,
+                        .cosines = buffers_[B::cosines].as<float>() + angles,
+                        .sines = buffers_[B::sines].as<float>() + angles,
+                        .n_pairs = rope.n_pairs,
+                        .rope_halves = rope.halves,
+                        .x = buffers_[B::qkv].as<float>()};
+      device_turn_and_norm(stream_, heads);
+      heads.x += n * plan.q_rows();
+      heads.n_heads = plan.n_kv_heads;
+      heads.norm = layer.k_norm.as<float>();
+      if (!reads_other) device_turn_and_norm(stream_, heads);
+    }
     if (is_latent) device_append_latent(stream_, latent_append(i, n, rows, sides[0], angles));
     else
       device_append(stream_, {.rows = rows,
@@ -313,11 +377,12 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                               .norm_eps = plan_.norm_eps,
                               .cosines = buffers_[B::cosines].as<float>() + angles,
                               .sines = buffers_[B::sines].as<float>() + angles,
-                              .n_pairs = rope.n_pairs,
+                              .n_pairs = plan.qk_norm_after_rope ? 0 : rope.n_pairs,
                               .rope_halves = rope.halves,
                               .q_out = buffers_[B::q].as<float>(),
                               .q_weights = q_weights,
-                              .overlap = step.overlap && in_fragments});
+                              .overlap = step.overlap && in_fragments,
+                              .queries_only = reads_other});
     if (sub.calibrates)
       for (const KvTiles& side : sides) device_calibrate(stream_, side, rows);
     if (!step.recorded)
@@ -403,6 +468,9 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory) {
   std::ranges::copy(std::array{q, k, v}, call.y);
   layer.qkv.run(stream_, call, matmul_scratch_);
   if (plan.qk_norm_whole) norm_whole(i, n, q, k);
+  if (plan.kv_layer < 0 && plan.k_is_v) device_copy_columns(stream_, n, plan.kv_dim(), k, plan.kv_dim(), v);
+  if (plan.kv_layer < 0 && plan.v_norm)
+    device_rms_norm(stream_, n * plan.n_kv_heads, plan.head_dim, v, model_.ones.as<float>(), plan_.norm_eps, v);
   for (const SubBatch& sub : step.sub_batches) attend_sub_batch(i, step, sub, memory);
   if (plan.gate) {
     const gpu::OpRange range([&] { return small_op("gate", n * plan.q_rows(), i); });
@@ -417,12 +485,21 @@ void CudaRunner::attend(int i, const StepPlan& step, DeviceKvMemory& memory) {
 
 MatmulCall CudaRunner::block_in(int i, const StepPlan& step, const gpu::Buffer& norm) const {
   const bool normed = plan_.layers[size_t(i)].norms != NormPlace::after;
-  return {.n_tokens = step.n_rows(),
-          .x = buffers_[B::x].as<float>(),
-          .norm_weight = normed ? norm.as<float>() : nullptr,
-          .norm_eps = plan_.norm_eps,
-          .overlap = step.overlap,
-          .layer = i};
+  MatmulCall call{.n_tokens = step.n_rows(),
+                  .x = buffers_[B::x].as<float>(),
+                  .norm_weight = normed ? norm.as<float>() : nullptr,
+                  .norm_eps = plan_.norm_eps,
+                  .overlap = step.overlap,
+                  .layer = i};
+  if (!plan_.layer_norm) return call;
+  auto* const h = buffers_[B::h].as<float>();
+  if (norm.bytes() > 0) {  // else blocks are parallel, and the mixer has read the same
+    const gpu::OpRange range([&] { return small_op("norm", call.n_tokens * plan_.d_model, i); });
+    device_layer_norm(stream_, call.n_tokens, plan_.d_model, call.x, call.norm_weight, call.norm_eps, h);
+  }
+  call.x = h;
+  call.norm_weight = nullptr;
+  return call;
 }
 
 MatmulCall CudaRunner::block_out(int i, const StepPlan& step) const {
@@ -471,7 +548,8 @@ void CudaRunner::end_block(int i, const StepPlan& step, const gpu::Buffer& post_
   const int64_t n = step.n_rows();
   const gpu::OpRange range([&] { return small_op("residual", n * plan_.d_model, i); });
   auto *x = buffers_[B::x].as<float>(), *block = buffers_[B::block].as<float>();
-  if (layer.norms == NormPlace::before) device_add(stream_, n * plan_.d_model, x, block, layer.residual_scale);
+  if (layer.norms == NormPlace::before || layer.norms == NormPlace::parallel)
+    device_add(stream_, n * plan_.d_model, x, block, layer.residual_scale);
   else
     device_add_normed(stream_, n, plan_.d_model, x, block, post_norm.as<float>(), plan_.norm_eps, layer.residual_scale);
 }
@@ -497,6 +575,7 @@ void CudaRunner::hand_to_all(int i, int64_t n) {
 }
 
 void CudaRunner::feed_forward(int i, const StepPlan& step) {
+  if (plan_.layers[size_t(i)].feed_forward == FeedForwardKind::none) return;
   if (plan_.layers[size_t(i)].feed_forward == FeedForwardKind::experts) return experts(i, step);
   const CudaLayer& layer = model_.layers[size_t(i)];
   dense(i, block_in(i, step, layer.ffn_norm), block_out(i, step));
@@ -514,7 +593,10 @@ void CudaRunner::dense(int i, const MatmulCall& in, const MatmulCall& out) {
   call.y[0] = gate;
   call.y[1] = fused ? nullptr : up;
   layer.gate_up.run(stream_, call, matmul_scratch_);
-  if (!fused) {
+  if (!plan.gated) {
+    const gpu::OpRange range([&] { return small_op("activation", in.n_tokens * plan.d_ff, i); });
+    device_relu2(stream_, in.n_tokens * plan.d_ff, gate);
+  } else if (!fused) {
     const gpu::OpRange range([&] { return small_op("activation", 2 * in.n_tokens * plan.d_ff, i); });
     activate(stream_, plan.activation, in.n_tokens * plan.d_ff, gate, up);
   }
@@ -541,11 +623,10 @@ void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory) {
     case MixerKind::attention: return attend(i, step, memory);
     case MixerKind::delta: return mix_delta(i, step, memory);
     case MixerKind::latent: return attend_latent(i, step, memory);
-    case MixerKind::conv:
-    case MixerKind::mamba:
-    case MixerKind::none: break;
+    case MixerKind::conv: return mix_conv(i, step, memory);
+    case MixerKind::mamba: return mix_mamba(i, step, memory);
+    case MixerKind::none: return;
   }
-  throw_error(ErrorKind::usage, "a GPU does not compute {}", mixer_name(plan_.layers[size_t(i)].mixer));
 }
 
 /// Of several ranks each makes the logits of its rows of the output matrix, if it has any, and gets all.
@@ -559,18 +640,28 @@ void CudaRunner::output(const StepPlan& step, float* logits) {
                          buffers_[B::logit_x].as<float>());
       x = buffers_[B::logit_x].as<float>();
     }
+    const float* norm = model_.output_norm.as<float>();
+    if (plan_.layer_norm) {
+      const gpu::OpRange range([&] { return small_op("norm", n_logits * plan_.d_model); });
+      device_layer_norm(stream_, n_logits, plan_.d_model, x, norm, plan_.norm_eps, buffers_[B::h].as<float>());
+      x = buffers_[B::h].as<float>();
+      norm = nullptr;
+    }
     model_.output.run(stream_,
                       {.n_tokens = n_logits,
                        .x = x,
-                       .norm_weight = model_.output_norm.as<float>(),
+                       .norm_weight = norm,
                        .norm_eps = plan_.norm_eps,
                        .y = {rank_ ? buffers_[B::own_logits].as<float>() : logits},
                        .overlap = step.overlap && step.logits_in_order},
                       matmul_scratch_);
   }
-  if (!rank_) return;
-  const gpu::OpRange range([&] { return small_op("gather", n_logits * plan_.vocab_size); });
-  rank_->all->gather_columns(stream_, buffers_[B::own_logits].as<float>(), n_logits, rank_->slice.vocab, logits, false);
+  if (rank_) {
+    const gpu::OpRange range([&] { return small_op("gather", n_logits * plan_.vocab_size); });
+    rank_->all->gather_columns(stream_, buffers_[B::own_logits].as<float>(), n_logits, rank_->slice.vocab, logits,
+                               false);
+  }
+  if (plan_.logit_cap > 0) device_soft_cap(stream_, n_logits * plan_.vocab_size, logits, plan_.logit_cap);
 }
 
 void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32_t* tokens, float* logits,
@@ -584,6 +675,10 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
     if (has_layer(i)) mix(i, step, memory);
     show_block(i, Block::feed_forward, step.n_tokens);
     if (has_layer(i)) feed_forward(i, step);
+    if (has_layer(i) && plan_.layers[size_t(i)].d_input > 0) take_input(i, step);
+    if (has_layer(i) && plan_.layers[size_t(i)].scaled)
+      device_scale(stream_, n * plan_.d_model, buffers_[B::x].as<float>(),
+                   model_.layers[size_t(i)].layer_scale.as<float>());
   }
   show_block(int(plan_.layers.size()), Block::output, step.n_tokens);
   if (step.n_logits() > 0) output(step, logits);

@@ -74,31 +74,38 @@ void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int6
     model.join_embedding.plan_scratch(call(n, true), scratch);
     model.join_hidden.plan_scratch(call(n, true, MatmulOutput::add), scratch);
   }
+  if (model.layer_inputs.bytes() > 0) model.layer_inputs.plan_scratch(call(n, false), scratch);
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const LayerPlan& layer = plan.layers[i];
     const CudaLayer& of = model.layers[i];
-    if (of.o.bytes() == 0) continue;  // ranks of another stage have it
-    const bool normed = layer.norms != NormPlace::after;
-    const auto out =
-        layer.norms == NormPlace::before && layer.residual_scale == 1 ? MatmulOutput::add : MatmulOutput::store;
-    if (layer.mixer == MixerKind::delta) of.delta_in.plan_scratch(call(n, normed), scratch);
-    else of.qkv.plan_scratch(call(n, normed), scratch);
-    if (of.q_b.bytes() > 0) of.q_b.plan_scratch(call(n, true), scratch);
-    of.o.plan_scratch(call(n, layer.attention.out_norm, out), scratch);
+    const bool normed = layer.norms != NormPlace::after && !plan.layer_norm;
+    const auto out = adds_at_once(layer) ? MatmulOutput::add : MatmulOutput::store;
+    // Of layers that ranks of another stage have, all products are empty.
+    const auto add = [&](const DeviceMatmul& product, const MatmulCall& of_call) {
+      if (product.bytes() > 0) product.plan_scratch(of_call, scratch);
+    };
+    add(of.delta_in, call(n, normed));
+    add(of.qkv, call(n, normed));
+    add(of.q_b, call(n, true));
+    add(of.o, call(n, layer.attention.out_norm, out));
+    add(of.input_gate, call(n, false));
+    add(of.input_proj, call(n, false));
     const bool few = n <= kFewRoutedTokens, has_experts = layer.feed_forward == FeedForwardKind::experts;
     // A shared expert that joins the others of few tokens has no products of its own then.
-    if (of.gate_up.bytes() > 0 && !(has_experts && of.joins_shared && few)) {
-      of.gate_up.plan_scratch(call(n, normed && !has_experts), scratch);
-      of.down.plan_scratch(call(n, layer.dense.down_norm, has_experts ? MatmulOutput::store : out), scratch);
+    if (!(has_experts && of.joins_shared && few)) {
+      add(of.gate_up, call(n, normed && (!has_experts || layer.experts.beside_dense)));
+      add(of.down, call(n, layer.dense.down_norm, has_experts ? MatmulOutput::store : out));
     }
-    if (!has_experts || few || !of.expert_gate_up.can_group() || !of.expert_down.can_group()) continue;
+    if (!has_experts || few || of.expert_down.bytes() == 0 || !of.expert_gate_up.can_group() ||
+        !of.expert_down.can_group())
+      continue;
     const ExpertsPlan& e = layer.experts;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
     const ExpertGroups groups{.width = choice.group_columns(), .most_areas = choice.n_areas()};
     for (const DeviceExpertMatmul* product : {&of.expert_gate_up, &of.expert_down})
       scratch.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
   }
-  if (n_logits > 0 && model.output.bytes() > 0) model.output.plan_scratch(call(n_logits, true), scratch);
+  if (n_logits > 0 && model.output.bytes() > 0) model.output.plan_scratch(call(n_logits, !plan.layer_norm), scratch);
 }
 
 DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights, std::span<const KvLayerConfig> layers,

@@ -123,9 +123,9 @@ class Planner {
   void add_blocks(const std::vector<KvSpan>& spans, SubBatch& sub) {
     for (int layer = 0; layer < memory_.n_layers(); ++layer) {
       if (model_.layers[size_t(layer)].mixer == MixerKind::latent) continue;  // a block a row
-      const bool rows = !memory_.in_fragments(layer);
-      if (!rows && !sub.is_long) continue;
       const AttentionPlan& attention = model_.layers[size_t(layer)].attention;
+      const bool rows = !memory_.in_fragments(attention.kv_layer >= 0 ? attention.kv_layer : layer);
+      if (!rows && !sub.is_long) continue;
       if (attention.n_kv_heads == 0) continue;
       const int group = attention.n_heads / attention.n_kv_heads;
       PrefillPlan prefill = rows ? PrefillPlan{} : prefill_attn_plan(attention.head_dim);

@@ -54,10 +54,7 @@ void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory) 
                                  .out = out,
                                  .chunks = matrix(0)});
   }
-  call = block_out(i, step);
-  call.x = z;
-  layer.o.run(stream_, call, matmul_scratch_);
-  end_block(i, step, layer.attn_post_norm);
+  project_mixed(i, step, z);
 }
 
 }  // namespace ridge

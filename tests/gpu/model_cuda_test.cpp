@@ -158,12 +158,28 @@ TEST_F(ModelCuda, DeepSeekV2GivesTheReferencesLogits) {
 TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
-  for (const char* name :
-       {"mistral",    "llama3",    "mistral_swa",     "granite",       "phi3",         "phi3_longrope", "olmo2",
-        "gemma3",     "qwen3_moe", "qwen3_moe_dense", "qwen2_moe",     "gpt_oss",      "gpt_oss_mxfp4", "deepseek_v3",
-        "qwen3_next", "qwen3_5",   "qwen3_5_moe",     "qwen3_5_mtp",   "mixtral",      "qwen3_vl",      "qwen2_5_vl",
-        "seed_oss",   "glm4_moe",  "glm4_moe_lite",   "minimax_m2",    "ernie4_5_moe", "smollm3",       "exaone4",
-        "fp8_block",  "awq",       "nvfp4_ct",        "nvfp4_modelopt"}) {
+  for (const char* name : {"mistral",        "llama3",
+                           "mistral_swa",    "granite",
+                           "phi3",           "phi3_longrope",
+                           "olmo2",          "gemma3",
+                           "qwen3_moe",      "qwen3_moe_dense",
+                           "qwen2_moe",      "gpt_oss",
+                           "gpt_oss_mxfp4",  "deepseek_v3",
+                           "qwen3_next",     "qwen3_5",
+                           "qwen3_5_moe",    "qwen3_5_mtp",
+                           "mixtral",        "qwen3_vl",
+                           "qwen2_5_vl",     "seed_oss",
+                           "glm4_moe",       "glm4_moe_lite",
+                           "minimax_m2",     "ernie4_5_moe",
+                           "smollm3",        "exaone4",
+                           "fp8_block",      "awq",
+                           "nvfp4_ct",       "nvfp4_modelopt",
+                           "cohere2",        "hunyuan_v1_dense",
+                           "lfm2",           "lfm2_moe",
+                           "granite_hybrid", "granite_hybrid_moe",
+                           "nemotron_h",     "nemotron_h_moe",
+                           "gemma4",         "gemma4_moe",
+                           "gemma4_e"}) {
     const std::string path = (*data / "parity/models" / name).native();
     const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}),
                 device = Model::load(path, {.device = "cuda"});
@@ -180,23 +196,26 @@ TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
 TEST_F(ModelCuda, WhatADeviceDoesNotComputeIsRefusedByName) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
-  const auto message_of = [&](const char* name, int n_ctx) {
+  const auto message_of = [&](const char* name, int n_ctx, const std::string& device = "cuda",
+                              const std::string& kv = "f16") {
     try {
-      const Model model = Model::load((*data / "parity/models" / name).native(), {.device = "cuda"});
-      const Session session(model, {.n_ctx = n_ctx});
+      const Model model = Model::load((*data / "parity/models" / name).native(), {.device = device});
+      const Session session(model, {.n_ctx = n_ctx, .k = {.format = kv}, .v = {.format = kv}});
     } catch (const Error& error) {
       return std::string(error.what());
     }
     return std::string();
   };
-  EXPECT_THAT(message_of("cohere2", 16), testing::HasSubstr("attention and feed-forward in parallel (use the CPU)"));
-  EXPECT_THAT(message_of("gemma4", 16), testing::HasSubstr("norms of values (use the CPU)"));
-  EXPECT_THAT(message_of("granite_hybrid", 16), testing::HasSubstr("does not compute Mamba2 (use the CPU)"));
-  EXPECT_THAT(message_of("nemotron_h", 16), testing::HasSubstr("does not compute Mamba2 (use the CPU)"));
-  EXPECT_THAT(message_of("lfm2", 16), testing::HasSubstr("does not compute short convolutions (use the CPU)"));
   EXPECT_THAT(message_of("glm_moe_dsa", 16), testing::HasSubstr("does not compute keys that queries choose"));
+  EXPECT_THAT(message_of("gemma4_e", 16, "cuda", "rotor-3"), testing::HasSubstr("formats that keep no exact window"));
+  EXPECT_EQ(message_of("gemma4_e", 16), "");
+  if (gpu::query_devices().devices.size() > 1)
+    for (const auto& [name, what] : {std::pair{"cohere2", "LayerNorm"},
+                                     {"gemma4_e", "layers that share K and V"},
+                                     {"hunyuan_v1_dense", "norms of q and k heads behind RoPE"},
+                                     {"gemma4_moe", "experts beside a dense feed-forward"}})
+      EXPECT_THAT(message_of(name, 16, "cuda:0,1"), testing::HasSubstr(what));
   EXPECT_THAT(message_of("gptq", 16), testing::HasSubstr("sorted columns (act-order)"));
-  EXPECT_THAT(message_of("hunyuan_v1_dense", 16), testing::HasSubstr("norms of q and k heads behind RoPE"));
   for (const char* name : {"ministral3", "mistral4"}) {
     EXPECT_EQ(message_of(name, 16), "") << name;
     EXPECT_THAT(message_of(name, 17), testing::HasSubstr("a context of at most 16, or the CPU")) << name;

@@ -4,10 +4,12 @@
 #include "base/metrics.h"
 #include "cases/linear_cases.h"
 #include "gpu/device_data.h"
+#include "op/cache/append_cuda.h"
 #include "op/gemm/gemm_cuda.h"
 #include "op/gemv/rows_cuda.h"
 #include "op/linear.h"
 #include "op/norm_rope/kernels.h"
+#include "op/norm_rope/norm_rope.h"
 #include "op/norm_rope/norm_rope_cuda.h"
 #include "op/score/score.h"
 #include "op/score/score_cuda.h"
@@ -145,6 +147,70 @@ TEST_F(OpsCuda, ElementWiseOpsAreTheReference) {
     ASSERT_NEAR(got_gate[i], expected[i], 0x1p-23 * std::abs(expected[i])) << i;
     ASSERT_EQ(got_sum[i], a[i] + b[i]);
     ASSERT_EQ(got_biased[i], a[i] + b[i % kN]);
+  }
+}
+
+TEST_F(OpsCuda, OpsOfOneMatrixAreTheReference) {
+  constexpr int kRows = 3, kN = 300;
+  const auto a = normal_floats(8, kRows * kN, 4), weight = normal_floats(9, kN);
+  const float factor = 0.37f;
+  const gpu::Buffer dw = up(weight), df = up(std::vector{factor}), normed = up(a), squared = up(a), scaled = up(a),
+                    capped = up(a);
+  device_layer_norm(stream(), kRows, kN, normed.as<float>(), dw.as<float>(), 1e-5f, normed.as<float>());  // in place
+  device_relu2(stream(), kRows * kN, squared.as<float>());
+  device_scale(stream(), kRows * kN, scaled.as<float>(), df.as<float>());
+  device_soft_cap(stream(), kRows * kN, capped.as<float>(), 3.0f);
+  CpuContext context(1, Isa::scalar);
+  const auto expect = [&](const gpu::Buffer& given, double relative, const auto& op) {
+    std::vector<float> expected = a;
+    op(View2<float>(expected.data(), kRows, kN));
+    const std::vector<float> got = down(given.as<float>(), kRows * kN);
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], relative * std::abs(expected[i])) << i;
+  };
+  // A mean is a double's rounded to float: where it rounds the other way, values are off by an ulp of the mean, which
+  // is below one, beside values that may be as small as 2^-6.
+  expect(normed, 0x1p-16, [&](View2<float> x) { layer_norm(context, x, weight.data(), 1e-5f, x); });
+  expect(squared, 0, [&](View2<float> x) { relu2(context, x); });
+  expect(scaled, 0, [&](View2<float> x) { scale(context, x, factor); });
+  expect(capped, 0x1p-21, [&](View2<float> x) { soft_cap(context, x, 3.0f); });
+}
+
+/// Heads of rows in any order, whose angles are in the order of the list.
+TEST_F(OpsCuda, HeadsAreTurnedAndThenNormed) {
+  constexpr int kRows = 5, kHeads = 3, kDim = 44, kPairs = 16;
+  const std::vector<int32_t> order = {4, 0, 3, 1, 2}, positions = {7, 0, 100, 3, 41};
+  std::vector<StepRow> list;
+  for (int i = 0; i < kRows; ++i) list.push_back({.row = order[size_t(i)], .position = positions[size_t(i)]});
+  Rope rope;
+  for (int i = 0; i < kPairs; ++i) rope.frequency.push_back(std::pow(1e-3, double(i) / kPairs));
+  const auto x = normal_floats(3, kRows * kHeads * kDim), weight = normal_floats(4, kDim);
+  const gpu::Buffer rows = up(list), dw = up(weight), frequency = up(rope.frequency), cosines(4 * kRows * kPairs),
+                    sines(4 * kRows * kPairs);
+  const StepRows step{.n = kRows, .rows = rows.as<StepRow>()};
+  device_rope_angles(stream(), step, kPairs, frequency.as<double>(), 1, cosines.as<float>(), sines.as<float>());
+  for (const RopePairs pairs : {RopePairs::halves, RopePairs::interleaved}) {
+    const gpu::Buffer dx = up(x);
+    device_turn_and_norm(stream(), {.rows = step,
+                                    .n_heads = kHeads,
+                                    .head_dim = kDim,
+                                    .norm = dw.as<float>(),
+                                    .norm_eps = 1e-5f,
+                                    .cosines = cosines.as<float>(),
+                                    .sines = sines.as<float>(),
+                                    .n_pairs = kPairs,
+                                    .rope_halves = pairs == RopePairs::halves,
+                                    .x = dx.as<float>()});
+    rope.pairs = pairs;
+    std::vector<int32_t> of_row(kRows, 0);
+    for (int i = 0; i < kRows; ++i) of_row[size_t(order[size_t(i)])] = positions[size_t(i)];
+    CpuContext context(1, Isa::scalar);
+    std::vector<float> expected = x;
+    apply_rope(context, RopeAngles(context, rope, of_row), kDim, View2<float>(expected.data(), kRows, kHeads * kDim));
+    const View2<float> heads(expected.data(), kRows * kHeads, kDim);
+    rms_norm(context, heads, weight.data(), 1e-5f, heads);
+    const std::vector<float> got = down(dx.as<float>(), ssize(x));
+    for (size_t i = 0; i < got.size(); ++i)  // a turn is a sum of two products, each of values below 8
+      ASSERT_NEAR(got[i], expected[i], 0x1p-20 * (1 + std::abs(expected[i]))) << i;
   }
 }
 

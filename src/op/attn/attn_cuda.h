@@ -117,6 +117,8 @@ void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const Pref
 /// Attention in floats over tiles of rows of any format, as rows_attn_queries() cuts it.
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
 int rows_attn_queries();
+/// Whether a block of the current device has the shared memory for rows of so many values.
+bool can_run_rows_attn(int head_dim);
 
 /// Attention in floats over latent rows of any format, up to kMostLatentDim (latent_dim.h) wide: one kv head (a.k; a.v
 /// is not read), whose rows are K and V of all n_heads. a.out [rows of the step, n_heads, n_out] gets the first n_out

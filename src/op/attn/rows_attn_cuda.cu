@@ -177,11 +177,14 @@ void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock*
 
 int rows_attn_queries() { return kQueries; }
 
+bool can_run_rows_attn(int head_dim) { return shared_bytes(head_dim) <= size_t(gpu::most_shared_bytes()); }
+
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
   if (n_blocks == 0) return;
   if (a.k.head_dim <= 64) launch<2>(stream, a, blocks, n_blocks);
   else if (a.k.head_dim <= 128) launch<4>(stream, a, blocks, n_blocks);
-  else launch<8>(stream, a, blocks, n_blocks);
+  else if (a.k.head_dim <= 256) launch<8>(stream, a, blocks, n_blocks);
+  else launch<16>(stream, a, blocks, n_blocks);
 }
 
 }  // namespace ridge

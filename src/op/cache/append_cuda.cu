@@ -22,6 +22,27 @@ __global__ void rope_angles_kernel(StepRows rows, int n_pairs, const double* fre
   sines[i] = float(sin(angle)) * magnitude;
 }
 
+/// A warp a head of a row.
+__global__ void turn_and_norm_kernel(const TurnedHeads a) {
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int64_t i = int64_t(blockIdx.x) * (kThreads / 32) + warp;
+  if (i >= int64_t(a.rows.n) * a.n_heads) return;
+  const int64_t at = i / a.n_heads * a.n_pairs;
+  float* const head = a.x + (int64_t(a.rows.rows[i / a.n_heads].row) * a.n_heads + i % a.n_heads) * a.head_dim;
+  for (int pair = lane; pair < a.n_pairs; pair += 32) {
+    float &first = head[a.rope_halves ? pair : 2 * pair],
+          &second = head[a.rope_halves ? pair + a.n_pairs : 2 * pair + 1];
+    const float c = a.cosines[at + pair], s = a.sines[at + pair], x = first, y = second;
+    first = x * c - y * s;
+    second = y * c + x * s;
+  }
+  __syncwarp();
+  double squares = 0;
+  for (int d = lane; d < a.head_dim; d += 32) squares += double(head[d]) * head[d];
+  const double factor = 1.0 / sqrt(gpu::warp_sum(squares) / a.head_dim + a.norm_eps);
+  for (int d = lane; d < a.head_dim; d += 32) head[d] = float(head[d] * factor * a.norm[d]);
+}
+
 /// One warp.
 __global__ void list_leaving_kernel(StepRows rows, Retentions retentions, StepSpan* spans, int32_t* n_spans) {
   const int lane = int(threadIdx.x);
@@ -120,6 +141,12 @@ void device_rope_angles(gpu::StreamHandle stream, const StepRows& rows, int n_pa
   gpu::launch("rope angles", rope_angles_kernel,
               {unsigned(gpu::ceil_div(int64_t(rows.n) * n_pairs, kThreads)), kThreads, 0, stream}, rows, n_pairs,
               frequency, magnitude, cosines, sines);
+}
+
+void device_turn_and_norm(gpu::StreamHandle stream, const TurnedHeads& a) {
+  if (a.rows.n == 0) return;
+  gpu::launch("turn and norm", turn_and_norm_kernel,
+              {unsigned(gpu::ceil_div(int64_t(a.rows.n) * a.n_heads, kThreads / 32)), kThreads, 0, stream}, a);
 }
 
 void device_list_leaving(gpu::StreamHandle stream, const StepRows& rows, const Retentions& retentions, StepSpan* spans,

@@ -11,8 +11,10 @@
 
 namespace ridge {
 
-/// Largest head_dim of rows that a thread holds alone. Wider ones are latent rows.
+/// Largest head_dim of rows that a thread holds alone.
 inline constexpr int kMaxDeviceHeadDim = 256;
+/// Largest head_dim of rows that are not latent ones: of attention over rows, which is in no hurry.
+inline constexpr int kMostRowsHeadDim = 512;
 
 struct DeviceAppend {
   StepRows rows;
@@ -33,7 +35,8 @@ struct DeviceAppend {
   float* q_out = nullptr;  ///< [rows of the step, n_heads, head_dim], in K's cache space
   /// As q_out: the weights of a tile's angles (centre.h), for tile_attn() where the centre of K turns; null: not asked.
   float* q_weights = nullptr;
-  bool overlap = false;  ///< not for tiles of rows
+  bool overlap = false;       ///< not for tiles of rows
+  bool queries_only = false;  ///< K and V are not looked at: the tiles are another layer's
 };
 
 /// Queues the launch: of both sides in the order of tensor cores, or both in rows. With `overlap` everything but q, k,
@@ -94,6 +97,21 @@ void encode_leaving(gpu::StreamHandle stream, const LeavingTiles& a);
 /// 128k a float angle would be off by up to 0.008 rad.
 void device_rope_angles(gpu::StreamHandle stream, const StepRows& rows, int n_pairs, const double* frequency,
                         float magnitude, float* cosines, float* sines);
+
+/// Heads of a matrix [rows of the step, n_heads * head_dim], in place.
+struct TurnedHeads {
+  StepRows rows;
+  int n_heads = 0, head_dim = 0;
+  const float* norm = nullptr;  ///< [head_dim]
+  float norm_eps = 0;
+  const float* cosines = nullptr;  ///< [rows.n, n_pairs] of device_rope_angles()
+  const float* sines = nullptr;
+  int n_pairs = 0;
+  bool rope_halves = false;
+  float* x = nullptr;
+};
+/// Turns each head by the angles of its row, then norms it: for models that norm Q and K behind RoPE.
+void device_turn_and_norm(gpu::StreamHandle stream, const TurnedHeads& a);
 
 /// The rules of retention that the sides of a cache have.
 struct Retentions {

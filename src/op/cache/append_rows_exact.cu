@@ -279,10 +279,11 @@ __global__ void __launch_bounds__(32) leaving_rows_kernel(const LeavingTiles a) 
 }  // namespace
 
 void append_rows(gpu::StreamHandle stream, const DeviceAppend& a) {
-  gpu::launch("append of rows", append_rows_kernel,
-              {dim3(unsigned(a.n_heads + 2 * a.k_tiles.n_kv_heads), unsigned(a.rows.n)), 32,
-               shared_bytes(a.k_tiles.head_dim), stream},
-              a);
+  const int n_kv_heads = a.queries_only ? 0 : a.k_tiles.n_kv_heads;
+  gpu::launch(
+      "append of rows", append_rows_kernel,
+      {dim3(unsigned(a.n_heads + 2 * n_kv_heads), unsigned(a.rows.n)), 32, shared_bytes(a.k_tiles.head_dim), stream},
+      a);
 }
 
 void device_append_latent(gpu::StreamHandle stream, const LatentAppend& a) {

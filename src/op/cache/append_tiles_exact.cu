@@ -278,7 +278,8 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
       (a.k_tiles.centre && a.k_tiles.turn.n_pairs > 0) || (a.v_tiles.centre && a.v_tiles.turn.n_pairs > 0);
   const auto kernel = turns ? kernel_for.template operator()<true>() : kernel_for.template operator()<false>();
   gpu::launch("append", kernel,
-              {dim3(unsigned(a.n_heads + 2 * launch.n_kv_heads), unsigned(a.rows.n)), 32, 0, stream, a.overlap},
+              {dim3(unsigned(a.n_heads + (a.queries_only ? 0 : 2 * launch.n_kv_heads)), unsigned(a.rows.n)), 32, 0,
+               stream, a.overlap},
               launch);
 }
 

@@ -16,23 +16,16 @@ constexpr int kGateThreads = 128;
 
 __device__ float silu(float x) { return x / (1 + expf(-x)); }
 
-/// A channel behind the convolution and silu, at row t of a span.
-__device__ float mixed_at(const DeviceDelta& d, const DeltaSpan& span, const float* tail, int t, int64_t channel) {
-  float sum = 0;
-  for (int k = 0; k < d.shape.kernel; ++k)
-    sum = fmaf(d.conv[k * d.shape.channels() + channel], input_at(d, span, tail, t + k - d.shape.kernel + 1, channel),
-               sum);
-  return silu(sum);
-}
-
 /// Of spans with chunks. Blocks: (channels, spans, rows).
 __global__ void conv_kernel(const DeviceDelta d) {
   const DeltaSpan span = d.spans[blockIdx.y];
   const int64_t channels = d.shape.channels(), c = int64_t(blockIdx.x) * kConvThreads + threadIdx.x;
   if (span.chunk < 0 || c >= channels) return;
   const int first = int(blockIdx.z) * kConvRows, end = min(span.n, first + kConvRows);
-  const float* const tail = tail_of(d, span.path(d.states).before(0));
-  for (int t = first; t < end; ++t) d.mixed[(span.first + t) * channels + c] = mixed_at(d, span, tail, t, c);
+  const TapShape taps = taps_of(d);
+  const float* const tail = span.path(d.states).before(0) + taps.offset;
+  for (int t = first; t < end; ++t)
+    d.mixed[(span.first + t) * channels + c] = silu(add_taps(taps, d.conv, tail, t, c, inputs_of(d, span, c), 0));
 }
 
 /// z = silu(z) out / sqrt(mean(out^2) + eps) norm of each head, a warp a row: of spans with chunks, or of those that
@@ -144,7 +137,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, kWarpKeys > 16 ? 1 : 2) part_
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
     channels[j] = channel_of(j * kThreads + thread);
-    if (channels[j] >= 0) taps[j].load(d, tail_of(d, before), channels[j]);
+    if (channels[j] >= 0) taps[j].load(d, before + taps_of(d).offset, channels[j]);
   }
   float matrix[kWarpKeys];
   const auto each_entry = [&](float* state, const auto& visit) {

@@ -1,4 +1,4 @@
-// Sizes of the gated delta rule (delta.h).
+// Sizes of mixers with states: the gated delta rule (delta.h) and Mamba2 (mamba.h).
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace ridge {
 
-/// Numbers of one layer.
+/// Sizes of one layer of the gated delta rule.
 struct DeltaShape {
   int n_key_heads = 0;
   int n_value_heads = 0;  ///< a multiple of n_key_heads
@@ -24,6 +24,25 @@ struct DeltaShape {
   RIDGE_HD int64_t state_values() const { return values() * key_dim + (kernel - 1) * channels(); }
   RIDGE_HD int key_head(int value_head) const {
     return keys_cycle ? value_head % n_key_heads : value_head / (n_value_heads / n_key_heads);
+  }
+};
+
+/// Sizes of one layer of Mamba2.
+struct MambaShape {
+  int n_heads = 0, head_dim = 0;
+  int n_groups = 0;  ///< divides n_heads: heads of a group, one behind the other, share B and C
+  int state_dim = 0;
+  int kernel = 0;  ///< tokens that a row of the convolution sees, its own among them
+
+  RIDGE_HD int64_t inner() const { return int64_t(n_heads) * head_dim; }
+  /// Columns of x, B and C together, which go through the convolution.
+  RIDGE_HD int64_t channels() const { return inner() + 2 * int64_t(n_groups) * state_dim; }
+  /// Columns of the input projection: z, then the channels, then dt of each head.
+  RIDGE_HD int64_t columns() const { return inner() + channels() + n_heads; }
+  /// float32 values that a sequence remembers: a matrix [state_dim, head_dim] a head, then the last
+  /// [kernel - 1, channels] inputs of the convolution. All zero at the start.
+  RIDGE_HD int64_t state_values() const {
+    return inner() * state_dim + int64_t(kernel > 0 ? kernel - 1 : 0) * channels();
   }
 };
 

@@ -1,4 +1,4 @@
-// The last inputs of the convolution in a sequence's state. Device code.
+// The last inputs of a causal convolution in a sequence's state. Device code.
 #pragma once
 
 #include "gpu/launch.h"
@@ -6,34 +6,57 @@
 
 namespace ridge {
 
-/// [kernel - 1, channels], of a state.
-__device__ inline float* tail_of(const DeviceDelta& d, float* state) {
-  return state + d.shape.values() * d.shape.key_dim;
+/// A convolution of each channel over the `kernel` newest tokens, the last weight on the token itself. In a state its
+/// inputs before the next token are a matrix [kernel - 1, channels], the oldest first, `offset` floats behind the start.
+struct TapShape {
+  int kernel = 0;
+  int64_t channels = 0, offset = 0;
+};
+
+/// A channel's input at row `at` of a span, below 0: before its first, of which `tail` has kernel - 1. input(row): of a
+/// row of the step.
+template <class Input>
+__device__ inline float tap_at(const TapShape& s, const float* tail, int at, int64_t channel, const Input& input) {
+  return at < 0 ? tail[(at + s.kernel - 1) * s.channels + channel] : input(at);
 }
 
-/// Input of the convolution at row `at` of a span, below 0: before its first.
-__device__ inline float input_at(const DeviceDelta& d, const DeltaSpan& span, const float* tail, int at,
-                                 int64_t channel) {
-  const int64_t channels = d.shape.channels();
-  return at < 0 ? tail[(at + d.shape.kernel - 1) * channels + channel] : d.qkv[(span.first + at) * channels + channel];
+/// sum + the convolution of a channel at row t of a span.
+template <class Input>
+__device__ inline float add_taps(const TapShape& s, const float* weights, const float* tail, int t, int64_t channel,
+                                 const Input& input, float sum) {
+  for (int k = 0; k < s.kernel; ++k)
+    sum = fmaf(weights[k * s.channels + channel], tap_at(s, tail, t + k - s.kernel + 1, channel, input), sum);
+  return sum;
 }
 
-/// A channel of the tails behind the tokens of a span that leave their states. Nobody else reads the tail before them
+/// A channel of the tails behind the n tokens of a span that leave their states. Nobody else reads the tail before them
 /// any more.
-__device__ inline void move_tail(const DeviceDelta& d, const DeltaSpan& span, int64_t channel) {
-  const StatePath path = span.path(d.states);
-  const float* const before = tail_of(d, path.before(0));
-  const int n_tail = d.shape.kernel - 1;
-  for (int t = path.first_kept(); t < span.n; ++t) {
+template <class Input>
+__device__ inline void move_taps(const TapShape& s, const StatePath& path, int64_t channel, const Input& input) {
+  const float* const before = path.before(0) + s.offset;
+  const int n_tail = s.kernel - 1;
+  for (int t = path.first_kept(); t < path.n_rows; ++t) {
     float inputs[kMostDeltaTaps - 1];
 #pragma unroll
     for (int i = 0; i + 1 < kMostDeltaTaps; ++i)  // all of them are asked for together
-      if (i < n_tail) inputs[i] = input_at(d, span, before, t + 1 - n_tail + i, channel);
-    float* const tail = tail_of(d, path.behind(t));
+      if (i < n_tail) inputs[i] = tap_at(s, before, t + 1 - n_tail + i, channel, input);
+    float* const tail = path.behind(t) + s.offset;
 #pragma unroll
     for (int i = 0; i + 1 < kMostDeltaTaps; ++i)
-      if (i < n_tail) tail[i * d.shape.channels() + channel] = inputs[i];
+      if (i < n_tail) tail[i * s.channels + channel] = inputs[i];
   }
+}
+
+/// Of the gated delta rule.
+__device__ inline TapShape taps_of(const DeviceDelta& d) {
+  return {d.shape.kernel, d.shape.channels(), d.shape.values() * d.shape.key_dim};
+}
+/// Rows of a span, as inputs of a channel of the gated delta rule.
+__device__ inline auto inputs_of(const DeviceDelta& d, const DeltaSpan& span, int64_t channel) {
+  return [&d, &span, channel](int row) { return d.qkv[(span.first + row) * d.shape.channels() + channel]; };
+}
+__device__ inline void move_tail(const DeviceDelta& d, const DeltaSpan& span, int64_t channel) {
+  move_taps(taps_of(d), span.path(d.states), channel, inputs_of(d, span, channel));
 }
 
 }  // namespace ridge

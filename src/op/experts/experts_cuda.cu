@@ -210,6 +210,11 @@ __global__ void __launch_bounds__(kPackThreads) pack_kernel(const ExpertChoice c
   for (int64_t i = first_of[c.n_scores()] + int(threadIdx.x); i < c.n_packs(); i += kPackThreads) c.packs[i].n = 0;
 }
 
+__global__ void scale_kernel(int64_t n_slots, float* weights, const int32_t* experts, const float* factors) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < n_slots) weights[i] *= factors[experts[i]];
+}
+
 /// Blocks: (columns, tokens). The shared expert's share is in double, as the reference has it.
 __global__ void __launch_bounds__(kThreads) sum_kernel(const ExpertSum s) {
   const int64_t token = blockIdx.y, i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -285,6 +290,11 @@ void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice,
   gpu::launch("choice of experts", kernel, {unsigned(choice.n_tokens), 32, shared, stream, router.overlap}, choice,
               router, choice.n_tokens == 1);
   pack(stream, choice, router.overlap);
+}
+
+void device_scale_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const float* factors) {
+  gpu::launch("expert scales", scale_kernel, {unsigned(gpu::ceil_div(choice.n_slots(), kThreads)), kThreads, 0, stream},
+              choice.n_slots(), choice.weights, choice.experts, factors);
 }
 
 void device_sum_experts(gpu::StreamHandle stream, const ExpertSum& sum) {

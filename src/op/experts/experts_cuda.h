@@ -181,6 +181,9 @@ struct ExpertSum {
   float* out = nullptr;           ///< [n_tokens, n]
   bool overlap = false;           ///< programmatic dependent launch
 };
+/// The weight of every chosen expert times factors [n_experts] of the experts.
+void device_scale_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const float* factors);
+
 /// For steps that ExpertSumCall does not serve: many tokens, rows without bricks.
 void device_sum_experts(gpu::StreamHandle stream, const ExpertSum& sum);
 

@@ -33,6 +33,17 @@ __global__ void rms_norm_kernel(int64_t n, const float* x, const float* weight, 
   for (int64_t i = threadIdx.x; i < n; i += kThreads) y[i] = float(x[i] * factor * weight[i]);
 }
 
+__global__ void layer_norm_kernel(int64_t n, const float* x, const float* weight, float eps, float* y) {
+  x += int64_t(blockIdx.x) * n;
+  y += int64_t(blockIdx.x) * n;
+  double sum = 0, squares = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += x[i];
+  const float mean = float(gpu::block_sum<kThreads>(sum) / double(n));
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) squares += double(x[i] - mean) * (x[i] - mean);
+  const double factor = 1.0 / sqrt(gpu::block_sum<kThreads>(squares) / double(n) + eps);
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) y[i] = float((x[i] - mean) * factor * weight[i]);
+}
+
 __global__ void sum_squares_kernel(int64_t n, const float* x, float* sums) {
   const double sum = sum_squares(n, x + int64_t(blockIdx.x) * n);
   if (threadIdx.x == 0) sums[blockIdx.x] = float(sum);
@@ -63,6 +74,22 @@ __global__ void relu2_glu_kernel(int64_t n, float* gate, const float* up) {
   if (i >= n) return;
   const float positive = gate[i] < 0 ? 0 : gate[i];  // keeps NaN
   gate[i] = __fmul_rn(__fmul_rn(positive, positive), up[i]);
+}
+
+__global__ void relu2_kernel(int64_t n, float* x) {
+  const int64_t i = element();
+  if (i < n && !(x[i] < 0)) x[i] = __fmul_rn(x[i], x[i]);  // keeps NaN
+  else if (i < n) x[i] = 0;
+}
+
+__global__ void scale_kernel(int64_t n, float* x, const float* factor) {
+  const int64_t i = element();
+  if (i < n) x[i] *= *factor;
+}
+
+__global__ void soft_cap_kernel(int64_t n, float* x, float cap) {
+  const int64_t i = element();
+  if (i < n) x[i] = cap * tanhf(x[i] / cap);
 }
 
 __global__ void gelu_glu_kernel(int64_t n, float* gate, const float* up) {
@@ -107,6 +134,11 @@ void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const 
   gpu::launch("rms_norm", rms_norm_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, weight, eps, y);
 }
 
+void device_layer_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
+                       float eps, float* y) {
+  gpu::launch("layer_norm", layer_norm_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, weight, eps, y);
+}
+
 void device_sum_squares(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, float* sums) {
   gpu::launch("sum_squares", sum_squares_kernel, {unsigned(n_rows), kThreads, 0, stream}, n, x, sums);
 }
@@ -124,6 +156,19 @@ void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float
 void device_relu2_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {
   if (n == 0) return;
   gpu::launch("relu2_glu", relu2_glu_kernel, {blocks(n), kThreads, 0, stream}, n, gate, up);
+}
+
+void device_relu2(gpu::StreamHandle stream, int64_t n, float* x) {
+  if (n == 0) return;
+  gpu::launch("relu2", relu2_kernel, {blocks(n), kThreads, 0, stream}, n, x);
+}
+
+void device_scale(gpu::StreamHandle stream, int64_t n, float* x, const float* factor) {
+  gpu::launch("scale", scale_kernel, {blocks(n), kThreads, 0, stream}, n, x, factor);
+}
+
+void device_soft_cap(gpu::StreamHandle stream, int64_t n, float* x, float cap) {
+  gpu::launch("soft_cap", soft_cap_kernel, {blocks(n), kThreads, 0, stream}, n, x, cap);
 }
 
 void device_gelu_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up) {

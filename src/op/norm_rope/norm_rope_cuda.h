@@ -11,6 +11,10 @@ namespace ridge {
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
                      float eps, float* y);
 
+/// device_rms_norm() of rows less their mean: LayerNorm without a bias.
+void device_layer_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
+                       float eps, float* y);
+
 /// sums[r] = sum of x[r]^2 over rows of n
 void device_sum_squares(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, float* sums);
 
@@ -24,6 +28,9 @@ void device_swiglu(gpu::StreamHandle stream, int64_t n, float* gate, const float
 /// gate = max(gate, 0)^2 * up over n values, equal to relu2_glu bit for bit; a NaN stays one
 void device_relu2_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
 
+/// x = max(x, 0)^2 over n values; a NaN stays one
+void device_relu2(gpu::StreamHandle stream, int64_t n, float* x);
+
 /// gate = gelu(gate) * up over n values, gelu by its tanh form as gelu_glu
 void device_gelu_glu(gpu::StreamHandle stream, int64_t n, float* gate, const float* up);
 
@@ -36,6 +43,12 @@ void device_sigmoid_gate(gpu::StreamHandle stream, int64_t n_rows, int64_t n, co
 
 /// x += factor y over n values
 void device_add(gpu::StreamHandle stream, int64_t n, float* x, const float* y, float factor = 1);
+
+/// x *= *factor over n values; the factor is in device memory
+void device_scale(gpu::StreamHandle stream, int64_t n, float* x, const float* factor);
+
+/// x = cap tanh(x / cap) over n values
+void device_soft_cap(gpu::StreamHandle stream, int64_t n, float* x, float cap);
 
 /// x[r] += factor y[r] / sqrt(mean(y[r]^2) + eps) * weight over rows of n
 void device_add_normed(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float* x, const float* y,

@@ -1,0 +1,207 @@
+// Short convolutions and Mamba2 on the device, against the CPU's.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/metrics.h"
+#include "base/rng.h"
+#include "cases/guarded.h"
+#include "gpu/device_data.h"
+#include "op/delta/mamba.h"
+#include "op/delta/mamba_cuda.h"
+#include "op/delta/short_conv.h"
+#include "op/delta/short_conv_cuda.h"
+#include "op/norm_rope/norm_rope.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kRows = 45, kSlots = 4;
+
+/// Ragged sequences in any order of slots, an empty span, and rows and a slot of nobody.
+const std::vector<DeltaSpan> kSpans = {{7, 37, 3}, {0, 1, 0}, {2, 3, 1}, {}};
+
+/// The spans with their places in slots that have a history: the states behind 4, 9 and 6 tokens.
+std::vector<DeltaSpan> placed(std::vector<DeltaSpan> spans) {
+  const int n_past[] = {4, 9, 6};
+  for (size_t i = 0; i < 3; ++i) spans[i].n_past = n_past[i];
+  return spans;
+}
+std::vector<KvSpan> of_host(const std::vector<DeltaSpan>& spans) {
+  std::vector<KvSpan> list;
+  for (const DeltaSpan& span : spans)
+    if (span.n > 0)
+      list.push_back({.first_row = span.first, .n_rows = span.n, .n_past = span.n_past, .slot = span.slot});
+  return list;
+}
+
+class StateMixersCuda : public OnDevice {};
+
+TEST_F(StateMixersCuda, ShortConvolutionsAreTheReferences) {
+  for (const auto& [kernel, channels] : {std::pair{3, 200}, {2, 1}, {4, 129}, {6, 64}})
+    for (const int n_histories : {0, kSlots}) {
+      const int64_t n_tail = kernel - 1, values = n_tail * channels;
+      const int64_t n_states = SlotNumbers(kSlots, n_histories).n_states();
+      const std::vector<DeltaSpan> spans = n_histories > 0 ? placed(kSpans) : kSpans;
+      const std::vector<float> weights = random_floats(1, kernel * channels),
+                               bcx = random_floats(2, kRows * 3 * channels);
+      std::vector<float> states = random_floats(3, n_states * values), out(size_t(kRows * channels), 7.0f);
+      const gpu::Buffer of_weights = up(weights), of_bcx = up(bcx), of_states = up(states), of_out = up(out),
+                        list = up(spans);
+      device_short_conv(stream(), {.kernel = kernel,
+                                   .channels = channels,
+                                   .weights = of_weights.as<float>(),
+                                   .spans = list.as<DeltaSpan>(),
+                                   .n_spans = int(spans.size()),
+                                   .most = 37,
+                                   .states = {of_states.as<float>(), values, n_histories},
+                                   .bcx = of_bcx.as<float>(),
+                                   .out = of_out.as<float>()});
+      CpuContext context(1, Isa::scalar);
+      const std::vector<KvSpan> host_spans = of_host(spans);
+      short_conv(context, {.kernel = kernel,
+                           .weights = weights.data(),
+                           .spans = host_spans,
+                           .states = {states.data(), values, n_histories},
+                           .bcx = {bcx.data(), kRows, 3 * channels},
+                           .out = {out.data(), kRows, channels}});
+      SCOPED_TRACE(fmt::format("kernel {}, {} channels, {} histories", kernel, channels, n_histories));
+      EXPECT_EQ(down(of_states.as<float>(), ssize(states)), states);
+      const std::vector<float> given = down(of_out.as<float>(), ssize(out));
+      for (size_t i = 0; i < out.size(); ++i)  // kernel + 2 roundings of terms of at most 5^3
+        ASSERT_NEAR(given[i], out[i], 8 * 0x1p-24 * 125) << i;
+    }
+}
+
+constexpr MambaShape kShapes[] = {{.n_heads = 1, .head_dim = 1, .n_groups = 1, .state_dim = 1, .kernel = 2},
+                                  {.n_heads = 8, .head_dim = 16, .n_groups = 2, .state_dim = 16, .kernel = 4},
+                                  {.n_heads = 2, .head_dim = 64, .n_groups = 1, .state_dim = 128, .kernel = 4},
+                                  {.n_heads = 6, .head_dim = 33, .n_groups = 3, .state_dim = 40, .kernel = 3}};
+
+struct MambaProblem {
+  MambaShape shape;
+  std::vector<float> conv, conv_bias, decay, dt_bias, d, norm, in, states;
+
+  MambaProblem(const MambaShape& s, int n_histories) : shape(s) {
+    conv = random_floats(1, s.kernel * s.channels());
+    conv_bias = random_floats(2, s.channels());
+    decay = random_floats(3, s.n_heads);
+    for (float& value : decay) value = -std::exp(value);
+    dt_bias = random_floats(4, s.n_heads);
+    d = random_floats(5, s.n_heads);
+    norm = random_floats(6, s.inner());
+    in = random_floats(7, kRows * s.columns());
+    states = random_floats(8, SlotNumbers(kSlots, n_histories).n_states() * s.state_values());
+  }
+  /// Gated and normed, in rows of spans; states move on.
+  std::vector<float> run_on_host(const std::vector<DeltaSpan>& spans, int n_histories) {
+    constexpr float kEps = 1e-5f;
+    CpuContext context(1, Isa::scalar);
+    const std::vector<KvSpan> list = of_host(spans);
+    const int64_t inner = shape.inner(), part = inner / shape.n_groups;
+    std::vector<float> z, rows = in, out(size_t(kRows * inner), 0.0f);
+    for (int64_t t = 0; t < kRows; ++t)
+      z.insert(z.end(), &in[size_t(t * shape.columns())], &in[size_t(t * shape.columns())] + inner);
+    mamba2(context, {.shape = shape,
+                     .conv = conv.data(),
+                     .conv_bias = conv_bias.data(),
+                     .decay = decay.data(),
+                     .dt_bias = dt_bias.data(),
+                     .d = d.data(),
+                     .spans = list,
+                     .states = {states.data(), shape.state_values(), n_histories},
+                     .in = {rows.data(), kRows, shape.columns()},
+                     .out = {out.data(), kRows, inner}});
+    const View2<float> gates(z.data(), kRows, inner);
+    swiglu(context, gates, View2<const float>(out.data(), kRows, inner));
+    for (int64_t g = 0; g < shape.n_groups; ++g) {
+      const View2<float> of_group(z.data() + g * part, kRows, part, inner);
+      rms_norm(context, of_group, norm.data() + g * part, kEps, of_group);
+    }
+    return z;
+  }
+};
+
+TEST_F(StateMixersCuda, Mamba2IsTheReference) {
+  for (const MambaShape& shape : kShapes)
+    for (const int n_histories : {0, kSlots}) {
+      SCOPED_TRACE(fmt::format("{} heads of {} x {}, {} histories", shape.n_heads, shape.head_dim, shape.state_dim,
+                               n_histories));
+      const std::vector<DeltaSpan> spans = n_histories > 0 ? placed(kSpans) : kSpans;
+      MambaProblem p(shape, n_histories);
+      const gpu::Buffer conv = up(p.conv), conv_bias = up(p.conv_bias), decay = up(p.decay), dt_bias = up(p.dt_bias),
+                        d = up(p.d), norm = up(p.norm), in = up(p.in), states = up(p.states), list = up(spans),
+                        mixed(4 * kRows * shape.channels()),
+                        out = up(std::vector<float>(size_t(kRows * shape.inner())));
+      device_mamba(stream(), {.shape = shape,
+                              .conv = conv.as<float>(),
+                              .conv_bias = conv_bias.as<float>(),
+                              .decay = decay.as<float>(),
+                              .dt_bias = dt_bias.as<float>(),
+                              .d = d.as<float>(),
+                              .norm = norm.as<float>(),
+                              .norm_eps = 1e-5f,
+                              .spans = list.as<DeltaSpan>(),
+                              .n_spans = int(spans.size()),
+                              .most = 37,
+                              .n_rows = kRows,
+                              .states = {states.as<float>(), shape.state_values(), n_histories},
+                              .in = in.as<float>(),
+                              .mixed = mixed.as<float>(),
+                              .out = out.as<float>()});
+      const std::vector<float> before = p.states, expected = p.run_on_host(spans, n_histories),
+                               given = down(out.as<float>(), kRows * shape.inner()),
+                               left = down(states.as<float>(), ssize(before));
+      // A state's entry is a sum whose terms decay, each off by a few roundings of exp() and the convolution.
+      EXPECT_LT(compare(left, p.states).nmse, 1e-12);
+      EXPECT_GT(compare(left, before).nmse, 1e-3) << "states that did not move";
+      for (const DeltaSpan& span : spans) {
+        const auto first = size_t(span.first * shape.inner()), count = size_t(span.n * shape.inner());
+        if (count == 0) continue;
+        EXPECT_LT(compare(std::span(given).subspan(first, count), std::span(expected).subspan(first, count)).nmse,
+                  1e-11);
+      }
+    }
+}
+
+/// A prompt is the same bits whole and token by token, by states that stay behind every token.
+TEST_F(StateMixersCuda, Mamba2HasTheSameBitsHoweverAPromptIsCut) {
+  const MambaShape& shape = kShapes[1];
+  const auto run = [&](const std::vector<int>& sizes) {
+    MambaProblem p(shape, 0);
+    const gpu::Buffer conv = up(p.conv), conv_bias = up(p.conv_bias), decay = up(p.decay), dt_bias = up(p.dt_bias),
+                      d = up(p.d), norm = up(p.norm), in = up(p.in), states = up(p.states),
+                      mixed(4 * kRows * shape.channels()), out = up(std::vector<float>(size_t(kRows * shape.inner())));
+    int first = 0;
+    std::vector<float> all;
+    for (const int n : sizes) {
+      const gpu::Buffer list = up(std::vector<DeltaSpan>{{0, n, 2}});
+      device_mamba(stream(), {.shape = shape,
+                              .conv = conv.as<float>(),
+                              .conv_bias = conv_bias.as<float>(),
+                              .decay = decay.as<float>(),
+                              .dt_bias = dt_bias.as<float>(),
+                              .d = d.as<float>(),
+                              .norm = norm.as<float>(),
+                              .norm_eps = 1e-5f,
+                              .spans = list.as<DeltaSpan>(),
+                              .n_spans = 1,
+                              .most = n,
+                              .n_rows = n,
+                              .states = {states.as<float>(), shape.state_values(), 0},
+                              .in = in.as<float>() + first * shape.columns(),
+                              .mixed = mixed.as<float>(),
+                              .out = out.as<float>()});
+      const std::vector<float> given = down(out.as<float>(), n * shape.inner());
+      all.insert(all.end(), given.begin(), given.end());
+      first += n;
+    }
+    const std::vector<float> left = down(states.as<float>(), ssize(p.states));
+    all.insert(all.end(), left.begin(), left.end());
+    return all;
+  };
+  EXPECT_EQ(run({45}), run({1, 20, 1, 2, 21}));
+}
+
+}  // namespace
+}  // namespace ridge
