@@ -152,11 +152,10 @@ class CudaBackend final : public Backend {
 void check_wide_rows(const KvLayerConfig& layer) {
   if (layer.head_dim <= kMaxDeviceHeadDim) return;
   if (layer.k.policy.rounding == KvRounding::weighted)
-    throw_error(
-        ErrorKind::usage,
-        "a GPU rounds rows of up to {} values weighted, rows of this model have {} (set rounding nearest, or "
-        "use the CPU)",
-        kMaxDeviceHeadDim, layer.head_dim);
+    throw_error(ErrorKind::usage,
+                "a GPU rounds rows of up to {} values weighted, rows of this model have {} (set rounding nearest, or "
+                "use the CPU)",
+                kMaxDeviceHeadDim, layer.head_dim);
   if (!can_calibrate(KvLayout(layer, KvSide::k, false).tiles))
     throw_error(ErrorKind::usage,
                 "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
@@ -181,11 +180,10 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
     for (const KvLayerConfig& layer : layers)
       for (const KvSide side : kKvSides)
         if (KvLayout(layer, side, false).tiles.ring_tiles > 0)
-          throw_error(
-              ErrorKind::usage,
-              "{} cache: a GPU runs layers that share K and V with formats that keep no exact window (f16, "
-              "q8_0, q4_0), or without a window (or use the CPU)",
-              layer.side(side).format->name);
+          throw_error(ErrorKind::usage,
+                      "{} cache: a GPU runs layers that share K and V with formats that keep no exact window (f16, "
+                      "q8_0, q4_0), or without a window (or use the CPU)",
+                      layer.side(side).format->name);
   const int64_t needed = 4 * int64_t(slots.n) * n_pages.full + cache_bytes(layers, true, n_pages, slots);
   if (const int64_t free = gpu::free_bytes(); needed > free)
     throw_error(ErrorKind::no_memory,

@@ -250,7 +250,7 @@ std::unique_ptr<SequencePool> Engine::open_pool(std::span<const KvLayerConfig> l
   for (const LayerPlan& layer : plan_.layers)
     if (const int length = layer.attention.position_length; on_device() && length > 0 && n_ctx > length)
       throw_error(ErrorKind::usage,
-                  "a CUDA device does not compute queries that grow with the position, as this model's do beyond {} "
+                  "a GPU does not compute queries that grow with the position, as this model's do beyond {} "
                   "positions (a context of at most {}, or the CPU)",
                   length, length);
   auto memory = backend_->open_memory(layers, metric_views(kv_metric(layers), int(layers.size())), n_pages, slots);
