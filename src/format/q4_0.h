@@ -31,9 +31,12 @@ struct Q4_0 {
     }
   }
   RIDGE_HD static void encode(const float* in, Block& block) {
-    float extreme = 0;
+    float extreme = 0, top = 0;  // |extreme|; computed anew, it is extreme itself behind clang 19's first weight
     for (int i = 0; i < kGroup; ++i)
-      if (std::abs(in[i]) > std::abs(extreme)) extreme = in[i];
+      if (std::abs(in[i]) > top) {
+        extreme = in[i];
+        top = std::abs(extreme);
+      }
     const float scale = extreme / -8.0f;
     const float inverse = std::abs(scale) > 1e-38f ? 1.0f / scale : 0.0f;  // below, fp16 has no scale but 0 anyway
     block.scale = f32_to_f16(scale);
