@@ -217,9 +217,13 @@ __device__ __forceinline__ float fast_exp2(float x) { return __builtin_amdgcn_ex
 __device__ __forceinline__ float fast_reciprocal(float x) {
   return __builtin_fabsf(x) > 0x1p126f ? 0.0f : __builtin_amdgcn_rcpf(x);
 }
-/// Without the sign bits of gpu/tensor.h's: callers clear bit 3 of each nibble.
+/// Bit 3 of a nibble asks for the byte's sign in all bits: only of selectors that are constants. Callers clear it in
+/// others.
 __device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
-  return __builtin_amdgcn_perm(high, low, byte_selector(selector));
+  const uint32_t bytes = __builtin_amdgcn_perm(high, low, byte_selector(selector));
+  if (!__builtin_constant_p(selector)) return bytes;
+  const uint32_t signs = byte_selector(selector >> 3 & 0x1111u) * 0xFFu;
+  return (bytes & ~signs) | ((bytes >> 7 & 0x01010101u) * 0xFFu & signs);
 }
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
 template <uint32_t mask>
