@@ -14,7 +14,6 @@ or the runtime. Ends with 0 when every test passed and every kernel that has a c
 """
 import argparse
 import datetime
-import functools
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ import sysconfig
 
 sys.dont_write_bytecode = True
 import hip_compile  # noqa: E402
+from amd.code_object import CodeObject  # noqa: E402
 from amd.families import FAMILIES  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -112,6 +112,20 @@ def symbols(binary):
     return {line[2]: int(line[0], 16) for line in lines if len(line) == 3 and line[1] in "tTwW" and line[2].startswith("_ZN5ridge")}
 
 
+def demangled(names):
+    """Without the names that HIP gives to types of CUDA."""
+    text = run_tool(["c++filt"], input="\n".join(names))
+    return [re.sub(r"HIP_vector_type<(?:unsigned )?(\w+), (\d)u>", r"\1\2", line) for line in text.splitlines()]
+
+
+def kernel_symbols(functions, objects):
+    """Functions of the test binary and those that are kernels of code objects: {offset: name}."""
+    kernels = [name for one in objects for name in CodeObject(one["path"].read_bytes()).kernels]
+    of_text = dict(zip(demangled(kernels), kernels))
+    plain = [re.sub(r"\bu(char|short|int|long)(\d)\b", r"\1\2", text) for text in demangled(functions)]
+    return {offset: of_text.get(text, name) for (name, offset), text in zip(functions.items(), plain)}
+
+
 def records_of(lines, log):
     """(records of launches with their tests, failed tests, passed tests) of what the test binary prints."""
     records, failed, passed, test = [], [], [], None
@@ -134,9 +148,8 @@ def run_family(name, family, options, launcher):
     """Compiles and runs one family. Returns (rows, whether all is as it should be)."""
     build = options.build
     objects = [compile_object(ROOT / "src/op" / f, options.target, build) for f in family.files]
-    names = symbols(options.binary)
     config = {"objects": [str(o["path"]) for o in objects], "tinygrad": str(options.tinygrad), "seed": options.seed, "lds": family.lds,
-              "symbols": names}
+              "symbols": kernel_symbols(symbols(options.binary), objects)}
     if options.fault:
         config["fault"] = {"kernel": family.kernel, "instruction": family.instruction}
     config_file = build / f"{name}-{options.target}.json"
@@ -161,42 +174,43 @@ def report(name, family, options, objects, outcome):
           f"{len({r['kernel'] for r in launches})} kernels, {sum(r['instructions'] for r in launches)} instructions, "
           f"{sum(r['seconds'] for r in launches):.1f} s; log: {log_file}")
     for kernel in fibers:
-        print(f"  not compiled for it, run by the emulated GPU: {demangled(kernel)}")
+        print(f"  not compiled for it, run by the emulated GPU: {demangled([kernel])[0]}")
     for error in errors:
         print(f"  {error}")
     if code not in (0, 1) and not errors:
         print(f"  the tests ended with {code}")
     if (code not in (0, 1)) and (begun := [r["begins"] for r in records if "begins" in r]):
-        print(f"  the last kernel that began: {demangled(begun[-1])}")
+        print(f"  the last kernel that began: {demangled([begun[-1]])[0]}")
     if options.fault:
         found = bool(planted and (failed or errors or code))
         print(f"  planted fault: {planted or 'none: no such instruction ran'}: " + ("found" if found else "NOT FOUND"))
-        return [], found
+        row = {**facts(name, options), "kind": "amd_emulated_fault", "instruction": planted and planted.split()[0], "fault": planted,
+               "found": found, "failed": failed, "error": errors[0] if errors else None}
+        return [row], found
     return rows_of(name, options, objects, launches), code == 0 and bool(launches) and not failed and not errors
+
+
+def facts(family, options):
+    """What every row says."""
+    return {"kind": "amd_emulated", "build_commit": commit(), "command": "tools/amd_emulate.py " + shlex.join(options.arguments),
+            "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "load_1min": round(os.getloadavg()[0], 2),
+            "device": "emulator", "target": options.target, "emulator": options.emulator, "seed": options.seed, "family": family}
 
 
 def rows_of(family, options, objects, launches):
     """A row for each kernel and test."""
-    compiler = re.search(r"clang version \S+", run_tool([hip_compile.COMPILER, "--version"]))[0]
-    same = {"kind": "amd_emulated", "build_commit": commit(), "command": "tools/amd_emulate.py " + shlex.join(options.arguments),
-            "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "load_1min": round(os.getloadavg()[0], 2),
-            "device": "emulator", "target": options.target, "emulator": options.emulator, "seed": options.seed, "family": family}
+    same, compiler = facts(family, options), re.search(r"clang version \S+", run_tool([hip_compile.COMPILER, "--version"]))[0]
     of_object = {o["path"].name: o for o in objects}
     rows = {}
     for r in launches:
         source = of_object[r["object"]]
         row = rows.setdefault((r["kernel"], r["test"]), {
-            **same, "file": source["file"], "kernel": demangled(r["kernel"]), "test": r["test"], "compiler": f"{compiler} {source['level']}",
+            **same, "file": source["file"], "kernel": demangled([r["kernel"]])[0], "test": r["test"], "compiler": f"{compiler} {source['level']}",
             "launches": 0, "instructions": 0, "lds_bytes": 0, "scratch_bytes": r["scratch"], "registers": r["vgprs"], "spills": r["spills"]})
         row["launches"] += 1
         row["instructions"] += r["instructions"]
         row["lds_bytes"] = max(row["lds_bytes"], r["lds"])
     return list(rows.values())
-
-
-@functools.cache
-def demangled(name):
-    return run_tool(["c++filt", name]).strip()
 
 
 def parse(arguments):

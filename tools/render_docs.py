@@ -11,11 +11,11 @@ import re
 import sys
 
 sys.dont_write_bytecode = True
-from tables import ages, quality, readme, serving, speed, targets, trials  # noqa: E402
+from tables import ages, amd, quality, readme, serving, speed, targets, trials  # noqa: E402
 from tables.rows import NO_ROWS  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODULES = (ages, quality, readme, serving, speed, targets, trials)
+MODULES = (ages, amd, quality, readme, serving, speed, targets, trials)
 TABLES = {name: of for module in MODULES for name, of in module.TABLES.items()}
 BLOCK = re.compile(r"<!-- begin ([\w-]+) -->\n.*?<!-- end \1 -->", re.S)
 

@@ -2,6 +2,7 @@
 """tools/amd_emulate.py without an emulator: code objects, arguments of a launch, the order of waves, what the tests print."""
 import contextlib
 import ctypes
+import dataclasses
 import io
 import pathlib
 import shutil
@@ -15,8 +16,8 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(TREE / "tools"))
 import amd_emulate  # noqa: E402
 import hip_compile  # noqa: E402
-from amd import machine, patches  # noqa: E402
-from amd.code_object import BadObject, CodeObject, Kernel, msgpack  # noqa: E402
+from amd import machine, memory, patches  # noqa: E402
+from amd.code_object import BadObject, CodeObject, Kernel, dispatch_packet, msgpack  # noqa: E402
 from amd.families import FAMILIES  # noqa: E402
 
 SOURCE = """
@@ -60,8 +61,13 @@ class Arguments(unittest.TestCase):
             self.KERNEL.arguments(bytes(8), (1, 1, 1), (1, 1, 1), 0)
 
     def test_user_registers_and_axes(self):
-        self.assertEqual(self.KERNEL.user_data(0x123456789), [0x23456789, 1])
+        self.assertEqual(self.KERNEL.user_data(0x123456789, 0), [0x23456789, 1])
         self.assertEqual(self.KERNEL.group_id_axes(), [0, 2])
+        other = dataclasses.replace(self.KERNEL, rsrc2=5 << 1, properties=0x40A)
+        self.assertEqual(other.user_data(0x123456789, 0x987654321), [0x87654321, 9, 0x23456789, 1, 0])
+        packet = dispatch_packet(other, (3, 2, 1), (64, 4, 1), 640, 0x123456789)
+        self.assertEqual((len(packet), packet[4:10], packet[12:20], packet[40:48]),
+                         (64, b"\x40\0\x04\0\x01\0", b"\xc0\0\0\0\x08\0\0\0", (0x123456789).to_bytes(8, "little")))
 
 
 @unittest.skipUnless(has_clang(), "clang++-19 or ld.lld-19 is missing")
@@ -75,7 +81,7 @@ class CodeObjects(unittest.TestCase):
             loaded = CodeObject(made.read_bytes())
         kernel = loaded.kernels["small"]
         self.assertEqual((kernel.explicit, kernel.lds, kernel.scratch, kernel.group_id_axes()[0]), (24, 192, 0, 0))
-        self.assertEqual(len(kernel.user_data(0)), kernel.user_registers)
+        self.assertEqual(len(kernel.user_data(0, 0)), kernel.user_registers)
         image = loaded.image(0x7000_0000_0000)
         self.assertEqual(len(image), loaded.bytes)
         self.assertNotEqual(image[kernel.entry:kernel.entry + 4], bytes(4))
@@ -142,6 +148,77 @@ class Waves(unittest.TestCase):
         self.assertEqual(self.run_waves(1, most=5)[0], 3)
 
 
+    # Instruction, code, space, and where it moves what: (offset of memory, register, its first byte, bytes).
+    MOVES = (
+        ("GLOBAL_LOAD_U16", "fd1f4adc00007c04", "global", ((-3, 4, 0, 2),)),
+        ("GLOBAL_LOAD_D16_HI_B16", "05008edc00000204", "based", ((5, 4, 2, 2),)),
+        ("FLAT_LOAD_B128", "07005cdc00007c04", "global", ((7, 4, 0, 16),)),
+        ("FLAT_LOAD_B128", "07005cdc00007c04", "flat scratch", ((7, 4, 0, 16),)),
+        ("DS_LOAD_I8_D16", "090090da00000004", "shared", ((9, 4, 0, 1),)),
+        ("DS_LOAD_2ADDR_STRIDE64_B32", "0102e0d800000004", "shared", ((256, 4, 0, 4), (512, 5, 0, 4))),
+        ("DS_STORE_B96", "030078db00040000", "shared", ((3, 4, 0, 12),)),
+        ("GLOBAL_STORE_D16_HI_B8", "010092dc00047c00", "global", ((1, 4, 2, 1),)),
+        ("SCRATCH_LOAD_B64", "040055dc00000204", "scratch", ((4, 4, 0, 8),)),
+        ("SCRATCH_STORE_B32", "010069dc0004fc00", "own scratch", ((1, 4, 0, 4),)),
+        ("DS_STORE_2ADDR_B64", "010338d900040600", "shared", ((8, 4, 0, 8), (24, 6, 0, 8))),
+    )
+
+    def move(self, name, code, space, at):
+        """(memory, registers 4 to 7 of all lanes) before and behind; lane 31 is off."""
+        size = 8192
+        data = ctypes.create_string_buffer(bytes((37 * i + (i >> 8) * 11 + 128) & 255 for i in range(size)), size)
+        first = ctypes.addressof(data)
+        op = machine.Op(kind=9, bytes=8, n_arguments=0)
+        for field, value in memory.memory_move(name, int.from_bytes(bytes.fromhex(code), "little")).items():
+            if isinstance(value, tuple):
+                getattr(op, field)[:] = value
+            else:
+                setattr(op, field, value)
+        end = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint32))(lambda scalars: ctypes.memset(ctypes.addressof(scalars.contents) + 1024, 255, 8) and None)
+        ops = (machine.Op * 3)(op, machine.Op(), machine.Op(run=ctypes.cast(end, ctypes.c_void_p), kind=1, n_arguments=1, bytes=4))
+        wave = ctypes.create_string_buffer(self.library.ridge_wave_bytes())
+        block = machine.Block(base=0, bytes=12, ops=ctypes.addressof(ops), waves=ctypes.addressof(wave), n_waves=1, lds=first, random=1, most=9)
+        based = first if space == "based" else at - 64
+        scalars = (ctypes.c_uint32 * 4)(0, 0, based & 0xFFFFFFFF, based >> 32)
+        self.library.ridge_begin_block(ctypes.byref(block), (ctypes.c_uint32 * 128)(), scalars, 4, ctypes.c_uint64(0), (ctypes.c_uint32 * 3)(31, 1, 1),
+                                       64, data)
+        words = (ctypes.c_uint32 * (8 * 32)).from_buffer(wave, 260 * 4)
+        for lane in range(32):
+            address = {"global": first + at + 64 * lane, "flat scratch": (0x5B00 << 32) + at - 64, "scratch": 0, "own scratch": at - 64}.get(
+                space, at + 64 * lane)
+            words[lane], words[32 + lane] = address & 0xFFFFFFFF, address >> 32
+        for i in range(4 * 32, 8 * 32):
+            words[i] = 0x9E3779B1 * i & 0xFFFFFFFF
+        before = bytes(data), bytes(words)
+        self.assertEqual(self.library.ridge_run_block(ctypes.byref(block)), 0)
+        return before, (bytes(data), bytes(words))
+
+    def test_loads_and_stores_move_bytes_of_any_address(self):
+        for name, code, space, parts in self.MOVES:
+            for at in range(64, 68):
+                (data, words), got = self.move(name, code, space, at)
+                data, words = bytearray(data), bytearray(words)
+                for lane in range(31):
+                    for offset, register, byte, n in parts:
+                        # Lanes' scratch memories of 64 bytes follow one another; a lane's begins at the address 0.
+                        place = at + 64 * lane + offset - (64 if "scratch" in space else 0)
+                        there = [(4 * (32 * (register + (byte + i) // 4) + lane) + (byte + i) % 4) for i in range(n)]
+                        for i in range(n):
+                            if "STORE" in name:
+                                data[place + i] = words[there[i]]
+                            else:
+                                words[there[i]] = data[place + i]
+                        if name == "DS_LOAD_I8_D16":
+                            words[there[0] + 1] = 255 if words[there[0]] > 127 else 0
+                        if name == "GLOBAL_LOAD_U16":
+                            words[there[0] + 2:there[0] + 4] = bytes(2)
+                self.assertEqual(got, (bytes(data), bytes(words)), f"{name}, {space}, {at}")
+
+    def test_what_is_no_plain_move_is_left_to_the_emulator(self):
+        for name in ("GLOBAL_ATOMIC_ADD_U32", "DS_BPERMUTE_B32", "GLOBAL_LOAD_ADDTID_B32", "DS_STOREXCHG_RTN_B32"):
+            self.assertIsNone(memory.memory_move(name, 0))
+
+
 class Output(unittest.TestCase):
     LINES = ["[ RUN      ] A.One\n", "\n", '@amd {"begins": "k"}\n', '@amd {"kernel": "k", "instructions": 5}\n', "[       OK ] A.One (5 ms)\n",
              "[ RUN      ] A.Two\n", '@amd {"kernel": "k", "instructions": 6}\n', "[  FAILED  ] A.Two (5 ms)\n", "[  FAILED  ] A.Two\n"]
@@ -180,11 +257,10 @@ class Tables(unittest.TestCase):
                 self.assertTrue((TREE / "src/op" / file).exists(), f"{name}: {file}")
 
     def test_patches_are_for_one_version(self):
-        for pairs in patches.PATCHES.values():
-            text = "".join(old for old, _ in pairs)
-            self.assertEqual(patches.patched(text, pairs), "".join(new for _, new in pairs))
-            with self.assertRaisesRegex(patches.OtherVersion, "0 times"):
-                patches.patched("", pairs)
+        text = "".join(old for old, _ in patches.PATCHES)
+        self.assertEqual(patches.patched(text), "".join(new for _, new in patches.PATCHES))
+        with self.assertRaisesRegex(patches.OtherVersion, "0 times"):
+            patches.patched("")
 
 
 if __name__ == "__main__":

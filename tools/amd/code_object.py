@@ -69,12 +69,12 @@ class Kernel:
         """The axes whose group index stands in registers behind the user registers."""
         return [axis for axis in range(3) if self.rsrc2 >> 7 + axis & 1]
 
-    def user_data(self, kernarg):
-        """Values of the user registers; `kernarg` is the address of the arguments."""
+    def user_data(self, kernarg, packet):
+        """Values of the user registers, of the addresses of the arguments and of the dispatch packet."""
         values = []
         for bit, name, count in USER_REGISTERS:
             if self.properties & bit:
-                values += {"kernarg_ptr": [kernarg & 0xFFFFFFFF, kernarg >> 32],
+                values += {"kernarg_ptr": [kernarg & 0xFFFFFFFF, kernarg >> 32], "dispatch_ptr": [packet & 0xFFFFFFFF, packet >> 32],
                            "private_segment_size": [self.scratch]}.get(name, [0] * count)
         return values + [0] * (self.user_registers - len(values))
 
@@ -93,6 +93,12 @@ class Kernel:
             if kind in known:
                 struct.pack_into(known[kind][0], data, offset, known[kind][1])
         return bytes(data)
+
+
+def dispatch_packet(kernel, grid, block, lds, kernarg):
+    """What a queue of the hardware gets for a launch."""
+    items = [blocks * threads for blocks, threads in zip(grid, block)]
+    return struct.pack("<6H5I4Q", 2, 3, *block, 0, *items, kernel.scratch, lds, 0, kernarg, 0, 0)
 
 
 class CodeObject:

@@ -6,6 +6,7 @@ AMD's manual; operands are read from the instruction at run time.
 import ctypes
 import dataclasses
 
+from amd.memory import memory_move
 from amd.patches import patched_emulator
 from tinygrad.codegen import to_program
 from tinygrad.device import Device
@@ -18,7 +19,7 @@ from tinygrad.uop.ops import KernelInfo, UOp
 
 emu = patched_emulator()
 # As launcher.c has them.
-PLAIN, BARRIER, SKIP, GET_PC, SET_PC, SWAP_PC, SHARED_BASE, PRIVATE_BASE = range(1, 9)
+PLAIN, BARRIER, SKIP, GET_PC, SET_PC, SWAP_PC, SHARED_BASE, PRIVATE_BASE, MEMORY = range(1, 10)
 WAVE = 32
 M0 = 125
 COPIED = UOp.param(5, dtypes.uint32, (WAVE,))
@@ -38,6 +39,7 @@ class Instruction:
     function: int = 0  # address
     arguments: tuple = ()  # indices of buffers; for kinds of program counters and bases: registers
     copied: int = 0  # 1 + the register whose copy the function reads, or 0
+    memory: dict = dataclasses.field(default_factory=dict)  # of a load or store: fields of launcher.c's op
 
 
 def constants():
@@ -79,6 +81,15 @@ def dpp_source(ctx, inst, lane, fallback):
     return enabled.where(valid.where(value, outside), fallback)
 
 
+def pcode_of_24_bits(operation, original=emu.get_pcode):
+    """The emulator takes factors of 24 bits whole."""
+    text = original(operation)
+    for operand in ("S0", "S1"):
+        text = text.replace(f"{operand}.u24", f"({operand}.u32 & 0xffffffU)").replace(f"{operand}.i24", f"((32'I({operand}.u32 << 8U)) >> 8U)")
+    return text
+
+
+emu.get_pcode = pcode_of_24_bits
 emu._dpp16_ctrl = dpp_lanes
 emu._load_dpp16_src0 = dpp_source
 
@@ -105,6 +116,8 @@ class Instructions:
                 if name != "S_MOV_B64" or source not in BASES:
                     raise NotImplementedError(f"{name} of the hardware's operand {source}")
                 return Instruction(name, size, BASES[source], 0, (target,))
+        if memory := memory_move(name, word):
+            return Instruction(name, size, MEMORY, memory=memory)
         self._refuse_unknown_lanes(inst, name, word)
         copied = 1 + (word >> 32 & 0xFF) if hasattr(type(inst), "dpp") else 0
         kind = BARRIER if isinstance(inst, ins.SOPP) and inst.op in emu._BARRIER_OPS else PLAIN
@@ -120,6 +133,8 @@ class Instructions:
             unknown = kind.startswith("VOP") and (word >> (32 if kind.startswith("VOP3") else 0) & 0x1FF) in MARKS_OF_DPP
         if unknown:
             raise NotImplementedError(f"{name} with DPP")
+        if kind in ("VOP3", "VOP3_SDST", "VOP3SD") and word >> 59 & 3:
+            raise NotImplementedError(f"{name} with a factor for its result")
 
     def _function(self, inst, name, data, word):
         for made_type, base, mask, function, arguments in self._made:

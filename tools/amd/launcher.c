@@ -48,11 +48,12 @@ int ridge_run(const struct ridge_launch* launch) {
 
 // --- A block's waves ---
 
-enum { kLanes = 32, kScalars = 272, kPc = 256, kScratchStride = 259, kScratch = 210 };
-// Flat addresses of a lane's scratch memory, which the emulator's functions know (patches.py).
+enum { kLanes = 32, kScalars = 260, kPc = 256, kScratchStride = 259, kExec = 126, kNull = 124 };
+// Flat addresses of a lane's scratch memory.
 #define PRIVATE_BASE (0x5B00ull << 32)
 enum { kReady, kWaiting, kEnded };
-enum { kUnknown, kPlain, kBarrier, kSkip, kGetPc, kSetPc, kSwapPc, kSharedBase, kPrivateBase };
+enum { kUnknown, kPlain, kBarrier, kSkip, kGetPc, kSetPc, kSwapPc, kSharedBase, kPrivateBase, kMemory };
+enum { kGlobal, kFlat, kScratchMemory, kShared };
 enum { kDone, kNeeds, kOutside, kTooMany };
 
 /// An instruction in one of the emulator's functions.
@@ -61,6 +62,11 @@ struct op {
   uint8_t kind, n_arguments, bytes;
   uint8_t argument[5];  // which of the wave's buffers
   uint16_t copied;      // 1 + the register that other lanes read (DPP), or 0
+  // Of loads and stores (kMemory):
+  uint8_t space, is_store, is_signed, half;  // half: 1 the lower 16 bits of a register, 2 the upper ones
+  uint8_t size, address, data[2], target, base, has_vector;
+  uint8_t n_places;  // 2: at both offsets
+  int32_t offset[2];
 };
 
 struct wave {
@@ -78,6 +84,8 @@ struct block {
   uint64_t n_waves, lds, random, most, count;
   uint64_t pc;  // at which it stopped
 };
+
+static struct block* running;
 
 uint64_t ridge_wave_bytes(void) { return sizeof(struct wave); }
 
@@ -99,6 +107,44 @@ static void call(const struct op* op, struct wave* w, uint64_t lds) {
     case 4: op->run(a[0], a[1], a[2], a[3]); break;
     case 5: op->run(a[0], a[1], a[2], a[3], a[4]); break;
   }
+}
+
+/// Where a lane's load or store lies, without the offset.
+static uint64_t place(const struct op* op, const struct wave* w, int lane, uint64_t lds) {
+  const uint32_t low = w->vectors[op->address * kLanes + lane];
+  if (op->space == kShared) return lds + low;
+  const uint64_t own = (uint64_t)w->scratch + (uint64_t)lane * w->scalars[kScratchStride];
+  if (op->space == kScratchMemory)
+    return own + (op->has_vector ? low : 0) + (op->base == kNull ? 0 : w->scalars[op->base]);
+  if (op->base != kNull) return (w->scalars[op->base] | (uint64_t)w->scalars[op->base + 1] << 32) + low;
+  const uint64_t address = low | (uint64_t)w->vectors[(op->address + 1) * kLanes + lane] << 32;
+  return op->space == kFlat && address >> 32 == PRIVATE_BASE >> 32 ? own + (uint32_t)address : address;
+}
+
+/// Loads and stores of lanes that are on: at any address, byte by byte as the hardware is set to do them.
+static void move_memory(const struct op* op, struct wave* w, uint64_t lds) {
+  const int words = op->size < 4 ? 1 : op->size / 4;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!(w->scalars[kExec] >> lane & 1)) continue;
+    const uint64_t first = place(op, w, lane, lds);
+    for (int k = 0; k < op->n_places; ++k) {
+      void* const at = (void*)(first + (uint64_t)(int64_t)op->offset[k]);
+      uint32_t all[4] = {0};
+      if (op->is_store) {
+        for (int i = 0; i < words; ++i) all[i] = w->vectors[(op->data[k] + i) * kLanes + lane];
+        if (op->half == 2) all[0] >>= 16;
+        memcpy(at, all, op->size);
+        continue;
+      }
+      memcpy(all, at, op->size);
+      if (op->is_signed && op->size < 4) all[0] = (uint32_t)((int32_t)(all[0] << (32 - 8 * op->size)) >> (32 - 8 * op->size));
+      uint32_t* const to = &w->vectors[(op->target + k * words) * kLanes + lane];
+      if (op->half) all[0] = op->half == 2 ? (*to & 0xFFFF) | all[0] << 16 : (*to & 0xFFFF0000) | (all[0] & 0xFFFF);
+      for (int i = 0; i < words; ++i) to[i * kLanes] = all[i];
+    }
+  }
+  const uint64_t next = running->pc + op->bytes;
+  memcpy(&w->scalars[kPc], &next, 8);
 }
 
 /// Instructions that tinygrad's emulator lacks; `next` is the address of the instruction behind.
@@ -128,8 +174,6 @@ static struct wave* choose(struct block* b) {
   }
   return NULL;
 }
-
-static struct block* running;
 
 /// A guard page: says which instruction touched it, and ends as the signal would.
 static void stop(int number, siginfo_t* info, void* context) {
@@ -165,6 +209,7 @@ int ridge_run_block(struct block* b) {
       if (op->kind == kUnknown) return kNeeds;
       if (b->count++ == b->most) return kTooMany;
       if (op->kind <= kBarrier) call(op, w, b->lds);
+      else if (op->kind == kMemory) move_memory(op, w, b->lds);
       else move_pc(op, w, b->pc + op->bytes, b->lds);
       if (op->kind == kBarrier) w->state = kWaiting;
     }
@@ -185,11 +230,9 @@ void ridge_begin_block(struct block* b, const uint32_t* constants, const uint32_
     memcpy(&w->scalars[kPc], &entry, 8);
     w->scalars[kScratchStride] = scratch_stride;
     w->scratch = scratch + i * kLanes * scratch_stride;
-    memcpy(&w->scalars[kScratch], &w->scratch, 8);
     const uint32_t first = (uint32_t)i * kLanes, n = n_threads - first < kLanes ? n_threads - first : kLanes;
-    w->scalars[126] = n == kLanes ? UINT32_MAX : (1u << n) - 1;  // exec
-    w->scalars[127] = 0;
-    w->scalars[124] = 0;  // null
+    w->scalars[kExec] = n == kLanes ? UINT32_MAX : (1u << n) - 1;
+    w->scalars[kExec + 1] = w->scalars[kNull] = 0;
     for (uint32_t lane = 0; lane < n; ++lane) {
       const uint32_t t = first + lane;
       w->vectors[lane] = t % dim[0] | t / dim[0] % dim[1] << 10 | t / dim[0] / dim[1] << 20;

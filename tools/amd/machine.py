@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 
-from amd.code_object import BadObject, CodeObject
+from amd.code_object import BadObject, CodeObject, dispatch_packet
 
 LDS_BASES = range(0x5A5A << 32, 0x5AFF << 32, 1 << 32)  # flat addresses of LDS: no low bits
 MOST_LDS = 256 << 10
@@ -24,7 +24,10 @@ class Launch(ctypes.Structure):
 
 class Op(ctypes.Structure):
     _fields_ = [("run", ctypes.c_void_p), ("kind", ctypes.c_uint8), ("n_arguments", ctypes.c_uint8), ("bytes", ctypes.c_uint8),
-                ("argument", ctypes.c_uint8 * 5), ("copied", ctypes.c_uint16)]
+                ("argument", ctypes.c_uint8 * 5), ("copied", ctypes.c_uint16),
+                *((name, ctypes.c_uint8) for name in ("space", "is_store", "is_signed", "half", "size", "address")),
+                ("data", ctypes.c_uint8 * 2), *((name, ctypes.c_uint8) for name in ("target", "base", "has_vector", "n_places")),
+                ("offset", ctypes.c_int32 * 2)]
 
 
 class Block(ctypes.Structure):
@@ -57,7 +60,7 @@ class Machine:
                     raise BadObject(f"{name} is in {self._kernels[name][0].name} and in {loaded.name}")
                 self._kernels[name] = (loaded, kernel)
         first = min(int(line.split("-")[0], 16) for line in open("/proc/self/maps") if line.rstrip().endswith(os.path.realpath("/proc/self/exe")))
-        self._names = {first + offset: name for name, offset in config["symbols"].items()}
+        self._names = {first + int(offset): name for offset, name in config["symbols"].items()}
         self._libc = ctypes.CDLL(None)
         self._lds = self._map_lds()
         self._random = config["seed"] * 0x9E3779B97F4A7C15 & (1 << 64) - 1 or 1
@@ -105,7 +108,8 @@ class Machine:
                       waves=(ctypes.addressof(waves) + 63) // 64 * 64, n_waves=n_waves, lds=self._lds, random=self._random,
                       most=MOST_INSTRUCTIONS)
         axes = kernel.group_id_axes()
-        user = kernel.user_data(ctypes.addressof(segment))
+        packet = ctypes.create_string_buffer(dispatch_packet(kernel, grid, dim, lds, ctypes.addressof(segment)))
+        user = kernel.user_data(ctypes.addressof(segment), ctypes.addressof(packet))
         whole = (lds + 4095) // 4096 * 4096
         self._libc.mprotect(ctypes.c_void_p(self._lds), ctypes.c_size_t(whole), 3)
         self._libc.mprotect(ctypes.c_void_p(self._lds + whole), ctypes.c_size_t(MOST_LDS - whole), 0)
@@ -155,6 +159,11 @@ class Machine:
         op.run, op.bytes, op.n_arguments = inst.function or None, inst.bytes, len(inst.arguments)
         for i, argument in enumerate(inst.arguments):
             op.argument[i] = argument
+        for name, value in inst.memory.items():
+            if isinstance(value, tuple):
+                getattr(op, name)[:] = value
+            else:
+                setattr(op, name, value)
         op.copied, op.kind = inst.copied, inst.kind
 
     def _is_fault(self, kernel, inst):
