@@ -35,14 +35,32 @@ class Kernel(NamedTuple):
     least: dict  # instruction: how often at least
     spills: int  # vector registers, at most
     scratch: int  # bytes a lane, at most
+    slow: bool = False  # its file takes a minute: with --all only
 
 
 ATTENTION, STREAM = "tests/gpu/hip_check.hip", "src/op/gemv/int_stream_cuda.cu"
+
+
+def stream(name, kind, dots, spills, scratch):
+    """A product of one token by a kind of weights (IntKind), as decode takes it most often."""
+    depth = 4 if kind < 2 else 2
+    one = int(kind != 1)  # not of ternary weights
+    return Kernel(f"product with {name}", STREAM, f"int_stream_kernelILNS_7IntKindE{kind}ELi1ELi{depth}ELb{one}EE", {"v_dot4_i32_iu8": dots},
+                  spills, scratch, True)
+
+
 KERNELS = [
     Kernel("attention over p8", ATTENTION, "attn_split_kernelILi128ELi3ELi3ELb0EE", {"v_dot4_i32_iu8": DOTS, "v_perm_b32": 1}, 32, 132),
     Kernel("attention over rotor-3", ATTENTION, "attn_split_kernelILi128ELi7ELi7ELb0EE",
            {"v_dot4_i32_iu8": DOTS, "v_perm_b32": LOOKUPS}, 133, 296),
+    Kernel("parts of attention joined", "src/op/attn/tile_attn_cuda.cu", "attn_join_kernelILi128EE", {}, 0, 0),
+    Kernel("rows appended, rotated", "src/op/cache/append_tiles_exact.cu", "append_kernelILi4ELb1EE", {}, 0, 0),
     Kernel("RMS norm", "src/op/norm_rope/norm_rope_cuda.cu", "rms_norm_kernel", {}, 0, 0),
+    stream("int4_g128", 0, 128, 0, 0),
+    stream("ternary", 1, 256, 0, 0),
+    stream("q4_k", 2, 256, 48, 112),
+    stream("q5_k", 3, 256, 50, 120),
+    stream("q6_k", 4, 256, 0, 0),
 ]
 RESOURCES = {"vector registers": r"VGPRs", "spills": r"VGPRs Spill", "scalar spills": r"SGPRs Spill", "scratch": r"ScratchSize \[bytes/lane\]",
              "shared": r"LDS Size \[bytes/block\]"}
@@ -125,7 +143,7 @@ def main():
         print("skipped: compiler, headers or device library are missing (apt-get install clang-19 lld-19 libamdhip64-dev rocm-device-libs)")
         return 1 if args.require else 77
     wrong = []
-    for source in dict.fromkeys(kernel.source for kernel in KERNELS):
+    for source in dict.fromkeys(kernel.source for kernel in KERNELS if args.all or not kernel.slow):
         for architecture in hip_compile.ARCHITECTURES:
             wrong += check_kernels(source, architecture)
     if args.all:
