@@ -11,10 +11,13 @@ namespace ridge {
 std::vector<int> parse_devices(std::string_view devices) {
   if (devices == "cpu") return {};
   constexpr std::string_view kWord = gpu::kDeviceWord;
-  if (devices == kWord) return {0};
+  std::string_view list;
+  for (const std::string_view word : {kWord, std::string_view("cuda")}) {  // CUDA's in any build, as elsewhere
+    if (devices == word) return {0};
+    if (devices.starts_with(word) && devices.substr(word.size()).starts_with(":"))
+      list = devices.substr(word.size() + 1);
+  }
   std::vector<int> indices;
-  const bool has_list = devices.starts_with(kWord) && devices.substr(kWord.size()).starts_with(":");
-  const std::string_view list = has_list ? devices.substr(kWord.size() + 1) : "";
   for (size_t at = 0, end = 0; at <= list.size(); at = end + 1) {
     end = std::min(list.find(',', at), list.size());
     int index = -1;

@@ -80,6 +80,17 @@ __device__ __forceinline__ void sync_block() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+/// HIP's own calls a library.
+__device__ __forceinline__ int sync_block_or(int x) {
+  __shared__ unsigned found;
+  sync_block();  // an earlier call may still be reading
+  if (threadIdx.x + threadIdx.y + threadIdx.z == 0) found = 0;
+  sync_block();
+  if (x) found = 1;
+  sync_block();
+  return found != 0;
+}
+__device__ __forceinline__ int sync_block_and(int x) { return !sync_block_or(!x); }
 __device__ __forceinline__ void fence_device() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 __device__ __forceinline__ void fence_system() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
 
@@ -108,6 +119,8 @@ __device__ __forceinline__ void store(T* at, T value) {
 }  // namespace ridge::gpu::hip
 
 #undef __syncthreads
+#undef __syncthreads_or
+#undef __syncthreads_and
 #undef __threadfence
 #undef __threadfence_system
 #define __shfl_sync ::ridge::gpu::hip::shfl
@@ -123,6 +136,8 @@ __device__ __forceinline__ void store(T* at, T value) {
 #define __reduce_or_sync ::ridge::gpu::hip::reduce_or
 #define __syncwarp ::ridge::gpu::hip::sync_warp
 #define __syncthreads ::ridge::gpu::hip::sync_block
+#define __syncthreads_or ::ridge::gpu::hip::sync_block_or
+#define __syncthreads_and ::ridge::gpu::hip::sync_block_and
 #define __threadfence ::ridge::gpu::hip::fence_device
 #define __threadfence_system ::ridge::gpu::hip::fence_system
 #define __dp4a ::ridge::gpu::hip::dp4a
