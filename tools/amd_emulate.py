@@ -150,8 +150,9 @@ def run_family(name, family, options, launcher):
     objects = [compile_object(ROOT / "src/op" / f, options.target, build) for f in family.files]
     config = {"objects": [str(o["path"]) for o in objects], "tinygrad": str(options.tinygrad), "seed": options.seed, "lds": family.lds,
               "symbols": kernel_symbols(symbols(options.binary), objects)}
-    if options.fault:
-        config["fault"] = {"kernel": family.kernel, "instruction": family.instruction}
+    if options.fault is not None:
+        instruction, _, number = (options.fault or family.instruction).partition("@")
+        config["fault"] = {"kernel": family.kernel, "instruction": instruction, "number": int(number or 1)}
     config_file = build / f"{name}-{options.target}.json"
     config_file.write_text(json.dumps(config), encoding="utf-8")
     environment = {**os.environ, "RIDGE_LAUNCHER": str(launcher), "RIDGE_AMD_CONFIG": str(config_file), "RIDGE_AMD_LDS": str(family.lds),
@@ -181,7 +182,7 @@ def report(name, family, options, objects, outcome):
         print(f"  the tests ended with {code}")
     if (code not in (0, 1)) and (begun := [r["begins"] for r in records if "begins" in r]):
         print(f"  the last kernel that began: {demangled([begun[-1]])[0]}")
-    if options.fault:
+    if options.fault is not None:
         found = bool(planted and (failed or errors or code))
         print(f"  planted fault: {planted or 'none: no such instruction ran'}: " + ("found" if found else "NOT FOUND"))
         row = {**facts(name, options), "kind": "amd_emulated_fault", "instruction": planted and planted.split()[0], "fault": planted,
@@ -220,7 +221,8 @@ def parse(arguments):
     parser.add_argument("--family", action="append", choices=FAMILIES, help="all without it: " + ", ".join(FAMILIES))
     parser.add_argument("--filter", help="gtest's filter in place of the family's tests")
     parser.add_argument("--seed", type=int, default=1, help="of the order of waves and blocks")
-    parser.add_argument("--fault", action="store_true", help="leave out one instruction; succeeds when the tests notice")
+    parser.add_argument("--fault", nargs="?", const="", metavar="REGEX[@N]",
+                        help="leave out an instruction of the family's kernel, the Nth that fits; succeeds when the tests notice")
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "build/release/tests/test_emulated")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/amd", help="folder of code objects and logs")
     parser.add_argument("--results", type=pathlib.Path, help="rows are appended here")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
@@ -156,6 +157,7 @@ class Waves(unittest.TestCase):
         ("FLAT_LOAD_B128", "07005cdc00007c04", "flat scratch", ((7, 4, 0, 16),)),
         ("DS_LOAD_I8_D16", "090090da00000004", "shared", ((9, 4, 0, 1),)),
         ("DS_LOAD_2ADDR_STRIDE64_B32", "0102e0d800000004", "shared", ((256, 4, 0, 4), (512, 5, 0, 4))),
+        ("DS_LOAD_I8_D16", "900090da00000004", "below shared", ((9, 4, 0, 1),)),
         ("DS_STORE_B96", "030078db00040000", "shared", ((3, 4, 0, 12),)),
         ("GLOBAL_STORE_D16_HI_B8", "010092dc00047c00", "global", ((1, 4, 2, 1),)),
         ("SCRATCH_LOAD_B64", "040055dc00000204", "scratch", ((4, 4, 0, 8),)),
@@ -184,7 +186,8 @@ class Waves(unittest.TestCase):
                                        64, data)
         words = (ctypes.c_uint32 * (8 * 32)).from_buffer(wave, 260 * 4)
         for lane in range(32):
-            address = {"global": first + at + 64 * lane, "flat scratch": (0x5B00 << 32) + at - 64, "scratch": 0, "own scratch": at - 64}.get(
+            address = {"global": first + at + 64 * lane, "flat scratch": (0x5B00 << 32) + at - 64, "scratch": 0, "own scratch": at - 64,
+                       "below shared": at + 64 * lane - 135}.get(
                 space, at + 64 * lane)
             words[lane], words[32 + lane] = address & 0xFFFFFFFF, address >> 32
         for i in range(4 * 32, 8 * 32):
@@ -248,6 +251,22 @@ class Options(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(amd_emulate.Stop, "no checkout of tinygrad|missing") as stopped:
             amd_emulate.main(["--tinygrad", folder])
         self.assertEqual(stopped.exception.code, amd_emulate.MISSING)
+
+
+class Faults(unittest.TestCase):
+    def test_the_nth_instruction_of_the_kernel_is_left_out(self):
+        one = object.__new__(machine.Machine)
+        one._fault = {"kernel": "norm", "instruction": "s_barrier", "number": 2}
+        said = [one._is_fault(types.SimpleNamespace(name=kernel), types.SimpleNamespace(name=name))
+                for kernel, name in (("norm", "S_BARRIER"), ("gemm", "S_BARRIER"), ("norm", "V_ADD"), ("norm", "S_BARRIER"), ("norm", "S_BARRIER"))]
+        self.assertEqual(said, [False, False, False, True, False])
+
+
+@unittest.skipUnless(shutil.which("c++filt"), "c++filt is missing")
+class Names(unittest.TestCase):
+    def test_types_of_cuda_and_hip_have_one_name(self):
+        names = ["_ZN5ridge1fEPK15HIP_vector_typeIfLj2EE", "_ZN5ridge1fE15HIP_vector_typeIjLj4EE", "_ZN5ridge1gEv"]
+        self.assertEqual(amd_emulate.demangled(names), ["ridge::f(float2 const*)", "ridge::f(int4)", "ridge::g()"])
 
 
 class Tables(unittest.TestCase):

@@ -109,15 +109,16 @@ static void call(const struct op* op, struct wave* w, uint64_t lds) {
   }
 }
 
-/// Where a lane's load or store lies, without the offset.
-static uint64_t place(const struct op* op, const struct wave* w, int lane, uint64_t lds) {
+/// Where a lane's load or store lies; in shared and scratch memory addresses have 32 bits.
+static uint64_t place(const struct op* op, const struct wave* w, int lane, uint64_t lds, int32_t offset) {
   const uint32_t low = w->vectors[op->address * kLanes + lane];
-  if (op->space == kShared) return lds + low;
+  if (op->space == kShared) return lds + (uint32_t)(low + (uint32_t)offset);
   const uint64_t own = (uint64_t)w->scratch + (uint64_t)lane * w->scalars[kScratchStride];
   if (op->space == kScratchMemory)
-    return own + (op->has_vector ? low : 0) + (op->base == kNull ? 0 : w->scalars[op->base]);
-  if (op->base != kNull) return (w->scalars[op->base] | (uint64_t)w->scalars[op->base + 1] << 32) + low;
-  const uint64_t address = low | (uint64_t)w->vectors[(op->address + 1) * kLanes + lane] << 32;
+    return own + (uint32_t)((op->has_vector ? low : 0) + (op->base == kNull ? 0 : w->scalars[op->base]) + (uint32_t)offset);
+  const uint64_t far = (uint64_t)(int64_t)offset;
+  if (op->base != kNull) return (w->scalars[op->base] | (uint64_t)w->scalars[op->base + 1] << 32) + low + far;
+  const uint64_t address = (low | (uint64_t)w->vectors[(op->address + 1) * kLanes + lane] << 32) + far;
   return op->space == kFlat && address >> 32 == PRIVATE_BASE >> 32 ? own + (uint32_t)address : address;
 }
 
@@ -126,9 +127,10 @@ static void move_memory(const struct op* op, struct wave* w, uint64_t lds) {
   const int words = op->size < 4 ? 1 : op->size / 4;
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!(w->scalars[kExec] >> lane & 1)) continue;
-    const uint64_t first = place(op, w, lane, lds);
+    uint64_t places[2];  // both before a load writes the address's register
+    for (int k = 0; k < op->n_places; ++k) places[k] = place(op, w, lane, lds, op->offset[k]);
     for (int k = 0; k < op->n_places; ++k) {
-      void* const at = (void*)(first + (uint64_t)(int64_t)op->offset[k]);
+      void* const at = (void*)places[k];
       uint32_t all[4] = {0};
       if (op->is_store) {
         for (int i = 0; i < words; ++i) all[i] = w->vectors[(op->data[k] + i) * kLanes + lane];

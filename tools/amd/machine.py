@@ -167,9 +167,12 @@ class Machine:
         op.copied, op.kind = inst.copied, inst.kind
 
     def _is_fault(self, kernel, inst):
+        """Whether this instruction is the one to leave out: instructions count when they are met first."""
         fault = self._fault
-        return (fault and not self._planted and re.search(fault["kernel"], kernel.name)
-                and re.search(fault["instruction"], inst.name.lower()))
+        if not fault or not re.search(fault["kernel"], kernel.name) or not re.search(fault["instruction"], inst.name.lower()):
+            return False
+        fault["number"] -= 1
+        return fault["number"] == 0
 
 
 def instructions_constants():
