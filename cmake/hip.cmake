@@ -5,8 +5,8 @@
 # CMAKE_HIP_COMPILER: ROCm's clang++ by default. CMAKE_HIP_ARCHITECTURES: gfx1100 and gfx1151 by default. CMAKE_HIP_FLAGS: more
 # flags; with -O0 device code compiles four times as fast, and runs many times as slowly.
 
-# What a HIP build leaves out: links between GPUs. Besides, an X_hip.cpp takes the place of X.cpp, X_cuda.cpp or X.cu.
-set(RIDGE_HIP_LEFT_OUT "/op/collective/[a-z_]*_cuda\\.(cpp|cu)$|/tests/gpu/(collective|process|ranks|stages)[a-z_]*_cuda_test\\.cpp$")
+# What a HIP build leaves out: links between GPUs, and their tests. Besides, an X_hip.cpp takes the place of X.cpp, X_cuda.cpp or X.cu.
+set(RIDGE_HIP_LEFT_OUT "/op/collective/[a-z_]*_cuda\\.(cpp|cu)$|/tests/gpu/(collective|process|ranks|stages)[a-z_]*_cuda_test\\.cpp$|/tests/gpu/nccl_test\\.cpp$")
 
 function(ridge_find_hip)
   if(RIDGE_CUDA)

@@ -14,7 +14,7 @@ namespace {
 struct Loaded {
   Loaded() {
     if (kIsHip) {
-      why_not = kOneGpu;
+      why_not = fmt::format("NCCL is NVIDIA's and left out: {}", kOneGpu);
       return;
     }
     try {
