@@ -436,7 +436,9 @@ class Ragged {
     for (auto& [seq, timeline] : sequences_) timeline.held_from = std::max(timeline.held_from, kept_from(timeline.n()));
     int64_t page_bytes[kPageClasses] = {}, slot_bytes = 0;
     for_each_side([&](const KvLayerConfig& layer, const KvSideConfig& side) {
-      const int dim = layer.head_dim, heads = layer.v_is_k && &side == &layer.v ? 0 : layer.n_kv_heads;
+      const bool is_v = &side == &layer.v, is_index = is_v && layer.index_dim > 0;
+      const int dim = is_index ? layer.index_dim : layer.head_dim,
+                heads = is_v && layer.v_is_k && !is_index ? 0 : layer.n_kv_heads;
       const bool calibrates = side.policy.centre || side.format->head_scale;
       const int ring = side.policy.window > 0 ? side.policy.window + 32 + 32 : calibrates ? 64 : 0;
       page_bytes[size_t(class_of(layer))] += heads * 128 * side.format->row_bytes(dim);
