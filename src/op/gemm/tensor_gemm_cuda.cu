@@ -11,8 +11,6 @@ using namespace bricks;
 
 // Two launches. The first writes the planes of x in the order of B fragments, the second multiplies (areas_cuda.h).
 
-constexpr int kThreads = areas::kThreads;
-
 // --- The product ---
 
 /// Areas of 128 rows, or of 256.
