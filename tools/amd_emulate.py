@@ -193,7 +193,9 @@ def report(name, family, options, objects, outcome):
 
 def facts(family, options):
     """What every row says."""
-    return {"kind": "amd_emulated", "build_commit": commit(), "command": "tools/amd_emulate.py " + shlex.join(options.arguments),
+    command = ["tools/amd_emulate.py", "--tinygrad", "DIR", "--target", options.target, "--family", family, "--seed", str(options.seed)]
+    command += ["--filter", options.filter] * bool(options.filter) + ["--fault"] * (options.fault is not None) + [options.fault] * bool(options.fault)
+    return {"kind": "amd_emulated", "build_commit": commit(), "command": shlex.join(command),
             "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "load_1min": round(os.getloadavg()[0], 2),
             "device": "emulator", "target": options.target, "emulator": options.emulator, "seed": options.seed, "family": family}
 
@@ -227,7 +229,6 @@ def parse(arguments):
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/amd", help="folder of code objects and logs")
     parser.add_argument("--results", type=pathlib.Path, help="rows are appended here")
     options = parser.parse_args(arguments)
-    options.arguments = [a if i == 0 or arguments[i - 1] != "--tinygrad" else "DIR" for i, a in enumerate(arguments)]
     options.tinygrad, options.binary = options.tinygrad.resolve(), options.binary.resolve()
     return options
 
@@ -243,7 +244,7 @@ def main(arguments):
     for name in options.family or FAMILIES:
         rows, family_right = run_family(name, FAMILIES[name], options, launcher)
         right &= family_right
-        if options.results and rows:
+        if options.results and rows and (family_right or options.fault is not None):
             with open(options.results, "a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
     return 0 if right else FAILED
