@@ -133,9 +133,15 @@ void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, 
     const int n_keys = step.n_past + step.n_tokens;
     const size_t of = layer.attention.kv_layer >= 0 ? size_t(layer.attention.kv_layer) : i;
     const int n_heads = layer.attention.n_heads, top_k = layer.latent.index.top_k;
-    scratch.attention(AttentionProblem(layers[of], n_heads, n_keys, most_rows).get(), step.n_seqs);
-    if (top_k > 0 && n_keys > top_k)
-      scratch.attention(AttentionProblem(chosen_rows_config(layer.attention.head_dim), n_heads, top_k).get(), 1);
+    if (top_k == 0 || n_keys <= top_k) {
+      scratch.attention(AttentionProblem(layers[of], n_heads, n_keys, most_rows).get(), step.n_seqs);
+      continue;
+    }
+    if (step.n_past < top_k) {  // queries that attend to everything
+      const int n_rows = std::min(most_rows, top_k - step.n_past);
+      scratch.attention(AttentionProblem(layers[of], n_heads, top_k, n_rows).get(), step.n_seqs);
+    }
+    scratch.attention(AttentionProblem(chosen_rows_config(layer.attention.head_dim), n_heads, top_k).get(), 1);
   }
   scratch.product(model.weights.join, n);
   scratch.product(model.weights.output, step.n_logits);

@@ -340,10 +340,10 @@ void check_ranks(const ModelPlan& plan) {
   };
   if (plan.layer_norm) refuse("LayerNorm");
   if (plan.shares_kv()) refuse("layers that share K and V");
-  for (const LayerPlan& layer : plan.layers) {
-    if (layer.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");
-    if (layer.experts.beside_dense) refuse("experts beside a dense feed-forward");
-    if (layer.d_input > 0) refuse("embeddings of layers");
+  for (const LayerPlan& of : plan.layers) {
+    if (of.attention.qk_norm_after_rope) refuse("norms of q and k heads behind RoPE");
+    if (of.experts.beside_dense) refuse("experts beside a dense feed-forward");
+    if (of.d_input > 0) refuse("embeddings of layers");
   }
 }
 
