@@ -284,7 +284,7 @@ TEST_F(AppendCuda, RowsHoldTheHostsBits) {
     steps(fmt::format("weighted rotor rows of {}", dim),
           {{side("rotor-3", weighted), side("rotor-4", weighted), 1, dim}}, false);
   // Formats of tiles at a head_dim that has none.
-  for (const int dim : {96, 192})
+  for (const int dim : {96, 192, 512})
     for (const auto& [name, layer] : fragment_layers(dim))
       if (device_tiles(layer).ok == false && layer.n_kv_heads == 2)
         steps(fmt::format("{} of {}", name, dim), {layer}, true);

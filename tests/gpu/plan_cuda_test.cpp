@@ -376,7 +376,7 @@ TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
       EXPECT_THAT(error.what(), testing::HasSubstr(named));
     }
   };
-  refused([](ModelPlan& plan, Weights&) { plan.layers[0].attention.head_dim = 320; }, "head_dim up to 256");
+  refused([](ModelPlan& plan, Weights&) { plan.layers[0].attention.head_dim = 640; }, "head_dim up to 512");
   refused(
       [](ModelPlan& plan, Weights&) {
         plan.layers[0].mixer = MixerKind::latent;
