@@ -4,8 +4,9 @@
 Usage: kernel_resources.py [--arch sm_120] [--stack BYTES] [--all] [FILE...]
 
 Without files: all *.cu below src. Prints the kernels that have a stack frame or spill (--all: every kernel), then a line of
-sums. Exits 1 where a kernel's stack frame is larger than --stack, or static shared memory is above 48 KB, or a file does not
-compile; 6 where nvcc is missing. Needs no GPU. All files take about half an hour of one processor.
+sums. Exits 1 where a kernel's stack frame is larger than --stack (LARGER_STACKS has exceptions), or static shared memory is
+above 48 KB, or a file does not compile; 6 where nvcc is missing. Needs no GPU. All files take about half an hour of one
+processor.
 """
 import argparse
 import concurrent.futures
@@ -18,6 +19,9 @@ import sys
 
 TREE = pathlib.Path(__file__).resolve().parent.parent
 STATIC_SHARED_LIMIT = 48 << 10
+# Files whose kernels have a larger stack than others may: one thread of theirs codes a row as the host does, in arrays. None
+# of them copies in bulk, which on sm_120 a large stack is in the way of.
+LARGER_STACKS = {"append_rows_exact.cu": 3584, "calibrate_exact.cu": 3584}
 
 
 def flags(source: pathlib.Path) -> list[str]:
@@ -74,7 +78,7 @@ def main() -> int:
                 continue
             kernels = [one for one in read_report(report) if "registers" in one]
             for one, name in zip(kernels, names([one["name"] for one in kernels])):
-                wrong = one["stack"] > args.stack or one["shared"] > STATIC_SHARED_LIMIT
+                wrong = one["stack"] > max(args.stack, LARGER_STACKS.get(source.name, 0)) or one["shared"] > STATIC_SHARED_LIMIT
                 failed += wrong
                 n_kernels += 1
                 most_stack, most_registers = max(most_stack, one["stack"]), max(most_registers, one["registers"])
