@@ -72,7 +72,7 @@ class CpuBackend final : public Backend {
   int run_in_passes(std::span<const int32_t> tokens, HostKvMemory& memory);
   void attend(int layer, const Rows& rows, HostKvMemory& memory);
   void attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v, const KeyIndex* index = nullptr);
-  KeyIndex index_of(int layer, const Rows& rows, View2<const float> low, View2<float> keys);
+  KeyIndex index_of(int layer, const Rows& rows, View2<const float> low, View2<float> keys, const KvTiles& tiles);
   void attend_latent(int layer, const Rows& rows, HostKvMemory& memory);
   void mix_delta(int layer, const Rows& rows, HostKvMemory& memory);
   void mix_conv(int layer, const Rows& rows, HostKvMemory& memory);

@@ -74,10 +74,8 @@ void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, 
       attention(context_, problem);
       continue;
     }
-    KeyIndex with_keys = *index;
-    with_keys.keys = memory.tiles(layer, KvSide::v);
     AlignedBuffer& chosen = buffers_[B::chosen];
-    attention_over_chosen(context_, problem, with_keys, {chosen.as<float>(), size_t(chosen.bytes()) / sizeof(float)});
+    attention_over_chosen(context_, problem, *index, {chosen.as<float>(), size_t(chosen.bytes()) / sizeof(float)});
   }
   for (const KvSpan& span : lost)
     for (int i = 0; i < span.n_rows; ++i) std::ranges::fill(rows.attn.row(span.first_row + i), NAN);
@@ -129,8 +127,9 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   project(w.o, w.o_bias, a.out_norm ? &w.attn_sub_norm : nullptr, rows.attn, slice_ ? &slice_->q : nullptr, rows.h);
 }
 
-/// The index's queries and weights of its heads, of the low-rank queries and of rows.h; `keys` gets a key a token.
-KeyIndex CpuBackend::index_of(int layer, const Rows& rows, View2<const float> low, View2<float> keys) {
+/// The index's queries and weights of its heads, of the low-rank queries and of rows.h; `keys` gets a key a token, `tiles` will hold them.
+KeyIndex CpuBackend::index_of(int layer, const Rows& rows, View2<const float> low, View2<float> keys,
+                              const KvTiles& tiles) {
   constexpr float kNormEps = 1e-6f;  // whatever the model's other norms have
   const IndexPlan& index = plan_.layers[size_t(layer)].latent.index;
   const LayerWeights& w = weights_.layers[size_t(layer)];
@@ -143,7 +142,7 @@ KeyIndex CpuBackend::index_of(int layer, const Rows& rows, View2<const float> lo
   add_bias(context_, keys, w.index_norm_bias.data());
   apply_rope(context_, angles_[size_t(index.rope)], index.dim, q);
   apply_rope(context_, angles_[size_t(index.rope)], index.dim, keys);
-  return {.n_heads = index.n_heads, .top_k = index.top_k, .keys = {}, .q = q, .weights = of_heads};
+  return {.n_heads = index.n_heads, .top_k = index.top_k, .keys = tiles, .q = q, .weights = of_heads};
 }
 
 /// rows.h = latent attention of rows.h, the sequences' caches grown. rows.k are the latent rows; heads of rows.q and
@@ -165,7 +164,7 @@ void CpuBackend::attend_latent(int layer, const Rows& rows, HostKvMemory& memory
     linear(context_, w.q_a, rows.h, low);
     rms_norm(context_, low, w.q_a_norm.data(), plan_.norm_eps, low);
     linear(context_, w.q_b, low, q);
-    if (chooses) index = index_of(layer, rows, low, index_keys);
+    if (chooses) index = index_of(layer, rows, low, index_keys, memory.tiles(layer, KvSide::v));
   } else {
     linear(context_, w.q, rows.h, q);
   }

@@ -150,6 +150,10 @@ class CudaBackend final : public Backend {
 
 /// Refuses rules of wide rows that the kernels here cannot run.
 void check_wide_rows(const KvLayerConfig& layer) {
+  if (!layer.v_is_k && layer.n_kv_heads > 0 && !device_tiles(layer).ok && !can_run_rows_attn(layer.head_dim))
+    throw_error(ErrorKind::usage,
+                "{} cache: this device has too little shared memory for attention over rows of {} values (use the CPU)",
+                layer.k.format->name, layer.head_dim);
   if (layer.head_dim <= kMaxDeviceHeadDim) return;
   if (layer.k.policy.rounding == KvRounding::weighted)
     throw_error(ErrorKind::usage,
@@ -168,12 +172,6 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
                                                    SlotNumbers slots) {
   gpu::use_device(runner_.device());
   for (const KvLayerConfig& layer : layers) check_wide_rows(layer);
-  for (const KvLayerConfig& layer : layers)
-    if (!layer.v_is_k && layer.n_kv_heads > 0 && !device_tiles(layer).ok && !can_run_rows_attn(layer.head_dim))
-      throw_error(
-          ErrorKind::usage,
-          "{} cache: this device has too little shared memory for attention over rows of {} values (use the CPU)",
-          layer.k.format->name, layer.head_dim);
   // A layer that reads another one's rows comes when these hold the whole step, and the exact rows of its first tokens
   // may be gone.
   if (runner_.plan().shares_kv())

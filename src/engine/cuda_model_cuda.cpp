@@ -277,10 +277,13 @@ void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, C
     if (values.empty()) return;  // also those of models that a device refuses, which have no place
     gpu::Buffer CudaLayer::*const place = place_of(row);
     if (!place) return;
-    Values of_device = values;
-    if (row.member == TensorMember(&LayerWeights::router_scale))  // the router reads x / sqrt(mean x^2 d_model)
-      for (float& value : of_device) value /= std::sqrt(float(of_device.size()));
-    layer.*place = maker.vector(of_device);
+    if (row.member != TensorMember(&LayerWeights::router_scale)) {
+      layer.*place = maker.vector(values);
+      return;
+    }
+    Values divided = values;  // the router reads x / sqrt(mean x^2 d_model)
+    for (float& value : divided) value /= std::sqrt(float(divided.size()));
+    layer.*place = maker.vector(divided);
   });
   if (plan.mixer == MixerKind::delta) {
     layer.delta_in = maker.product(delta_in_of(from.delta));

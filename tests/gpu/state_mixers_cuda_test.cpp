@@ -35,9 +35,9 @@ std::vector<KvSpan> of_host(const std::vector<DeltaSpan>& spans) {
   return list;
 }
 
-class StateMixersCuda : public OnDevice {};
+class ShortConvCuda : public OnDevice {};
 
-TEST_F(StateMixersCuda, ShortConvolutionsAreTheReferences) {
+TEST_F(ShortConvCuda, StepsAreTheReferences) {
   for (const auto& [kernel, channels] : {std::pair{3, 200}, {2, 1}, {4, 129}, {6, 64}})
     for (const int n_histories : {0, kSlots}) {
       const int64_t n_tail = kernel - 1, values = n_tail * channels;
@@ -122,39 +122,50 @@ struct MambaProblem {
   }
 };
 
-TEST_F(StateMixersCuda, Mamba2IsTheReference) {
+class MambaCuda : public OnDevice {
+ protected:
+  /// A step of n rows of p.in from `first` on, as the device makes it: what it gives, and p.states moved on.
+  std::vector<float> run(MambaProblem& p, const std::vector<DeltaSpan>& spans, int n_histories, int first,
+                         int n) const {
+    const MambaShape& shape = p.shape;
+    int most = 1;
+    for (const DeltaSpan& span : spans) most = std::max(most, span.n);
+    const gpu::Buffer conv = up(p.conv), conv_bias = up(p.conv_bias), decay = up(p.decay), dt_bias = up(p.dt_bias),
+                      d = up(p.d), norm = up(p.norm), in = up(p.in), states = up(p.states), list = up(spans),
+                      mixed(4 * n * shape.channels()), out = up(std::vector<float>(size_t(n * shape.inner())));
+    device_mamba(stream(), {.shape = shape,
+                            .conv = conv.as<float>(),
+                            .conv_bias = conv_bias.as<float>(),
+                            .decay = decay.as<float>(),
+                            .dt_bias = dt_bias.as<float>(),
+                            .d = d.as<float>(),
+                            .norm = norm.as<float>(),
+                            .norm_eps = 1e-5f,
+                            .spans = list.as<DeltaSpan>(),
+                            .n_spans = int(spans.size()),
+                            .most = most,
+                            .n_rows = n,
+                            .states = {states.as<float>(), shape.state_values(), n_histories},
+                            .in = in.as<float>() + first * shape.columns(),
+                            .mixed = mixed.as<float>(),
+                            .out = out.as<float>()});
+    p.states = down(states.as<float>(), ssize(p.states));
+    return down(out.as<float>(), n * shape.inner());
+  }
+};
+
+TEST_F(MambaCuda, StepsAreTheReferences) {
   for (const MambaShape& shape : kShapes)
     for (const int n_histories : {0, kSlots}) {
       SCOPED_TRACE(fmt::format("{} heads of {} x {}, {} histories", shape.n_heads, shape.head_dim, shape.state_dim,
                                n_histories));
       const std::vector<DeltaSpan> spans = n_histories > 0 ? placed(kSpans) : kSpans;
-      MambaProblem p(shape, n_histories);
-      const gpu::Buffer conv = up(p.conv), conv_bias = up(p.conv_bias), decay = up(p.decay), dt_bias = up(p.dt_bias),
-                        d = up(p.d), norm = up(p.norm), in = up(p.in), states = up(p.states), list = up(spans),
-                        mixed(4 * kRows * shape.channels()),
-                        out = up(std::vector<float>(size_t(kRows * shape.inner())));
-      device_mamba(stream(), {.shape = shape,
-                              .conv = conv.as<float>(),
-                              .conv_bias = conv_bias.as<float>(),
-                              .decay = decay.as<float>(),
-                              .dt_bias = dt_bias.as<float>(),
-                              .d = d.as<float>(),
-                              .norm = norm.as<float>(),
-                              .norm_eps = 1e-5f,
-                              .spans = list.as<DeltaSpan>(),
-                              .n_spans = int(spans.size()),
-                              .most = 37,
-                              .n_rows = kRows,
-                              .states = {states.as<float>(), shape.state_values(), n_histories},
-                              .in = in.as<float>(),
-                              .mixed = mixed.as<float>(),
-                              .out = out.as<float>()});
-      const std::vector<float> before = p.states, expected = p.run_on_host(spans, n_histories),
-                               given = down(out.as<float>(), kRows * shape.inner()),
-                               left = down(states.as<float>(), ssize(before));
+      MambaProblem ours(shape, n_histories), theirs(shape, n_histories);
+      const std::vector<float> before = ours.states, given = run(ours, spans, n_histories, 0, kRows),
+                               expected = theirs.run_on_host(spans, n_histories);
       // A state's entry is a sum whose terms decay, each off by a few roundings of exp() and the convolution.
-      EXPECT_LT(compare(left, p.states).nmse, 1e-12);
-      EXPECT_GT(compare(left, before).nmse, 1e-3) << "states that did not move";
+      EXPECT_LT(compare(ours.states, theirs.states).nmse, 1e-12);
+      EXPECT_GT(compare(ours.states, before).nmse, 1e-3) << "states that did not move";
       for (const DeltaSpan& span : spans) {
         const auto first = size_t(span.first * shape.inner()), count = size_t(span.n * shape.inner());
         if (count == 0) continue;
@@ -164,43 +175,21 @@ TEST_F(StateMixersCuda, Mamba2IsTheReference) {
     }
 }
 
-/// A prompt is the same bits whole and token by token, by states that stay behind every token.
-TEST_F(StateMixersCuda, Mamba2HasTheSameBitsHoweverAPromptIsCut) {
-  const MambaShape& shape = kShapes[1];
-  const auto run = [&](const std::vector<int>& sizes) {
-    MambaProblem p(shape, 0);
-    const gpu::Buffer conv = up(p.conv), conv_bias = up(p.conv_bias), decay = up(p.decay), dt_bias = up(p.dt_bias),
-                      d = up(p.d), norm = up(p.norm), in = up(p.in), states = up(p.states),
-                      mixed(4 * kRows * shape.channels()), out = up(std::vector<float>(size_t(kRows * shape.inner())));
+/// A prompt is the same bits whole and token by token.
+TEST_F(MambaCuda, TheCutOfAPromptChangesNoBit) {
+  const auto run_cut = [&](const std::vector<int>& sizes) {
+    MambaProblem p(kShapes[1], 0);
     int first = 0;
     std::vector<float> all;
     for (const int n : sizes) {
-      const gpu::Buffer list = up(std::vector<DeltaSpan>{{0, n, 2}});
-      device_mamba(stream(), {.shape = shape,
-                              .conv = conv.as<float>(),
-                              .conv_bias = conv_bias.as<float>(),
-                              .decay = decay.as<float>(),
-                              .dt_bias = dt_bias.as<float>(),
-                              .d = d.as<float>(),
-                              .norm = norm.as<float>(),
-                              .norm_eps = 1e-5f,
-                              .spans = list.as<DeltaSpan>(),
-                              .n_spans = 1,
-                              .most = n,
-                              .n_rows = n,
-                              .states = {states.as<float>(), shape.state_values(), 0},
-                              .in = in.as<float>() + first * shape.columns(),
-                              .mixed = mixed.as<float>(),
-                              .out = out.as<float>()});
-      const std::vector<float> given = down(out.as<float>(), n * shape.inner());
+      const std::vector<float> given = run(p, {{0, n, 2}}, 0, first, n);
       all.insert(all.end(), given.begin(), given.end());
       first += n;
     }
-    const std::vector<float> left = down(states.as<float>(), ssize(p.states));
-    all.insert(all.end(), left.begin(), left.end());
+    all.insert(all.end(), p.states.begin(), p.states.end());
     return all;
   };
-  EXPECT_EQ(run({45}), run({1, 20, 1, 2, 21}));
+  EXPECT_EQ(run_cut({45}), run_cut({1, 20, 1, 2, 21}));
 }
 
 }  // namespace

@@ -18,8 +18,8 @@ struct KeyIndex {
 };
 
 /// Positions below n with the top_k largest sums over heads of weight * max(0, q . key), in rising order, as row `row`
-/// of q scores them; of equal sums the earlier positions. The spans' factors of scores, which are positive, change
-/// nothing. Throws nothing; a sum that is not a number is the smallest.
+/// of q scores them; of equal sums the earlier positions. A sum that is not a number is the smallest. Models also
+/// divide the sums by square roots of sizes, which changes no choice.
 std::vector<int32_t> choose_keys(CpuContext& context, const KeyIndex& index, const KvSpan& span, int row, int n);
 
 /// Floats that attention_over_chosen() works in.
