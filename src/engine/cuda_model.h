@@ -55,6 +55,9 @@ struct CudaRope {
   gpu::Buffer frequency;  // double [n_pairs]
 };
 
+/// Of a rank that has the whole.
+inline const std::vector<int64_t> kNoBorders;
+
 /// Whether the product of gate and up ends in the activation, or leaves both to a launch of its own.
 constexpr bool is_fused(const DensePlan& plan) {
   return plan.gated && !plan.biases && (plan.activation == Activation::silu || plan.activation == Activation::relu2);
