@@ -24,7 +24,7 @@ TOP_FOLDERS = ("include", "src", "tests")
 SOURCES = {".h", ".cpp", ".cu"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 # Headers that need a device's compiler or the emulator's names, and those that stand behind one of op/simd's vectors.
-NOT_ALONE = re.compile(r"tests/(emulate|gpu)/|src/gpu/(hip_shim|launch|tensor)\.h|src/op/simd/|.*(_cuda|_simd|_body|avx2|avx512)\.h$")
+NOT_ALONE = re.compile(r"tests/(emulate|gpu)/|src/gpu/(hip_names|hip_shim|launch|tensor)\.h|src/op/simd/|.*(_cuda|_simd|_body|avx2|avx512)\.h$")
 DEVICE = re.compile(r"cuda|hip/|nv")
 # Files that the build compiles several at a time (ridge_joined): what one of them includes, the next one has.
 JOINED = re.compile(r"src/(text|grammar|http|io|model|engine|serve|lab|top|chat|capi|cli)/")
