@@ -31,7 +31,11 @@ struct LoadOptions {
                                      ///< launch=plain or launch=overlap
   bool float_activations = false;    ///< BitNet: keep activations in float, to compare with references
   double rank_timeout_s = 60;        ///< of several devices: longest time that one may wait for another in a step
-  bool whole = false;                ///< in a process that is a rank of a job: the whole model here, not a slice of it
+  /// Of a model on one GPU: experts of the first so many layers stay in host memory, and the CPU computes them.
+  int n_cpu_moe = 0;
+  /// The same of as many of the first layers as leave at most so many GiB of experts for the GPU; below 0: no limit.
+  double moe_device_gib = -1;
+  bool whole = false;  ///< in a process that is a rank of a job: the whole model here, not a slice of it
 };
 
 /// What a loaded model is; every number is exact.

@@ -69,6 +69,11 @@ void print_plans(const std::vector<Planned>& plans, int n_ctx_train) {
   line("a decode step reads", [](const Planned& of) { return planned_size(of.plan.step_bytes()); });
   if (plans[0].tokens_per_second)
     line("tokens/s at most", [](const Planned& of) { return fmt::format("{:.1f}", *of.tokens_per_second); });
+  if (plans[0].plan.host_bytes > 0) {
+    line("experts in host memory", [](const Planned& of) { return planned_size(of.plan.host_bytes); });
+    line("a decode step of one token reads there",
+         [](const Planned& of) { return planned_size(of.plan.step_host_bytes); });
+  }
   for (const lab::PlanPart& part : plans[0].plan.parts) {
     // Parts that no format here has.
     if (std::ranges::all_of(plans, [&](const Planned& of) { return of.plan.of(part.name) == 0; })) continue;
@@ -152,7 +157,7 @@ int run_plan(const PlanFlags& flags) {
     of.fits = of.plan.total() <= memory;
     of.largest_context = lab::largest_context(model, kv, flags.n_sessions, flags.n_ubatch, memory, draft);
     of.most_sessions = lab::most_sessions(model, kv, n_ctx, flags.n_ubatch, memory, draft);
-    if (bandwidth)
+    if (bandwidth && of.plan.step_host_bytes == 0)
       of.tokens_per_second = of.plan.tokens_per_second(*bandwidth / flags.pp);  // stages follow one another
     plans.push_back(std::move(of));
   }
@@ -165,7 +170,9 @@ int run_plan(const PlanFlags& flags) {
                  model.config().name, model.config().arch, rank_text(model), model.place.device, flags.n_sessions,
                  flags.n_sessions == 1 ? "" : "s", n_ctx, double(memory) / kGib);
     print_plans(plans, model.config().n_ctx_train);
-    if (!bandwidth && !flags.output.quiet)
+    if (plans[0].plan.host_bytes > 0 && !flags.output.quiet)
+      fmt::print(stderr, "no tokens/s: a decode step also reads experts in host memory, with another bandwidth\n");
+    else if (!bandwidth && !flags.output.quiet)
       fmt::print(stderr,
                  "no tokens/s: the read roof of this machine is not known (measure it: ridge bench bandwidth --results "
                  "FILE, then give --roof-file FILE or --roof-gbs X)\n");

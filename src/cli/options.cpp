@@ -38,6 +38,7 @@ constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
     {"-npp", "--n-prompt"},
     {"-ntg", "--n-gen"},
     {"-npl", "--n-parallel"},
+    {"-ncmoe", "--n-cpu-moe"},
     {"-np", "--parallel"},
     {"-md", "--draft-model"},
     {"-ctkd", "--cache-type-k-draft"},
@@ -97,6 +98,8 @@ constexpr Habit kHabits[] = {
     {"-md", "--model-draft", "a draft model is a way of speculation",
      "use --spec-type draft --draft-model MODEL with ridge run, chat or serve"},
     {"-np", "--parallel", "Ridge runs one sequence here", "leave it out"},
+    {"-cmoe", "--cpu-moe", "a number says how many layers' experts stay in host memory", "use --n-cpu-moe 999 for all"},
+    {"-ot", "--override-tensor", "only experts can stay in host memory", "use --n-cpu-moe N"},
     {"-tb", "--threads-batch", "prompts and decode have the same threads", "use -t N"},
     {"", "--tp", "this command does not run over ranks", "use ridge run, chat, serve or eval ppl"},
     {"", "--pp", "this command does not split layers over ranks", "use ridge run or eval ppl, or --tp"},
@@ -278,6 +281,12 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   add_place_flags(app, flags);
   add_repeatable(app, "--kernel", flags.kernels, "OP=NAME",
                  "force a kernel (repeatable); `ridge explain` lists the names");
+  add_whole(app, "--n-cpu-moe", flags.n_cpu_moe, 0, 1 << 20,
+            "on a GPU: experts of the first N layers stay in host memory, and the CPU computes them (-ncmoe)")
+      ->type_name("N");
+  add_real(app, "--moe-device-gib", flags.moe_device_gib, 0, 1e6,
+           "the same, of as many layers as leave at most so many GiB of experts on the GPU")
+      ->default_str("no limit");
   app.add_flag("--check-finite", flags.check_finite,
                "stop at the first NaN or infinity of the model, and name its layer and tensor (slow)");
 }
@@ -289,6 +298,8 @@ LoadOptions ModelFlags::load_options() const {
           .n_threads = n_threads,
           .isa = isa,
           .kernels = kernels,
+          .n_cpu_moe = n_cpu_moe,
+          .moe_device_gib = moe_device_gib,
           .whole = whole};
 }
 

@@ -60,7 +60,7 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results);
 /// Where a model runs, for people: "CPU avx512, 2 threads" or "cuda:0 NVIDIA H200".
 std::string device_text(const ModelInfo& info);
 
-/// -m, --device, --threads, --isa, --kernel.
+/// -m, --device, --threads, --isa, --kernel, --n-cpu-moe, --moe-device-gib.
 struct ModelFlags {
   std::string model;
   std::string device = "cpu";
@@ -68,6 +68,8 @@ struct ModelFlags {
   int n_threads = 0;
   std::string isa;
   std::vector<std::string> kernels;
+  int n_cpu_moe = 0;
+  double moe_device_gib = -1;
   bool whole = false;         ///< as LoadOptions has it
   std::string chat_template;  ///< of --chat-template
   bool check_finite = false;

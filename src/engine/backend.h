@@ -184,10 +184,11 @@ class Backend {
 std::unique_ptr<Backend> make_cpu_backend(CpuContext& context, const ModelPlan& plan, const Weights& weights,
                                           Ranks* ranks = nullptr, const ModelSlice* slice = nullptr);
 /// The backend of a CUDA device: uploads a model. `plan` and `weights` need live no longer than the call, `kernels` are
-/// "op=name" choices. Throws Error: no_device without CUDA or without this device, no_memory before anything is copied
-/// when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.
+/// "op=name" choices. `host` computes experts that the plan leaves in host memory, and nothing else; then it and the
+/// weights must outlive the backend. Throws Error: no_device without CUDA or without this device, no_memory before
+/// anything is copied when the weights cannot fit, usage for kinds of the plan and kernels that a device lacks.
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
-                                           std::span<const std::string> kernels);
+                                           std::span<const std::string> kernels, CpuContext* host = nullptr);
 /// The backend of several CUDA devices that share a model, a thread each: uploads a slice to every one. The first of
 /// `n_stages` equal parts of them has the first layers, and so on. A kernel that waits for another device longer than
 /// `timeout_s` gives up, and the step throws Error(failure) naming that device. Throws as the other does; usage for

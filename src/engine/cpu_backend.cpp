@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "engine/cpu_experts.h"
 #include "op/attn/attn.h"
 #include "op/cache/append.h"
 #include "op/delta/delta.h"
@@ -205,16 +206,6 @@ void CpuBackend::project(const Linear& w, const std::vector<float>& bias, const 
   if (gathers) gather_columns(*stage_, own, slice_->model, h);
 }
 
-/// gate = activation(gate) * up
-void CpuBackend::activate(Activation activation, View2<float> gate, View2<const float> up) {
-  switch (activation) {
-    case Activation::silu: swiglu(context_, gate, up); break;
-    case Activation::relu2: relu2_glu(context_, gate, up); break;
-    case Activation::gelu_tanh: gelu_glu(context_, gate, up); break;
-    case Activation::clamped_swiglu: clamped_swiglu(context_, gate, up); break;
-  }
-}
-
 /// rows.h = the gated feed-forward of rows.h.
 void CpuBackend::feed_forward(int layer, const Rows& rows) {
   const DensePlan& d = plan_.layers[size_t(layer)].dense;
@@ -226,13 +217,12 @@ void CpuBackend::feed_forward(int layer, const Rows& rows) {
     add_bias(context_, gate, w.gate_bias.data());
     add_bias(context_, up, w.up_bias.data());
   }
-  if (d.gated) activate(d.activation, gate, up);
+  if (d.gated) activate(context_, d.activation, gate, up);
   else relu2(context_, gate);
   project(w.down, w.down_bias, d.down_norm ? &w.ffn_sub_norm : nullptr, gate, slice_ ? &slice_->ff : nullptr, rows.h);
 }
 
-/// rows.h = what the experts of each row make of rows.h. An expert takes all its rows at once, and the experts add to a
-/// row in order of their number: the sum does not depend on what else is in the step.
+/// rows.h = what the experts of each row make of rows.h.
 void CpuBackend::experts(int layer, const Rows& rows) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const ExpertsPlan& e = plan.experts;
@@ -254,34 +244,9 @@ void CpuBackend::experts(int layer, const Rows& rows) {
     for (Route& route : routes_) route.weight *= w.expert_scale[size_t(route.expert)];
 
   const View2<float> sum = matrix(B::expert_sum, n, plan_.d_model), given = matrix(B::expert_y, n, plan_.d_model);
-  std::fill_n(sum.data, n * plan_.d_model, 0.0f);
-  std::vector<std::vector<int64_t>> of_expert(size_t(e.n_experts));  // routes, token by token
-  for (int64_t i = 0; i < ssize(routes_); ++i) of_expert[size_t(routes_[size_t(i)].expert)].push_back(i);
-  const size_t first = slice_ ? size_t(slice_->first_expert()) : 0;  // of those that are here
-  for (size_t expert = 0; expert < w.experts.size(); ++expert) {
-    const std::vector<int64_t>& of = of_expert[first + expert];
-    if (of.empty()) continue;
-    const auto m = ssize(of);
-    const View2<float> x = taken.slice(0, m), y = given.slice(0, m), gate(rows.gate.data, m, e.d_ff),
-                       up(rows.up.data, m, e.d_ff);
-    for (int64_t i = 0; i < m; ++i) std::ranges::copy(in.row(of[size_t(i)] / n_used), x.row(i).begin());
-    const ExpertWeights& own = w.experts[expert];
-    if (e.gated) linear(context_, x, {{&own.gate, gate}, {&own.up, up}});
-    else linear(context_, own.up, x, gate);
-    if (e.biases) {
-      add_bias(context_, gate, own.gate_bias.data());
-      add_bias(context_, up, own.up_bias.data());
-    }
-    if (e.gated) activate(e.activation, gate, up);
-    else relu2(context_, gate);
-    linear(context_, own.down, gate, y);
-    if (e.biases) add_bias(context_, y, own.down_bias.data());
-    for (int64_t i = 0; i < m; ++i) {
-      const float weight = routes_[size_t(of[size_t(i)])].weight;
-      const std::span<float> to = sum.row(of[size_t(i)] / n_used);
-      for (size_t d = 0; d < to.size(); ++d) to[d] += weight * y(i, int64_t(d));
-    }
-  }
+  const int first = slice_ ? int(slice_->first_expert()) : 0;  // of those that are here
+  run_experts(context_, {.plan = e, .experts = w.experts, .first = first, .x = in, .routes = routes_, .sum = sum},
+              {taken, given, rows.gate, rows.up});
   if (e.beside_dense) {
     sum_ranks(sum);
     norm_rows(w.expert_post_norm, sum, sum);

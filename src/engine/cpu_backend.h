@@ -79,7 +79,6 @@ class CpuBackend final : public Backend {
   void mix_mamba(int layer, const Rows& rows, HostKvMemory& memory);
   void feed_forward(int layer, const Rows& rows);
   void experts(int layer, const Rows& rows);
-  void activate(Activation activation, View2<float> gate, View2<const float> up);
   void norm_heads(View2<float> x, const std::vector<float>& weight);
   void norm_rows(const std::vector<float>& weight, View2<float> x, View2<float> y);
   void scale_by_position(const AttentionPlan& a, View2<float> q);

@@ -3,7 +3,8 @@
 
 namespace ridge {
 
-std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan&, const Weights&, std::span<const std::string>) {
+std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan&, const Weights&, std::span<const std::string>,
+                                           CpuContext*) {
   throw_error(ErrorKind::no_device,
               "device cuda:{} is not available: this program was built without CUDA (use the CPU)", device);
 }

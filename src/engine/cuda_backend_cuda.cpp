@@ -278,6 +278,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     const CudaLayer& layer_of = model.layers[i];
     if (runner_.options().int_experts && has_late_choice(layer_of, runner_.plan().layers[i].experts))
       add(of_experts, {"ints"});
+    if (runner_.plan().layers[i].experts.on_host) add(of_experts, {"cpu"});
     add(of_experts, layer_of.expert_gate_up.kernels());
     add(of_experts, layer_of.expert_down.kernels());
   }
@@ -348,8 +349,10 @@ void check_ranks(const ModelPlan& plan) {
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
-                                           std::span<const std::string> kernels, std::optional<CudaRank> rank) {
-  const DeviceOptions options = parse_device_kernels(kernels);
+                                           std::span<const std::string> kernels, std::optional<CudaRank> rank,
+                                           CpuContext* host) {
+  DeviceOptions options = parse_device_kernels(kernels);
+  options.host = host;
   const gpu::DeviceReport report = gpu::query_devices();
   if (device < 0 || size_t(device) >= report.devices.size())
     throw_error(ErrorKind::no_device, "device {} is not available: {} (use the CPU)", gpu::device_text(device),
@@ -369,8 +372,8 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
 }
 
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
-                                           std::span<const std::string> kernels) {
-  return make_cuda_backend(device, plan, weights, kernels, std::nullopt);
+                                           std::span<const std::string> kernels, CpuContext* host) {
+  return make_cuda_backend(device, plan, weights, kernels, std::nullopt, host);
 }
 
 int64_t cuda_weight_bytes(const ModelPlan& plan, const Weights& weights, std::span<const std::string> kernels) {

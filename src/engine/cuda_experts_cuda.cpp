@@ -54,7 +54,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .scores = r[B::scores].as<float>(),
                             .weights = r[B::expert_weights].as<float>(),
                             .experts = r[B::expert_numbers].as<int32_t>(),
-                            .packs = groups ? nullptr : r[B::packs].as<ExpertPack>()};
+                            .packs = groups || (e.on_host && !few) ? nullptr : r[B::packs].as<ExpertPack>()};
   ExpertGroupCall of_groups{.groups = {.width = choice.group_columns(),
                                        .most_areas = choice.n_areas(),
                                        .n_areas = r[B::areas].as<int32_t>(),
@@ -93,7 +93,9 @@ void CudaRunner::experts(int i, const StepPlan& step) {
     }
     if (groups) device_group_experts(stream_, choice, r[B::expert_counts].as<int32_t>(), of_groups.groups);
   }
-  {
+  if (e.on_host) {
+    host_experts(i, choice, in.x);
+  } else {
     const gpu::OpRange range([&] {
       const int64_t bytes = layer.expert_gate_up.bytes() + layer.expert_down.bytes(),
                     n_experts = e.n_experts + layer.joins_shared;
@@ -147,6 +149,28 @@ void CudaRunner::add_dense_beside(int i, const StepPlan& step, float* experts) {
   device_add(stream_, n * d, experts, shared);
 }
 
+/// expert_out [n, d_model] = the sum of each token's experts, by the CPU: rows and choices go to the host, and the device
+/// waits until the sums come back.
+void CudaRunner::host_experts(int i, const ExpertChoice& choice, const float* x) {
+  const int64_t n = choice.n_tokens, row_bytes = 4 * n * plan_.d_model, choice_bytes = 4 * n * choice.n_used;
+  gpu::download(stream_, host_rows_.x.as<void>(), x, row_bytes);
+  gpu::download(stream_, host_rows_.experts.as<void>(), choice.experts, choice_bytes);
+  gpu::download(stream_, host_rows_.weights.as<void>(), choice.weights, choice_bytes);
+  HostCall& call = host_calls_[{i, n}];
+  call = {.runner = this, .layer = i, .n_tokens = n};
+  const auto run = [](void* data) {
+    const HostCall& of = *static_cast<HostCall*>(data);
+    const HostRows& rows = of.runner->host_rows_;
+    of.runner->host_experts_->run(of.layer, {.n_tokens = of.n_tokens,
+                                             .x = rows.x.as<float>(),
+                                             .experts = rows.experts.as<int32_t>(),
+                                             .weights = rows.weights.as<float>(),
+                                             .sum = rows.sum.as<float>()});
+  };
+  gpu::call_host(stream_, run, &call);
+  gpu::upload(stream_, buffers_[B::expert_out].as<void>(), host_rows_.sum.as<void>(), row_bytes);
+}
+
 void CudaRunner::few_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out) {
   const ExpertsPlan& e = plan_.layers[size_t(i)].experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
@@ -192,8 +216,8 @@ void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const MatmulCall
   device_sum_experts(stream_,
                      {.n_tokens = choice.n_tokens,
                       .n = plan_.d_model,
-                      .n_used = choice.n_chosen(),
-                      .weights = choice.weights,
+                      .n_used = e.on_host ? 1 : choice.n_chosen(),
+                      .weights = e.on_host ? nullptr : choice.weights,
                       .y = buffers_[B::expert_out].as<float>(),
                       .shared = adds_shared ? buffers_[B::shared].as<float>() : nullptr,
                       .h = in.x,

@@ -10,6 +10,7 @@
 
 #include "base/enum_array.h"
 #include "engine/backend.h"
+#include "engine/cpu_experts.h"
 #include "engine/cuda_step.h"
 #include "engine/device_kernels.h"
 #include "gpu/graph.h"
@@ -254,7 +255,8 @@ struct CudaRank {
 
 /// As make_cuda_backend() of backend.h; with `rank`, plan and weights are this device's slice of a model.
 std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, const Weights& weights,
-                                           std::span<const std::string> kernels, std::optional<CudaRank> rank);
+                                           std::span<const std::string> kernels, std::optional<CudaRank> rank,
+                                           CpuContext* host = nullptr);
 
 /// Scratch of the products of a step of n tokens with n_logits rows of logits.
 void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits, PlannedScratch& scratch);
@@ -331,6 +333,7 @@ class CudaRunner {
   void experts(int layer, const StepPlan& step);
   void add_dense_beside(int layer, const StepPlan& step, float* experts);
   void few_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
+  void host_experts(int layer, const ExpertChoice& choice, const float* x);
   void sum_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
   /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
   MatmulCall block_in(int layer, const StepPlan& step, const gpu::Buffer& norm) const;
@@ -350,14 +353,28 @@ class CudaRunner {
   /// Of several ranks: makes what each has of a block's result the whole.
   void join_block(int layer, const StepPlan& step);
   void reserve_rank_buffers(int64_t n, int64_t n_logits);
+  void reserve_host_rows(int64_t n);
   bool gathers() const { return rank_ && rank_->slice.gathers; }
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
   StepRows rows_of(const SubBatch& sub, const DeviceKvMemory& memory, PageClass pages) const;
+
+  /// What goes to experts in host memory and comes back, as HostExperts::Call has it.
+  struct HostRows {
+    gpu::PinnedBuffer x, experts, weights, sum;
+  };
+  struct HostCall {
+    CudaRunner* runner = nullptr;
+    int layer = 0;
+    int64_t n_tokens = 0;
+  };
 
   const int device_;
   const ModelPlan plan_;
   const DeviceOptions options_;
   const std::optional<CudaRank> rank_;
+  std::optional<HostExperts> host_experts_;  // where some experts are on the host
+  HostRows host_rows_;
+  std::map<std::pair<int, int64_t>, HostCall> host_calls_;  // by layer and tokens: recorded steps name them
   gpu::Stream stream_;
   CudaModel model_;
   StepWorkspace<gpu::Buffer> buffers_;

@@ -52,6 +52,10 @@ struct QueryRows {
 
 /// The matrix that a half of a join is: as blocks, or as floats where a half cuts blocks.
 Linear half_of(const Linear& join) {
+  if (join.order)
+    throw_error(ErrorKind::usage,
+                "a GPU does not cut the join of an MTP head whose columns are sorted (act-order): use "
+                "the CPU");
   Linear half = join;
   half.n_in = join.n_in / 2;
   half.rows = nullptr;
@@ -61,12 +65,10 @@ Linear half_of(const Linear& join) {
 
 /// Columns of an MTP head's join: the first half takes embeddings, the second one hidden states.
 struct JoinHalf {
-  JoinHalf(const Linear& join, int half) : columns(join) {
-    const int64_t n_in = join.n_in / 2, row_bytes = join.format->row_bytes(join.n_in);
-    columns.n_in = n_in;
+  JoinHalf(const Linear& join, int half) : columns(half_of(join)) {
+    const int64_t n_in = columns.n_in, row_bytes = join.format->row_bytes(join.n_in);
     RIDGE_CHECK(join.rows != nullptr, "a join of {} x {} has no rows", join.n_out, join.n_in);
-    const bool cuts_blocks = n_in % join.format->group != 0;
-    if (cuts_blocks) columns.format = weight_format_of_gguf(0);  // as floats
+    const bool cuts_blocks = columns.format != join.format;
     const int64_t half_bytes = columns.format->row_bytes(n_in);
     rows.resize(size_t(columns.bytes()));
     std::vector<float> row(size_t(join.n_in), 0.0f);
@@ -307,10 +309,11 @@ void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, C
     layer.input_proj = maker.product(one(from.input_proj));
   }
   if (plan.feed_forward != FeedForwardKind::experts) return;
+  layer.router = maker.router(from);
+  if (plan.experts.on_host) return;
   layer.expert_gate_up = maker.experts(expert_gate_up_of(plan, from));
   layer.expert_down = maker.experts(expert_down_of(plan, from));
   layer.joins_shared = joins_shared(plan, from);
-  layer.router = maker.router(from);
 }
 
 template <class Maker>

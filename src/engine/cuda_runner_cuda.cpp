@@ -53,6 +53,8 @@ std::vector<const void*> CudaRunner::places() const {
   std::vector<const void*> places;
   for (const gpu::Buffer& buffer : buffers_) places.push_back(buffer.as<void>());
   for (const void* place : matmul_scratch_.places()) places.push_back(place);
+  for (const gpu::PinnedBuffer* rows : {&host_rows_.x, &host_rows_.experts, &host_rows_.weights, &host_rows_.sum})
+    places.push_back(rows->as<void>());
   return places;
 }
 
@@ -103,19 +105,20 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     if (layer.feed_forward != FeedForwardKind::experts) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used, .shared = e.shared};
     r[B::h].ensure(n * plan.d_model);
+    if (e.shared) r[B::shared].ensure(n * plan.d_model);
     r[B::router_counters].template ensure<uint32_t>(kFewRoutedTokens);
     r[B::scores].ensure(n * choice.n_scores());
     r[B::expert_weights].ensure(choice.n_slots());
     r[B::expert_numbers].template ensure<int32_t>(choice.n_slots());
     r[B::packs].template ensure<ExpertPack>(choice.n_packs());
+    r[B::expert_out].ensure((e.on_host ? n : choice.n_slots()) * plan.d_model);
+    if (e.on_host) continue;
     r[B::expert_counts].template ensure<int32_t>(choice.n_scores());
     r[B::areas].template ensure<int32_t>(1);
     r[B::area_experts].template ensure<int32_t>(choice.n_areas());
     r[B::area_columns].template ensure<int32_t>(choice.n_areas() * choice.group_columns());
     r[B::expert_gate].ensure(choice.n_slots() * e.d_ff);
     r[B::expert_up].ensure(choice.n_slots() * e.d_ff);
-    r[B::expert_out].ensure(choice.n_slots() * plan.d_model);
-    if (e.shared) r[B::shared].ensure(n * plan.d_model);
   }
   if (!step.logits_in_order) {
     r[B::logit_rows].template ensure<int32_t>(ssize(step.logit_rows));
@@ -155,7 +158,11 @@ CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights
       plan_(plan),
       options_(options),
       rank_(std::move(rank)),
-      model_(stream_, plan_, weights, options.kernels) {}
+      model_(stream_, plan_, weights, options.kernels) {
+  if (std::ranges::none_of(plan_.layers, [](const LayerPlan& layer) { return layer.experts.on_host; })) return;
+  RIDGE_CHECK(options_.host, "experts in host memory, and no CPU that computes them");
+  host_experts_.emplace(*options_.host, plan_, weights);
+}
 
 StepRows CudaRunner::rows_of(const SubBatch& sub, const DeviceKvMemory& memory, PageClass pages) const {
   return {.n = sub.n_rows,
@@ -510,15 +517,17 @@ void CudaRunner::queue(const StepPlan& step, DeviceKvMemory& memory, const int32
 void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemory& memory, CudaOutputs& outputs,
                      SamplingWorkspace* workspace, const FedInputs* fed) {
   gpu::use_device(device_);
+  if (host_experts_) host_experts_->rethrow();
   n_ctx_ = pool.n_ctx();
   StepPlan step = plan_step(batch, pool, memory, plan_, fed ? fed->reach : 0);
   step.recorded = step.recorded && !on_block_;  // what the host does between launches shall stay in between
-  step.overlap = step.recorded && options_.overlap;
+  step.overlap = step.recorded && options_.overlap && !host_experts_;
   float* const logits = outputs.reserve(ssize(step.logit_rows), step.n_logits());
   {
     const gpu::MemoryLabel label(gpu::MemoryOf::activations);
     reserve_step_buffers(buffers_, step, plan_, model_.join_hidden.bytes() > 0, memory);
     if (rank_) reserve_rank_buffers(step.n_rows(), step.n_logits());
+    if (host_experts_) reserve_host_rows(step.n_rows());
   }
   const gpu::MemoryLabel label(gpu::MemoryOf::scratch);
   if (fed) take(step, *fed);
@@ -562,6 +571,18 @@ void CudaRunner::reserve_rank_buffers(int64_t n, int64_t n_logits) {
   PlannedScratch scratch;
   plan_matmuls(plan_, model_, n, n_logits, scratch);
   matmul_scratch_.reserve(scratch);
+}
+
+/// Rows that experts in host memory read and make.
+void CudaRunner::reserve_host_rows(int64_t n) {
+  int64_t most_used = 0;
+  for (const LayerPlan& layer : plan_.layers)
+    if (layer.experts.on_host) most_used = std::max<int64_t>(most_used, layer.experts.rule.n_used);
+  if (4 * n * plan_.d_model > host_rows_.x.bytes()) stream_.synchronize();  // queued steps still use those there are
+  host_rows_.x.ensure(n * plan_.d_model);
+  host_rows_.experts.ensure<int32_t>(n * most_used);
+  host_rows_.weights.ensure(n * most_used);
+  host_rows_.sum.ensure(n * plan_.d_model);
 }
 
 /// Runs a step that may have been recorded. Recorded steps name the memory that they ran in: when that has grown since,

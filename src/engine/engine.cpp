@@ -15,6 +15,7 @@
 #include "engine/lead.h"
 #include "engine/rank_device.h"
 #include "io/text.h"
+#include "model/expert_place.h"
 #include "op/cache/rounding.h"
 #include "op/kernel_tables.h"
 #include "op/norm_rope/norm_rope.h"
@@ -113,6 +114,24 @@ void Engine::take_slice() {
   if (!leads()) apply_slice(*slice_, loaded_.config, loaded_.weights);
 }
 
+/// Leaves experts in host memory, as the options ask, and packs them for the CPU that will compute them.
+void Engine::keep_experts(const std::string& path, const LoadOptions& options) {
+  const ExpertPlace place{options.n_cpu_moe, options.moe_device_gib};
+  if (!place.any()) return;
+  if (devices_.size() != 1 || ranks_)
+    throw_error(ErrorKind::usage,
+                "--n-cpu-moe and --moe-device-gib keep experts of a model on one GPU in host memory: {}",
+                on_device() ? "several GPUs hold all experts (leave the option out, or name one GPU)"
+                            : "on the CPU all experts are there (leave the option out, or add --device cuda)");
+  place_experts(place, loaded_.weights, plan_);
+  experts_context_.emplace(checked_threads(options.n_threads));
+  require_memory(host_expert_bytes(plan_, loaded_.weights, experts_context_->isa).memory, path,
+                 "experts in host memory take");
+  const auto start = std::chrono::steady_clock::now();
+  pack_host_experts(*experts_context_, plan_, loaded_.weights);
+  pack_seconds_ = seconds_since(start);
+}
+
 void Engine::pack(Weights& weights) {
   const auto start = std::chrono::steady_clock::now();
   pack_weights(context_, weights);
@@ -162,6 +181,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
     for_each_matrix(weights, [](Linear& m, std::string_view) { m.int8_activations = false; });
   if (ranks_) take_slice();
   plan_ = make_plan(loaded_.config, weights.rope_factors, weights.long_rope_factors);
+  keep_experts(path, options);
   // A device reads rows as stored, so the CPU packs nothing for it. Who leads packs its slice alone.
   if (!on_device() && !leads()) {
     require_memory(bytes_to_pack(weights, context_.isa), path, "matrices packed for this processor take");
@@ -177,7 +197,9 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
     backend_ = make_leading_backend(loaded_.config, weights, *slice_, *ranks_, on_device(),
                                     [&](const ModelPlan& plan, Weights& own) { return make_rank(plan, own, options); });
   else if (ranks_) backend_ = make_rank(plan_, weights, options);
-  else if (on_device()) backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels);
+  else if (on_device())
+    backend_ = make_cuda_backend(devices_[0], plan_, weights, options.kernels,
+                                 experts_context_ ? &*experts_context_ : nullptr);
   else backend_ = make_cpu_backend(context_, plan_, weights);
   info_ = describe(path, loaded_, context_, slice());
   if (leads()) info_.n_ranks = ranks_->size(), info_.n_stages = ranks_->n_stages();

@@ -75,11 +75,13 @@ class Engine {
  private:
   bool leads() const { return ranks_ && ranks_->led() && ranks_->is_first(); }
   void take_slice();
+  void keep_experts(const std::string& path, const LoadOptions& options);
   void pack(Weights& weights);
   std::unique_ptr<Backend> make_rank(const ModelPlan& plan, Weights& weights, const LoadOptions& options);
 
   Ranks* const ranks_;
   CpuContext context_;
+  std::optional<CpuContext> experts_context_;  // of experts in host memory, while a device runs the rest
   LoadedModel loaded_;
   std::optional<ModelSlice> slice_;
   mutable std::once_flag identified_;

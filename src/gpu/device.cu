@@ -141,6 +141,9 @@ void download(StreamHandle stream, void* host, const void* device, int64_t bytes
   if (bytes == 0) return;
   check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, stream), "download");
 }
+void call_host(StreamHandle stream, void (*function)(void*), void* data) {
+  check(cudaLaunchHostFunc(stream, function, data), "call of the host");
+}
 void clear(StreamHandle stream, void* device, int64_t bytes) {
   check(cudaMemsetAsync(device, 0, size_t(bytes), stream), "memset");
 }

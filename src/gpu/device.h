@@ -92,6 +92,10 @@ void clear(StreamHandle stream, void* device, int64_t bytes);
 /// From device memory to device memory; the two do not overlap.
 void copy(StreamHandle stream, void* to, const void* from, int64_t bytes);
 
+/// Calls function(data) on a thread of the runtime when everything queued before has run; what is queued behind waits for
+/// its end. It must not use the device. May be recorded: `data` must outlive the graph then.
+void call_host(StreamHandle stream, void (*function)(void* data), void* data);
+
 /// A new buffer with the values of `host`.
 template <class T>
 Buffer to_device(StreamHandle stream, std::span<const T> host) {

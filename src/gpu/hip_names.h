@@ -61,6 +61,7 @@
 #define cudaGraphExec_t hipGraphExec_t
 #define cudaGraphInstantiate(exec, graph, flags) hipGraphInstantiate(exec, graph, nullptr, nullptr, flags)
 #define cudaGraphLaunch hipGraphLaunch
+#define cudaLaunchHostFunc hipLaunchHostFunc
 #define cudaGraph_t hipGraph_t
 #define cudaStreamBeginCapture hipStreamBeginCapture
 #define cudaStreamCaptureModeThreadLocal hipStreamCaptureModeThreadLocal

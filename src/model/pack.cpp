@@ -98,9 +98,14 @@ bool is_mapped(const Weights& weights, const std::byte* bytes) {
 }  // namespace
 
 void pack_weights(CpuContext& context, Weights& weights) {
-  std::vector<std::pair<Linear*, std::string_view>> all;
+  std::vector<NamedMatrix> all;
   for_each_matrix(weights, [&](Linear& m, std::string_view kind) { all.emplace_back(&m, kind); });
   if (weights.join.format) all.emplace_back(&weights.join, "join");
+  pack_weights(context, weights, all);
+}
+
+void pack_weights(CpuContext& context, Weights& weights, std::span<const NamedMatrix> all) {
+  std::map<const std::byte*, const std::byte*> packed;  // panels by rows: layers may share matrices
   // The disk reads what comes next, and packed rows leave memory: a file costs a window beside its panels.
   constexpr size_t kWindow = 256 << 20;
   size_t next = 0, fetched = 0;  // bytes from the matrix that is packed to `next`
@@ -111,7 +116,9 @@ void pack_weights(CpuContext& context, Weights& weights) {
       fetched += rows.size();
     }
     const auto rows = rows_of(*m);
+    if (const auto same = packed.find(rows.data()); !m->panels && same != packed.end()) m->panels = same->second;
     pack(context, weights, *m, kind);
+    if (m->panels && m->rows) packed[m->rows] = m->panels;
     if (m->panels && is_mapped(weights, rows.data())) release_pages(rows);
     fetched -= rows.size();
   }

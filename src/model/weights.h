@@ -4,7 +4,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -169,8 +172,11 @@ std::vector<std::string> synth_shape_names();
 /// Hyper-parameters of SHAPE alone, without weights; usage error listing the shapes there are.
 Result<Config> synth_config(std::string_view shape);
 
-/// Packs into panels every matrix whose format has a panel kernel for this ISA.
+/// A matrix and what for_each_matrix() calls it.
+using NamedMatrix = std::pair<Linear*, std::string_view>;
+/// Packs into panels every matrix whose format has a panel kernel for this ISA, or those of `matrices` alone.
 void pack_weights(CpuContext& context, Weights& weights);
+void pack_weights(CpuContext& context, Weights& weights, std::span<const NamedMatrix> matrices);
 /// Forgets rows whose panels serve every product, moves rows that are a part of a buffer into one of their own, and
 /// frees the buffers that nothing points into: a rank holds no more than its slice.
 void drop_unread_rows(Weights& weights);

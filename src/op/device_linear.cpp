@@ -80,10 +80,6 @@ std::span<const DeviceLinearVariant> device_linear_variants() {
 }
 
 const DeviceLinearVariant& choose_device_linear(const DeviceLinearProblem& p, const ForcedKernels& forced) {
-  if (p.matrix.order)
-    throw_error(ErrorKind::usage,
-                "devices do not multiply matrices with sorted columns (act-order) ({}x{}): use --device cpu",
-                p.matrix.n_out, p.matrix.n_in);
   const auto rows = device_linear_variants();
   const auto support = [&](const DeviceLinearVariant& row) { return row.supports(p); };
   if (std::ranges::none_of(rows, [&](const auto& row) { return support(row).ok; }))

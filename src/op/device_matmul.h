@@ -17,10 +17,10 @@ namespace ridge {
 
 /// Scratch of products that are only planned.
 struct PlannedScratch {
-  gpu::PlannedBuffer bricks, ints, counters, normed, up;
+  gpu::PlannedBuffer bricks, ints, counters, normed, up, sorted;
 
   void add_to(gpu::Allocations& all) const {
-    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &up}) all.add(b->size);
+    for (const gpu::PlannedBuffer* b : {&bricks, &ints, &counters, &normed, &up, &sorted}) all.add(b->size);
   }
 };
 
@@ -29,7 +29,7 @@ struct PlannedScratch {
 struct MatmulScratch {
   gpu::Buffer bricks;
   IntScratch ints;
-  gpu::Buffer normed, up;
+  gpu::Buffer normed, up, sorted;
 
   /// At least as much as is planned.
   void reserve(const PlannedScratch& planned) {
@@ -38,9 +38,11 @@ struct MatmulScratch {
     ints.counters.ensure<std::byte>(planned.counters.size);
     normed.ensure<std::byte>(planned.normed.size);
     up.ensure<std::byte>(planned.up.size);
+    sorted.ensure<std::byte>(planned.sorted.size);
   }
-  std::array<const void*, 5> places() const {
-    return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(), normed.as<void>(), up.as<void>()};
+  std::array<const void*, 6> places() const {
+    return {bricks.as<void>(), ints.data.as<void>(), ints.counters.as<void>(),
+            normed.as<void>(), up.as<void>(),        sorted.as<void>()};
   }
 };
 
@@ -64,12 +66,13 @@ struct MatmulBytes {
 };
 
 /// Up to four matrices of one width, with the kernels of device_linear.h. Matrices of one packing and format share a
-/// launch.
+/// launch. Where their columns are sorted (Linear::order), x is sorted likewise first.
 class DeviceMatmul {
  public:
   DeviceMatmul() = default;
   /// Uploads and packs. `biases` has an entry a matrix, empty or null where there is none. `glu`: two matrices, gate
-  /// and up. Throws Error: usage for a matrix without a kernel and as choose_device_linear() does; no_memory.
+  /// and up. Throws Error: usage for a matrix without a kernel, for matrices whose columns are sorted differently and as
+  /// choose_device_linear() does; no_memory.
   DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* const> matrices,
                std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced);
 
@@ -114,6 +117,7 @@ class DeviceMatmul {
   /// Everything but device memory.
   void plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases, bool glu,
             const ForcedKernels& forced);
+  void run_groups(gpu::StreamHandle stream, const MatmulCall& call, MatmulScratch& scratch) const;
   void run(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
   /// Whether few tokens become integers; more are two planes of halves.
   static bool runs_int_bricks(const Group& group, int64_t n_tokens);
@@ -129,7 +133,8 @@ class DeviceMatmul {
   std::vector<int64_t> n_out_;
   bool glu_ = false;
   std::string text_;  // "2048x1536 int4_g128"
-  int64_t bias_bytes_ = 0;
+  int64_t bias_bytes_ = 0, order_bytes_ = 0;
+  gpu::Buffer order_;                 // int32 [n_in] as Linear::order; empty: columns are as they are
   gpu::Buffer bias_;                  // of all matrices, one after another; empty without any
   std::vector<const float*> biases_;  // into it
   std::vector<Group> groups_;

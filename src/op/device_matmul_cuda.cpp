@@ -55,10 +55,17 @@ void DeviceMatmul::plan(std::span<const Linear* const> matrices, std::span<const
   if (any_bias) bias_bytes_ = 4 * rows();
   biases_.resize(matrices.size());
   text_ = fmt::format("{}x{} {}", rows(), n_in_, matrices[0]->format->name);
+  const int32_t* const order = matrices[0]->order;
+  if (order) order_bytes_ = 4 * n_in_;
 
   for (size_t i = 0; i < matrices.size(); ++i) {
     const Linear& m = *matrices[i];
     RIDGE_CHECK(m.n_in == n_in_, "matrices of {} and {} columns", n_in_, m.n_in);
+    if (!order != !m.order || (order && !std::equal(order, order + n_in_, m.order)))
+      throw_error(ErrorKind::usage,
+                  "devices multiply {} matrices at once, whose columns must be sorted alike (act-order) ({}x{}): use "
+                  "--device cpu",
+                  matrices.size(), m.n_out, m.n_in);
     const DeviceLinearVariant& few = choose_device_linear({m, 1}, forced);
     const DeviceLinearVariant& many = choose_device_linear({m, kFewTokens + 1}, forced);
     RIDGE_CHECK(few.packing == many.packing, "{} and {} read different bytes", few.name, many.name);
@@ -114,6 +121,7 @@ DeviceMatmul::DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* co
     int64_t at = 0;
     for (size_t i = 0; i < matrices.size(); at += n_out_[i++]) biases_[i] = bias_.as<float>() + at;
   }
+  if (order_bytes_ > 0) order_ = gpu::to_device(stream, std::span(matrices[0]->order, size_t(n_in_)));
 
   for (Group& g : groups_) {
     const auto members = matrices.subspan(size_t(g.first), size_t(g.count));
@@ -142,7 +150,7 @@ DeviceMatmul::DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* co
       }
     }
   }
-  int64_t held = bias_.bytes();
+  int64_t held = bias_.bytes() + order_.bytes();
   for (const Group& g : groups_)
     held += g.bricks.data.bytes() + g.ints.tiles.bytes() + g.ints.row_scale.bytes() + g.floats.bytes();
   RIDGE_CHECK(held == bytes(), "{} bytes of weights are held, {} were planned", held, bytes());
@@ -150,6 +158,7 @@ DeviceMatmul::DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* co
 
 void DeviceMatmul::add_to(gpu::Allocations& all) const {
   all.add(bias_bytes_);
+  all.add(order_bytes_);
   for (const Group& g : groups_) {
     all.add(g.bricks.bytes());
     all.add(g.ints.tile_bytes());
@@ -161,6 +170,7 @@ void DeviceMatmul::add_to(gpu::Allocations& all) const {
 void DeviceMatmul::plan_scratch(const MatmulCall& call, PlannedScratch& scratch) const {
   const int64_t n = call.n_tokens;
   const bool apart = glu_ && groups_.size() > 1;
+  if (order_bytes_ > 0) scratch.sorted.ensure((n + (call.norm_weight ? 1 : 0)) * n_in_);
   if (apart) scratch.up.ensure(n * n_out_[1]);
   for (const Group& g : groups_) {
     switch (g.few->packing) {
@@ -194,7 +204,7 @@ void DeviceMatmul::plan_scratch(const MatmulCall& call, PlannedScratch& scratch)
 int64_t DeviceMatmul::rows() const { return std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)); }
 
 int64_t DeviceMatmul::bytes() const {
-  int64_t sum = bias_bytes_;
+  int64_t sum = bias_bytes_ + order_bytes_;
   for (const Group& g : groups_) sum += g.bytes();
   return sum;
 }
@@ -215,6 +225,20 @@ void DeviceMatmul::run(gpu::StreamHandle stream, const MatmulCall& call, MatmulS
                          .write_bytes = work.write_bytes,
                          .flops = work.flops};
   });
+  if (order_bytes_ == 0) return run_groups(stream, call, scratch);
+  MatmulCall sorted = call;
+  const int64_t n = call.n_tokens;
+  float* const x = scratch.sorted.ensure((n + (call.norm_weight ? 1 : 0)) * n_in_);
+  sorted.x = x;
+  device_sort_columns(stream, n, n_in_, order_.as<int32_t>(), call.x, x);
+  if (call.norm_weight) {  // the norm of a row does not depend on the order of its values
+    sorted.norm_weight = x + n * n_in_;
+    device_sort_columns(stream, 1, n_in_, order_.as<int32_t>(), call.norm_weight, x + n * n_in_);
+  }
+  run_groups(stream, sorted, scratch);
+}
+
+void DeviceMatmul::run_groups(gpu::StreamHandle stream, const MatmulCall& call, MatmulScratch& scratch) const {
   if (!glu_ || groups_.size() == 1) {
     for (const Group& group : groups_) run(stream, group, call, scratch);
     return;

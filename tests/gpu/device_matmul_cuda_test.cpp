@@ -4,7 +4,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "gpu/brick_data.h"
 #include "op/gemv/rows_cuda.h"
@@ -135,7 +137,11 @@ class DeviceMatmulCuda : public OnDevice {
   std::vector<Floats> run(const DeviceMatmul& product, const std::vector<int64_t>& n_out, const Floats& x,
                           MatmulOutput output = MatmulOutput::store, float before = NAN) {
     const gpu::Buffer dx = up(x);
-    MatmulCall call{.n_tokens = int64_t(x.size()) / kIn, .x = dx.as<float>(), .output = output};
+    MatmulCall call{.n_tokens = int64_t(x.size()) / kIn,
+                    .x = dx.as<float>(),
+                    .norm_weight = norm_.as<float>(),
+                    .norm_eps = 1e-5f,
+                    .output = output};
     std::vector<gpu::Buffer> y;
     for (size_t i = 0; i < n_out.size(); ++i) {
       y.push_back(up(Floats(size_t(call.n_tokens * n_out[i]), before)));
@@ -146,6 +152,8 @@ class DeviceMatmulCuda : public OnDevice {
     for (size_t i = 0; i < n_out.size(); ++i) results.push_back(down(y[i].as<float>(), call.n_tokens * n_out[i]));
     return results;
   }
+
+  gpu::Buffer norm_;  // of x; empty: none
 
  private:
   MatmulScratch scratch_;
@@ -181,6 +189,55 @@ TEST_F(DeviceMatmulCuda, ScratchOfManyTokensIsThatOfAPart) {
     product.plan_scratch({.n_tokens = 1 << 15}, most);
     EXPECT_LT(some.bricks.size, more.bricks.size) << format;
     EXPECT_EQ(more.bricks.size, most.bricks.size) << format;
+  }
+}
+
+/// Every packing over sorted columns (act-order): what the same matrix makes of inputs and norms that are sorted already.
+TEST_F(DeviceMatmulCuda, SortedColumnsMeetSortedInputs) {
+  std::vector<int32_t> order(kIn);
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[i * 7919 % (i + 1)]);
+  const auto sorted = [&](const Floats& x) {
+    Floats y(x.size());
+    for (size_t i = 0; i < y.size(); ++i) y[i] = x[i / kIn * kIn + size_t(order[i % kIn])];
+    return y;
+  };
+  for (const char* format : {"int4_g128", "q5_0", "q4_k", "f32"}) {
+    const BrickRows rows(format, 37, kIn, 1);
+    const Linear plain = linear_of(rows);
+    Linear m = plain;
+    m.order = order.data();
+    const DeviceMatmul product = make({&m}), same = make({&plain});
+    EXPECT_EQ(product.bytes(), same.bytes() + 4 * kIn);
+    for (const int64_t n : kBatches) {
+      const Floats x = normal_floats(uint64_t(n), n * kIn), norm = normal_floats(9, kIn);
+      EXPECT_EQ(run(product, {37}, x), run(same, {37}, sorted(x))) << format << ", tokens " << n;
+      EXPECT_EQ(run(product, {37}, x, MatmulOutput::add, 2), run(same, {37}, sorted(x), MatmulOutput::add, 2));
+      norm_ = up(norm);
+      const auto got = run(product, {37}, x);
+      norm_ = up(sorted(norm));
+      EXPECT_EQ(got, run(same, {37}, sorted(x))) << format << " behind a norm, tokens " << n;
+      norm_ = {};
+    }
+    if (std::string_view(format) != "f32") {
+      const DeviceMatmul pair = make({&m, &m}, {}, true), same_pair = make({&plain, &plain}, {}, true);
+      const Floats x = normal_floats(5, 3 * kIn);
+      EXPECT_EQ(run(pair, {37}, x, MatmulOutput::silu_glu), run(same_pair, {37}, sorted(x), MatmulOutput::silu_glu));
+    }
+    std::ranges::reverse(order);
+    const std::vector<int32_t> other = order;
+    std::ranges::reverse(order);
+    Linear differs = m;
+    differs.order = other.data();
+    for (const Linear* const second : std::initializer_list<const Linear*>{&differs, &plain}) {
+      try {
+        make({&m, second});
+        ADD_FAILURE() << "columns in two orders are not refused";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_THAT(error.what(), HasSubstr("must be sorted alike (act-order)"));
+      }
+    }
   }
 }
 

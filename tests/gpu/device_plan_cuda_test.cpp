@@ -43,6 +43,27 @@ TEST_F(DevicePlanCuda, CountsProposers) {
   expect_parts("synth:tiny-64@layers=1@weights=q8_0", "f16", 2, "lookup");
 }
 
+/// Experts in host memory are no part of the device's.
+TEST_F(DevicePlanCuda, CountsExpertsInHostMemoryApart) {
+  const char* path = "synth:tiny-experts@layers=2@weights=int4_g128";
+  const auto planned = [&](int n_cpu_moe) {
+    const LoadOptions place{.device = "cuda", .n_cpu_moe = n_cpu_moe};
+    const MemoryPlan plan = plan_memory(plan_model(path, place), {}, 200, 1, 70);
+    const PlanCheck check = check_plan(path, plan, place);
+    for (const PlanPart& part : check.found) {
+      if (part.name.ends_with("driver") || part.name == "driver context") continue;
+      EXPECT_EQ(part.bytes, plan.of(part.name)) << part.name << " with " << n_cpu_moe;
+    }
+    return plan;
+  };
+  const MemoryPlan none = planned(0), one = planned(1), all = planned(999);
+  EXPECT_EQ(none.host_bytes, 0);
+  EXPECT_EQ(all.host_bytes, 2 * one.host_bytes);
+  EXPECT_GT(none.of("weights"), one.of("weights"));
+  EXPECT_GT(one.of("weights"), all.of("weights"));
+  EXPECT_EQ(none.step_weight_bytes, all.step_weight_bytes + all.step_host_bytes);
+}
+
 TEST_F(DevicePlanCuda, WhatDoesNotFitIsSaidWithTheLargestThatDoes) {
   const PlannedModel model = plan_model("synth:tiny-64@weights=q8_0", {.device = "cuda"});
   const auto total = [&](int n_ctx, int n) { return plan_memory(model, {}, n_ctx, n, 0).total(); };

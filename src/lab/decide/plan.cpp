@@ -8,6 +8,7 @@
 #include "gpu/device_query.h"
 #include "lab/decide/plan_parts.h"
 #include "lab/rows/machine.h"
+#include "model/expert_place.h"
 
 namespace ridge::lab {
 namespace {
@@ -188,6 +189,10 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
         planned_steps(n_ctx, n_sessions, plan.n_ubatch, step_tokens(plan.draft.get(), layers, n_ctx), true),
         {.samples = !plan.draft, .keeps_hidden = keeps_hidden(plan.draft.get())});
     plan.parts.push_back({kMatrices, buffers.weights.bytes});
+    const HostExpertBytes host = host_expert_bytes(model.plan, w, detect_isa());
+    plan.host_bytes = host.memory;
+    plan.step_host_bytes = host.step;
+    plan.step_weight_bytes -= host.step;
   } else {
     const WeightBytes weights = planned_weights(model);
     plan.parts = {{kMatrices, weights.matrices}, {kEmbedding, weights.embedding}, {kVectors, weights.vectors}};
@@ -323,6 +328,8 @@ Row to_row(const PlannedModel& model, const MemoryPlan& plan) {
           {"step_kv_bytes", plan.step_kv_bytes}};
   if (const std::optional<int> device = parse_device(model.place.device))
     row["device_name"] = gpu::query_devices().devices.at(size_t(*device)).name;
+  if (plan.host_bytes > 0)
+    row.update({{"host_expert_bytes", plan.host_bytes}, {"step_host_bytes", plan.step_host_bytes}});
   if (model.slice) put_ranks(row, model.slice->n_ranks(), model.slice->n_stages);
   for (const PlanPart& part : plan.parts) row["parts"][part.name] = part.bytes;
   if (plan.draft)

@@ -61,13 +61,16 @@ struct MemoryPlan {
   int n_ctx = 0, n_sessions = 0, n_ubatch = 0;
   std::vector<PlanPart> parts;    ///< the same names in every plan of a device
   int64_t session_bytes = 0;      ///< one more sequence of n_ctx positions
-  int64_t step_weight_bytes = 0;  ///< that a decode step reads
+  int64_t step_weight_bytes = 0;  ///< that a decode step reads, on a device there
+  int64_t host_bytes = 0;         ///< of a device: experts that stay in host memory, not among the parts
+  int64_t step_host_bytes = 0;    ///< and what a decode step of one token reads of them
   int64_t step_kv_bytes = 0;      ///< of all sequences, when they hold n_ctx positions
 
   int64_t total() const;
   int64_t of(std::string_view name) const;
   int64_t step_bytes() const { return step_weight_bytes + step_kv_bytes; }
-  /// Tokens a second of all sequences together, when they hold n_ctx positions and reading is all that takes time.
+  /// Tokens a second of all sequences together, when they hold n_ctx positions and reading is all that takes time. Not of
+  /// a plan with experts in host memory, which has a bandwidth of its own.
   double tokens_per_second(double read_gb_s) const { return 1e9 * n_sessions * read_gb_s / double(step_bytes()); }
 };
 

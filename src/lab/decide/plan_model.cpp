@@ -4,6 +4,7 @@
 #include "base/limits.h"
 #include "engine/device_name.h"
 #include "lab/decide/plan.h"
+#include "model/expert_place.h"
 
 namespace ridge::lab {
 namespace {
@@ -55,6 +56,13 @@ PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n
     apply_slice(*model.slice, model.loaded.config, model.loaded.weights, true);
   }
   model.plan = make_plan(model.config(), model.loaded.weights.rope_factors, model.loaded.weights.long_rope_factors);
+  if (const ExpertPlace experts{place.n_cpu_moe, place.moe_device_gib}; experts.any()) {
+    if (!model.on_device() || n_ranks > 1)
+      throw Error(ErrorKind::usage,
+                  "experts stay in host memory where one GPU runs the rest: name one with --device, and "
+                  "leave out --tp and --pp");
+    place_experts(experts, model.loaded.weights, model.plan);
+  }
   return model;
 }
 

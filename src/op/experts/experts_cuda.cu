@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const ExpertSum s) {
   if (i >= s.n) return;
   float sum = 0;
   for (int k = 0; k < s.n_used; ++k)
-    sum = fmaf(s.weights[token * s.n_used + k], s.y[(token * s.n_used + k) * s.n + i], sum);
+    sum = fmaf(s.weights ? s.weights[token * s.n_used + k] : 1, s.y[(token * s.n_used + k) * s.n + i], sum);
   if (s.shared) sum = fmaf(share, s.shared[token * s.n + i], sum);
   float* const out = s.out + token * s.n + i;
   *out = s.add ? *out + sum : sum;

@@ -172,7 +172,7 @@ void device_expert_rows(gpu::StreamHandle stream, const ExpertRows& w, const Exp
 struct ExpertSum {
   int64_t n_tokens = 0, n = 0;
   int n_used = 0;
-  const float* weights = nullptr;
+  const float* weights = nullptr;  ///< null: all are 1
   const float* y = nullptr;
   const float* shared = nullptr;  ///< [n_tokens, n]
   const float* h = nullptr;       ///< [n_tokens, n]

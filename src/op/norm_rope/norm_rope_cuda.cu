@@ -127,6 +127,11 @@ __global__ void copy_columns_kernel(int64_t total, int64_t n, const float* x, in
   if (i < total) y[i] = x[i / n * pitch + i % n];
 }
 
+__global__ void sort_columns_kernel(int64_t total, int64_t n, const int32_t* order, const float* x, float* y) {
+  const int64_t i = element();
+  if (i < total) y[i] = x[i / n * n + order[i % n]];
+}
+
 }  // namespace
 
 void device_rms_norm(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, const float* weight,
@@ -200,6 +205,12 @@ void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float*
 
 void device_copy_columns(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, int64_t pitch, float* y) {
   gpu::launch("copy_columns", copy_columns_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, x, pitch,
+              y);
+}
+
+void device_sort_columns(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* order, const float* x,
+                         float* y) {
+  gpu::launch("sort_columns", sort_columns_kernel, {blocks(n_rows * n), kThreads, 0, stream}, n_rows * n, n, order, x,
               y);
 }
 

@@ -60,6 +60,10 @@ void device_add_bias(gpu::StreamHandle stream, int64_t n_rows, int64_t n, float*
 /// y [n_rows, n] = columns of x, whose rows are `pitch` values apart.
 void device_copy_columns(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const float* x, int64_t pitch, float* y);
 
+/// y[r][i] = x[r][order[i]] over rows of n.
+void device_sort_columns(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* order, const float* x,
+                         float* y);
+
 /// y[i] = x[rows[i]] over rows of n.
 void device_gather_rows(gpu::StreamHandle stream, int64_t n_rows, int64_t n, const int32_t* rows, const float* x,
                         float* y);
