@@ -135,7 +135,7 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
     return tile_attn(stream_, attention, buffers_[B::attn_scratch].as<std::byte>(),
                      {.overlap = step.overlap && !sub.calibrates});  // the centre is read early
   const int group = plan.n_heads / plan.n_kv_heads;
-  const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries();
+  const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries(plan.head_dim);
   const BlockRange blocks = sub.blocks.at({plan.n_kv_heads, group, queries, plan.window});
   const AttnBlock* const list = buffers_[B::blocks].as<AttnBlock>() + blocks.first;
   if (in_fragments)

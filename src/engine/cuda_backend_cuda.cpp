@@ -154,17 +154,17 @@ void check_wide_rows(const KvLayerConfig& layer) {
     throw_error(ErrorKind::usage,
                 "{} cache: this device has too little shared memory for attention over rows of {} values (use the CPU)",
                 layer.k.format->name, layer.head_dim);
-  if (layer.head_dim <= kMaxDeviceHeadDim) return;
-  if (layer.k.policy.rounding == KvRounding::weighted)
+  if (layer.head_dim > kMaxDeviceHeadDim && layer.k.policy.rounding == KvRounding::weighted)
     throw_error(ErrorKind::usage,
                 "a GPU rounds rows of up to {} values weighted, rows of this model have {} (set rounding nearest, or "
                 "use the CPU)",
                 kMaxDeviceHeadDim, layer.head_dim);
-  if (!can_calibrate(KvLayout(layer, KvSide::k, false).tiles))
-    throw_error(ErrorKind::usage,
-                "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
-                "needs no calibration, or the CPU)",
-                layer.k.format->name, layer.head_dim);
+  for (const KvSide side : kKvSides)
+    if (!can_calibrate(KvLayout(layer, side, false).tiles))
+      throw_error(ErrorKind::usage,
+                  "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
+                  "needs no calibration, or the CPU)",
+                  layer.side(side).format->name, layer.head_dim);
 }
 
 std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig> layers,

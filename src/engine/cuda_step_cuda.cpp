@@ -130,7 +130,7 @@ class Planner {
       const int group = attention.n_heads / attention.n_kv_heads;
       PrefillPlan prefill = rows ? PrefillPlan{} : prefill_attn_plan(attention.head_dim);
       prefill.window = attention.window;
-      const int queries = rows ? rows_attn_queries() : prefill.queries;
+      const int queries = rows ? rows_attn_queries(attention.head_dim) : prefill.queries;
       const auto [at, is_new] = sub.blocks.try_emplace({attention.n_kv_heads, group, queries, attention.window});
       if (!is_new) continue;
       BlockRange& range = at->second;

@@ -61,7 +61,7 @@ void check(cudaError_t code, const char* what) {
 
 bool device_has_warpgroups() {
 #if defined(__CUDA_EMULATED__)
-  return true;
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
 #elif defined(RIDGE_SM90A)
   static const bool has = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
                           device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
@@ -141,6 +141,8 @@ void download(StreamHandle stream, void* host, const void* device, int64_t bytes
   if (bytes == 0) return;
   check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, stream), "download");
 }
+int most_shared_bytes() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
 void call_host(StreamHandle stream, void (*function)(void*), void* data) {
   check(cudaLaunchHostFunc(stream, function, data), "call of the host");
 }

@@ -14,8 +14,11 @@ namespace ridge::gpu {
 
 using StreamHandle = StreamType*;
 
-/// Shared memory that a block can have on Hopper.
-inline constexpr int kHopperSharedBytes = 227 << 10;
+/// Shared memory that a block can have: on Hopper and on data centres' GPUs since; on the least of the others from Ampere
+/// on (sm_86, sm_89, sm_120; sm_80 has 163 KB); on AMD's.
+inline constexpr int kHopperSharedBytes = 227 << 10, kAmpereSharedBytes = 99 << 10, kAmdSharedBytes = 64 << 10;
+/// On the current device.
+int most_shared_bytes();
 
 /// Makes device `index` the one this thread works on; throws no_device when it is not there.
 void use_device(int index);

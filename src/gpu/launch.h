@@ -93,8 +93,6 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
-/// That one block may have.
-inline int most_shared_bytes() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 /// The block's dynamic shared memory, aligned to 128 bytes.
 template <class T>

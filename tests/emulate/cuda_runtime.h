@@ -377,9 +377,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to);
 
+cudaError_t allow_shared_bytes(int bytes);
 template <class F>
-cudaError_t cudaFuncSetAttribute(F*, cudaFuncAttribute, int) {
-  return cudaSuccess;
+cudaError_t cudaFuncSetAttribute(F*, cudaFuncAttribute attribute, int value) {
+  return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ? allow_shared_bytes(value) : cudaSuccess;
 }
 template <class F>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int, size_t) {

@@ -320,7 +320,8 @@ void wait_for_packet() {
 }
 
 void run_grid(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()>& thread) {
-  if (shared_bytes > kSharedBytes) fail("more shared memory than a block may have");
+  if (shared_bytes > kSharedBytes || shared_bytes > most_shared_bytes())
+    fail("more shared memory than a block may have");
   if (dim.x * dim.y * dim.z > 1024 || grid.y > 65535 || grid.z > 65535) fail("a grid no GPU takes");
   blockDim = dim;
   gridDim = grid;
@@ -397,14 +398,18 @@ cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaS
 cudaError_t cudaGetDeviceCount(int* count) { return *count = kDevices, cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
+  const bool is_hopper = emulate::most_shared_bytes() >= 227u << 10;
   *p = {.name = "emulated",
-        .major = 9,
-        .minor = 0,
+        .major = is_hopper ? 9 : 8,
+        .minor = is_hopper ? 0 : 9,
         .multiProcessorCount = 4,
         .l2CacheSize = 1 << 20,
         .totalGlobalMem = size_t(4) << 30,
         .sharedMemPerBlockOptin = emulate::most_shared_bytes()};
   return cudaSuccess;
+}
+cudaError_t allow_shared_bytes(int bytes) {
+  return size_t(bytes) <= emulate::most_shared_bytes() ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int) {
   return std::snprintf(id, size_t(bytes), "%s", ""), cudaSuccess;

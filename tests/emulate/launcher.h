@@ -20,7 +20,7 @@ using ridge_run = int (*)(const ridge_launch*);
 }
 
 namespace emulate {
-/// That one block may have: 227 KiB, or what the library says. Ends the program where RIDGE_LAUNCHER names a file that
-/// cannot be loaded.
+/// That one block may have: what the library says; without one what RIDGE_EMULATED_SHARED_KIB says, else 227 KiB. Ends
+/// the program where RIDGE_LAUNCHER names a file that cannot be loaded.
 unsigned most_shared_bytes();
 }  // namespace emulate

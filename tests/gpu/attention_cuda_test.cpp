@@ -337,14 +337,14 @@ class AttentionCuda : public OnDevice {
 
     std::vector<StepRow> rows;
     std::vector<AttnBlock> blocks;
-    PrefillPlan prefill = prefill_attn_plan(c.dim, c.prefill_shared_bytes);
+    PrefillPlan prefill = prefill_attn_plan(c.dim, std::min(c.prefill_shared_bytes, gpu::most_shared_bytes()));
     prefill.blocks = c.prefill_blocks;
     prefill.least_tiles = c.prefill_least_tiles;
     prefill.window = c.window;
     int most = 1, part_rows = 0;
     for (int s = 0; s < n_seqs; ++s) {
       const auto [n_past, n_new] = c.sequences[size_t(s)];
-      const int first = int(rows.size()), n = c.alone ? 1 : n_new, queries = rows_attn_queries();
+      const int first = int(rows.size()), n = c.alone ? 1 : n_new, queries = rows_attn_queries(c.dim);
       if (kernel == Kernel::prefill)
         part_rows = add_prefill_blocks(prefill, {first, n_new, n_past}, c.group, c.n_kv_heads, part_rows, blocks);
       else

@@ -187,7 +187,9 @@ TEST_F(DeviceMatmulCuda, ScratchOfManyTokensIsThatOfAPart) {
     product.plan_scratch({.n_tokens = 1024}, some);
     product.plan_scratch({.n_tokens = 1 << 14}, more);
     product.plan_scratch({.n_tokens = 1 << 15}, most);
-    EXPECT_LT(some.bricks.size, more.bricks.size) << format;
+    // With little shared memory a part has fewer tokens than the first.
+    EXPECT_LE(some.bricks.size, more.bricks.size) << format;
+    if (gpu::most_shared_bytes() >= gpu::kHopperSharedBytes) EXPECT_LT(some.bricks.size, more.bricks.size) << format;
     EXPECT_EQ(more.bricks.size, most.bricks.size) << format;
   }
 }

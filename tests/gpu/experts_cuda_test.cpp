@@ -467,6 +467,7 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
     const gpu::Buffer db = up(bias), dn = up(norm), dx = up(normal_floats(4, d_model)),
                       act = up(std::vector<float>(size_t(n_chosen * d_ff + 1), 7.0f));
     const ExpertRouter router{.rule = rule, .choice_bias = rule.sigmoid ? db.as<float>() : nullptr};
+    if (gpu::most_shared_bytes() < gpu::kAmpereSharedBytes && !last.can_choose(c.of, rule)) continue;  // AMD's
     ASSERT_TRUE(gated.can_choose(c.of, rule) && last.can_choose(c.of, rule));
     const auto x = down(dx.as<float>(), d_model);
     // Of a group an activation is off by half a step, its largest value / 127 / 254, and by the roundings that make it

@@ -60,7 +60,7 @@ class AttentionOnDevice : public OpRun {
       scratch_ = gpu::Buffer(prefill_attn_scratch_bytes(list_.part_rows, p.n_kv_heads, p.head_dim));
       list_.scratch = scratch_.as<std::byte>();
     } else {
-      blocks = caches_.blocks(group_of(p), rows_attn_queries());
+      blocks = caches_.blocks(group_of(p), rows_attn_queries(p.head_dim));
     }
     blocks_ = gpu::to_device(stream, std::span<const AttnBlock>(blocks));
     list_.blocks = blocks_.as<AttnBlock>();

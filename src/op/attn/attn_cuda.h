@@ -116,7 +116,8 @@ void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const Pref
 
 /// Attention in floats over tiles of rows of any format, as rows_attn_queries() cuts it.
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
-int rows_attn_queries();
+/// Queries of a block on the current device, of heads of so many values.
+int rows_attn_queries(int head_dim);
 /// Whether a block of the current device has the shared memory for rows of so many values.
 bool can_run_rows_attn(int head_dim);
 

@@ -3,6 +3,7 @@
 #include "op/attn/prefill_parts.h"
 #include "op/attn/prefill_tiles.h"
 #include "op/attn/prefill_units.h"
+#include "ridge/error.h"
 
 namespace ridge {
 namespace {
@@ -20,10 +21,12 @@ constexpr float kLog2E = 1.44269504f;
 
 /// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
 /// products, and shared memory could not feed the tensor cores with one. Eight warps share what turning a tile to
-/// f16 costs, where the device's shared memory holds their queries and four stages; else four warps and two stages.
+/// f16 costs, where the device's shared memory holds their queries and four stages; else four warps and two stages. Where
+/// it does not hold these, two warps turn tiles to f16 as they read them from device memory, and there is one stage.
 template <int kDim_, int kWarps_>
 struct Cut {
   static constexpr int kDim = kDim_, kWarps = kWarps_, kThreads = 32 * kWarps;
+  static constexpr bool kDirect = kWarps == 2;
   static constexpr int kFragments = kDim == 256 ? 1 : 2;  // outputs of 16 x 256 fill the registers
   static constexpr int kTiles = kDim == 256 ? 1 : 2;      // of positions a step
   static constexpr int kKeys = kTiles * kTilePositions;
@@ -33,7 +36,7 @@ struct Cut {
   static constexpr int kTileBytes = kTilePositions * 2 * kDim;  // of f16
   static constexpr int kSides = 2 * kTiles;                     // tiles of a step: of K, then of V
   static constexpr int kStageBytes = kSides * kTileBytes;
-  static constexpr int kStages = kWarps / 2;
+  static constexpr int kStages = kWarps / 2;  // of a direct one: f16
   /// Centres of K's tiles, as f16: of the group of tiles that the block is at and of the next, or of a step.
   static constexpr int kCentreGroup = 8, kCentres = kStages > 2 ? 2 * kCentreGroup : kTiles;
   static constexpr int kQueryBytes = kQueries * 2 * kDim;
@@ -50,15 +53,17 @@ struct Side {
   __device__ TileKind kind(bool sinks, bool coded) const {
     return sinks && tiles.n_sinks > 0 ? TileKind::f16 : coded ? tiles.kind : tiles.recent_kind;
   }
-  /// Starts to bring the unit's tile.
+  /// The unit's tile.
+  __device__ const std::byte* tile(Unit u, bool coded) const {
+    if (u.sinks() && tiles.n_sinks > 0) return tiles.sink_tile(of.slot, head);
+    return coded ? tiles.coded_tile(pages[u.tile() / kPageTiles], head, u.tile())
+                 : tiles.ring_tile(of.ring, head, u.tile());
+  }
+  /// Starts to bring it.
   __device__ void start(Unit u, bool coded, gpu::Arrival* arrival, std::byte* to, int lane) const {
     const bool sinks = u.sinks() && tiles.n_sinks > 0;
-    const int tile = u.tile();
-    const std::byte* const from = sinks   ? tiles.sink_tile(of.slot, head)
-                                  : coded ? tiles.coded_tile(pages[tile / kPageTiles], head, tile)
-                                          : tiles.ring_tile(of.ring, head, tile);
     const int64_t bytes = sinks ? tiles.sink_bytes : coded ? tiles.tile_bytes : tiles.ring_tile_bytes;
-    gpu::start_piece(arrival, to, from, int(bytes), lane);
+    gpu::start_piece(arrival, to, tile(u, coded), int(bytes), lane);
   }
 };
 
@@ -296,7 +301,8 @@ __device__ void store_part(const WarpState<C>& state, const PartRows& parts, int
 template <class C, bool kAsF16, bool kSpecial>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     prefill_kernel(const DeviceAttention a, const AttnBlock* blocks, const PartRows parts) {
-  constexpr int kAhead = C::kStages / 2;                    // steps whose tiles are under way
+  static_assert(!kAsF16 || !C::kDirect);
+  constexpr int kAhead = std::max(1, C::kStages / 2);       // steps whose tiles are under way
   constexpr int kRaw = kAsF16 ? C::kStages : kAhead;        // stages of tiles as they come
   constexpr int kF16Stages = kAsF16 ? C::kStages : kAhead;  // and of f16
   // With room for two steps of f16, one half of the warps feeds the tensor cores while the other turns the next step's
@@ -305,7 +311,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   __shared__ gpu::Arrival arrivals[kRaw][C::kSides];
   __shared__ Units units;
   __shared__ Sight sights[C::kQueries];
-  __shared__ int unit_bits[C::kStages][C::kTiles];
+  constexpr int kKnown = std::max(2, C::kStages);  // steps whose units are known
+  __shared__ int unit_bits[kKnown][C::kTiles];
   __shared__ uint4 centres[C::kCentres][C::kDim / 8];
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   std::byte* const f16_tiles = shared + C::kQueryBytes;
@@ -340,26 +347,27 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
                         lane, centres[tile % C::kCentres]);
   };
   const auto start = [&](int step) {
-    if (warp >= C::kSides) return;
+    if (warp >= C::kSides && !C::kDirect) return;
     const Unit first = coming;
     Unit own = first;
 #pragma unroll
     for (int i = 0; i < C::kTiles; ++i) {
       if (i == warp % C::kTiles && !units.ended(coming)) own = coming;
-      if (warp == 0 && lane == 0) unit_bits[step % C::kStages][i] = coming.bits;
+      if (warp == 0 && lane == 0) unit_bits[step % kKnown][i] = coming.bits;
       if (!units.ended(coming)) coming = units.next(coming);
     }
     if (units.ended(first)) return;
+    if (!kBeside && turns && warp < C::kTiles) put_centre_of(own.tile());
+    if constexpr (C::kDirect) return;
     gpu::Arrival* const arrival = &arrivals[step % kRaw][warp];
     std::byte* const to = raw + step % kRaw * C::kStageBytes + warp * C::kTileBytes;
-    if (!kBeside && turns && warp < C::kTiles) put_centre_of(own.tile());
     if (warp < C::kTiles) k.start(own, own.k_coded(), arrival, to, lane);
     else v.start(own, own.v_coded(), arrival, to, lane);
   };
   const auto wait_for = [&](int step, int tile) {
     gpu::wait_for_piece(&arrivals[step % kRaw][tile], unsigned(step / kRaw) & 1u);
   };
-  const auto unit_of = [&](int step, int i) { return Unit{unit_bits[step % C::kStages][i]}; };
+  const auto unit_of = [&](int step, int i) { return Unit{unit_bits[step % kKnown][i]}; };
 
   const auto to_f16 = [&](int step) {
     if (units.ended(unit_of(step, 0))) return;
@@ -369,9 +377,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       const int at = piece / kQuads, quad = piece % kQuads;
       Unit u = unit_of(step, at % C::kTiles);
       if (units.ended(u)) u = unit_of(step, 0);
-      const std::byte* const from = raw + step % kRaw * C::kStageBytes + at * C::kTileBytes;
+      const std::byte* from = raw + step % kRaw * C::kStageBytes + at * C::kTileBytes;
       std::byte* const to = f16_tiles + step % kF16Stages * C::kStageBytes + at * C::kTileBytes;
-      wait_for(step, at);
+      if constexpr (C::kDirect) from = at < C::kTiles ? k.tile(u, u.k_coded()) : v.tile(u, u.v_coded());
+      else wait_for(step, at);
       const uint4* const centre = at < C::kTiles && turns ? centres[u.tile() % C::kCentres] : nullptr;
       if (at < C::kTiles)
         prefill::quad_to_f16<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, centre, to);
@@ -470,9 +479,9 @@ void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillLis
   const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
   const bool special = a.k.attention_window > 0 || a.sink_logits;
   const bool as_f16 = plain(a.k) && plain(a.v) && a.k.turn.n_pairs == 0;
-  const auto kernel = special  ? prefill_kernel<C, false, true>
-                      : as_f16 ? prefill_kernel<C, true, false>
-                               : prefill_kernel<C, false, false>;
+  const auto kernel = special                 ? prefill_kernel<C, false, true>
+                      : as_f16 && !C::kDirect ? prefill_kernel<C, !C::kDirect, false>
+                                              : prefill_kernel<C, false, false>;
   const PartRows parts = prefill::part_rows(a, list);
   const dim3 blocks(unsigned(list.n), unsigned(a.k.n_kv_heads));
   gpu::allow_shared_bytes("prefill attention", kernel, C::kSharedBytes);
@@ -483,17 +492,26 @@ void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillLis
 
 template <int kDim>
 void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
-  if (list.queries == Cut<kDim, 8>::kQueries) launch<Cut<kDim, 8>>(stream, a, list);
-  else launch<Cut<kDim, 4>>(stream, a, list);
+#ifdef __HIP__
+  launch<Cut<kDim, 2>>(stream, a, list);
+#else
+  if (list.queries == Cut<kDim, 8>::kQueries) return launch<Cut<kDim, 8>>(stream, a, list);
+  if (list.queries == Cut<kDim, 4>::kQueries) return launch<Cut<kDim, 4>>(stream, a, list);
+#ifndef __CUDACC__  // an emulator
+  return launch<Cut<kDim, 2>>(stream, a, list);
+#endif
+  throw Error(ErrorKind::failure, "prefill attention: this device has too little shared memory");
+#endif
 }
 
 }  // namespace
 
 PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes) {
   const auto queries = [&]<int kDim>() {
-    const bool roomy =
-        most_shared_bytes >= Cut<kDim, 8>::kSharedBytes + (12 << 10);  // and what is declared in the kernel
-    return roomy ? Cut<kDim, 8>::kQueries : Cut<kDim, 4>::kQueries;
+    // Beside what is declared in the kernels.
+    if (most_shared_bytes >= Cut<kDim, 8>::kSharedBytes + (12 << 10)) return Cut<kDim, 8>::kQueries;
+    if (most_shared_bytes >= gpu::kAmpereSharedBytes) return Cut<kDim, 4>::kQueries;
+    return Cut<kDim, 2>::kQueries;
   };
   return {.queries = head_dim == 64    ? queries.template operator()<64>()
                      : head_dim == 128 ? queries.template operator()<128>()

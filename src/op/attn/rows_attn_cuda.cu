@@ -1,5 +1,5 @@
 // Attention in floats over tiles of rows: for formats and head sizes that have no order for tensor cores. A block takes
-// 32 queries of a span; the 32 rows of a tile are decoded by the host's code, a thread a row, into shared memory.
+// some queries of a span; the 32 rows of a tile are decoded by the host's code, a thread a row, into shared memory.
 // Running softmax (maximum m, sum l, weighted values).
 #include "op/attn/attn_cuda.h"
 #include "op/cache/exact_rows.h"
@@ -8,16 +8,20 @@
 namespace ridge {
 namespace {
 
-constexpr int kQueries = 32, kKeys = kTilePositions, kWarps = 4, kThreads = 32 * kWarps;
-constexpr int kPerWarp = kQueries / kWarps;  // queries of a warp
+constexpr int kKeys = kTilePositions, kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kWeightPitch = kKeys + 4;
+
+/// Queries of a block: as many as its shared memory has room for. Of few, rows of V take the place of those of K.
+constexpr int kManyQueries = 32, kFewQueries = 8;
 
 /// Rows of a tile are this far apart, so that eight threads reading 16 bytes of eight rows hit different banks.
 __host__ __device__ constexpr int tile_pitch(int head_dim) { return (head_dim + 3) / 4 * 4 + 4; }
 
-size_t shared_bytes(int head_dim) {
-  return sizeof(float) * size_t((kQueries + 2 * kKeys + 1) * tile_pitch(head_dim) + kQueries * kWeightPitch);
+size_t shared_bytes(int head_dim, int n_queries) {
+  const int n_rows = n_queries + (n_queries == kFewQueries ? 1 : 2) * kKeys + 1;
+  return sizeof(float) * size_t(n_rows * tile_pitch(head_dim) + n_queries * kWeightPitch);
 }
+bool fits(int head_dim, int n_queries) { return shared_bytes(head_dim, n_queries) <= size_t(gpu::most_shared_bytes()); }
 
 /// Row `position` of a side as coded or as exact; zeros where no query sees that form, and in channels up to the pitch.
 __device__ void decode_key(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, bool coded,
@@ -34,15 +38,17 @@ __device__ void decode_key(const KvTiles& t, const StepRow& of, const int32_t* p
 }
 
 /// Blocks: (block of the list, kv head). kDims: head_dim rounded up to 32 times this.
-template <int kDims>
+template <int kDims, int kQueries>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a, const AttnBlock* blocks) {
+  constexpr int kPerWarp = kQueries / kWarps;  // queries of a warp
+  constexpr bool kShares = kQueries == kFewQueries;
   float* const shared = gpu::dynamic_shared<float>();
   const int dim = a.k.head_dim, pitch = tile_pitch(dim);
-  float* const queries = shared;                            // [32, pitch]
-  float* const keys = queries + kQueries * pitch;           // [32, pitch]
-  float* const values = keys + kKeys * pitch;               // [32, pitch]
-  float* const weights = values + kKeys * pitch;            // [32, kWeightPitch]
-  float* const centre = weights + kQueries * kWeightPitch;  // [pitch], of K's tile
+  float* const queries = shared;                                // [kQueries, pitch]
+  float* const keys = queries + kQueries * pitch;               // [32, pitch]
+  float* const values = kShares ? keys : keys + kKeys * pitch;  // [32, pitch]
+  float* const weights = values + kKeys * pitch;                // [kQueries, kWeightPitch]
+  float* const centre = weights + kQueries * kWeightPitch;      // [pitch], of K's tile
   const AttnBlock block = blocks[blockIdx.x];
   const StepRow* const span = a.rows.rows + block.first;
   const StepRow of = span[0];
@@ -56,7 +62,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
   };
   for (int i = int(threadIdx.x); i < kQueries * pitch; i += kThreads)
     queries[i] = i % pitch < dim ? a.q[row_of(i / pitch) + i % pitch] : 0.0f;
-  for (int i = int(threadIdx.x); i < 2 * kKeys * pitch; i += kThreads) keys[i] = 0;  // channels behind the last
+  for (int i = int(threadIdx.x); i < (kShares ? 1 : 2) * kKeys * pitch; i += kThreads)
+    keys[i] = 0;  // channels behind the last
 
   // Query i of this warp sees positions below n_visible(i), from its window on; those past the last one repeat it and
   // are not stored.
@@ -98,7 +105,10 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
         if (a.k.turn.n_pairs > 0)
           for (int d = 0; d < dim; ++d) keys[lane * pitch + d] += centre[d];
       }
-      if (warp == 1) decode_key(a.v, of, pages, kv_head, v_coded, key, block_last, values + lane * pitch);
+      const auto decode_values = [&] {
+        if (warp == 1) decode_key(a.v, of, pages, kv_head, v_coded, key, block_last, values + lane * pitch);
+      };
+      if constexpr (!kShares) decode_values();
       __syncthreads();
       float score[kPerWarp] = {};
       for (int d = 0; d < dim; d += 4) {
@@ -108,6 +118,10 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
           const float4 q = *reinterpret_cast<const float4*>(queries + (warp * kPerWarp + i) * pitch + d);
           score[i] = fmaf(q.x, x.x, fmaf(q.y, x.y, fmaf(q.z, x.z, fmaf(q.w, x.w, score[i]))));
         }
+      }
+      if constexpr (kShares) {
+        __syncthreads();
+        decode_values();
       }
       __syncwarp();
 #pragma unroll
@@ -122,7 +136,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
 #pragma unroll
         for (int j = 0; j < kDims; ++j) sum[i][j] *= shrink;
       }
-      __syncwarp();  // a warp reads only the weights it wrote
+      if constexpr (kShares) __syncthreads();
+      else __syncwarp();  // a warp reads only the weights it wrote
       for (int t = 0; t < kKeys; t += 4) {
         float x[4][kDims];
 #pragma unroll
@@ -165,26 +180,33 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
     a.out[row_of(i / dim) + i % dim] = queries[i / dim * pitch + i % dim];
 }
 
-template <int kDims>
+template <int kDims, int kQueries>
 void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
-  const size_t shared = shared_bytes(a.k.head_dim);
-  gpu::allow_shared_bytes("attention over rows", rows_kernel<kDims>, shared);
-  gpu::launch("attention over rows", rows_kernel<kDims>,
+  const auto kernel = rows_kernel<kDims, kQueries>;
+  const size_t shared = shared_bytes(a.k.head_dim, kQueries);
+  gpu::allow_shared_bytes("attention over rows", kernel, shared);
+  gpu::launch("attention over rows", kernel,
               {dim3(unsigned(n_blocks), unsigned(a.k.n_kv_heads)), kThreads, shared, stream}, a, blocks);
+}
+
+template <int kQueries>
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
+  if (a.k.head_dim <= 64) launch<2, kQueries>(stream, a, blocks, n_blocks);
+  else if (a.k.head_dim <= 128) launch<4, kQueries>(stream, a, blocks, n_blocks);
+  else if (a.k.head_dim <= 256) launch<8, kQueries>(stream, a, blocks, n_blocks);
+  else launch<16, kQueries>(stream, a, blocks, n_blocks);
 }
 
 }  // namespace
 
-int rows_attn_queries() { return kQueries; }
+int rows_attn_queries(int head_dim) { return fits(head_dim, kManyQueries) ? kManyQueries : kFewQueries; }
 
-bool can_run_rows_attn(int head_dim) { return shared_bytes(head_dim) <= size_t(gpu::most_shared_bytes()); }
+bool can_run_rows_attn(int head_dim) { return fits(head_dim, kFewQueries); }
 
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
   if (n_blocks == 0) return;
-  if (a.k.head_dim <= 64) launch<2>(stream, a, blocks, n_blocks);
-  else if (a.k.head_dim <= 128) launch<4>(stream, a, blocks, n_blocks);
-  else if (a.k.head_dim <= 256) launch<8>(stream, a, blocks, n_blocks);
-  else launch<16>(stream, a, blocks, n_blocks);
+  if (rows_attn_queries(a.k.head_dim) == kManyQueries) launch<kManyQueries>(stream, a, blocks, n_blocks);
+  else launch<kFewQueries>(stream, a, blocks, n_blocks);
 }
 
 }  // namespace ridge

@@ -427,7 +427,9 @@ void launch_chunks(gpu::StreamHandle stream, const DeviceDelta& d) {
 }  // namespace
 
 bool has_delta_chunks(const DeltaShape& shape) {
-  return shape.key_dim % 16 == 0 && shape.key_dim <= kMostKeys && shape.value_dim % 4 == 0;
+  const size_t stage_bytes = shape.key_dim <= 64 ? sizeof(Stage<64>) : sizeof(Stage<kMostKeys>);
+  return shape.key_dim % 16 == 0 && shape.key_dim <= kMostKeys && shape.value_dim % 4 == 0 &&
+         stage_bytes <= size_t(gpu::most_shared_bytes());
 }
 
 void device_delta_chunks(gpu::StreamHandle stream, const DeviceDelta& d) {

@@ -41,7 +41,10 @@ struct ExpertChoice {
     return n_slots() < full ? n_slots() : full;
   }
   /// Columns of areas of groups, and room for them.
-  int group_columns() const { return n_slots() < 128 * n_experts ? kFewGroupColumns : kManyGroupColumns; }
+  int group_columns() const {
+    const bool few = n_slots() < 128 * n_experts || gpu::most_shared_bytes() < gpu::kHopperSharedBytes;
+    return few ? kFewGroupColumns : kManyGroupColumns;
+  }
   int64_t n_areas() const {
     const int64_t full = n_slots() / group_columns() + n_scores();
     return n_slots() < full ? n_slots() : full;

@@ -112,12 +112,42 @@ template <class F, class S>
 constexpr int kSumsAt = kWordsAt<F, S> + S::kAreaColumnTiles* F::kBlocks * 512;
 template <class F, class S>
 constexpr int kStepBytes = kSumsAt<F, S> + S::kAreaColumnTiles* F::kBlocks* F::kSums * 32;
-template <class F, class S>
-constexpr int kSteps = std::clamp((gpu::kHopperSharedBytes - 1024) / kStepBytes<F, S>, 2, 6);
-/// More than half of what a Hopper multiprocessor has: blocks have equal shares, so two on one multiprocessor and none
-/// on another, which happens while kernels overlap, take twice the time.
-template <class F, class S>
-constexpr size_t kSharedBytes = std::max(kSteps<F, S>* kStepBytes<F, S>, 115 << 10);
+/// Steps of the ring on a device whose blocks have kMost bytes, some of them static.
+template <class F, class S, int kMost>
+constexpr int kSteps = std::clamp((kMost - 1024) / kStepBytes<F, S>, 2, 6);
+template <class F, class S, int kMost>
+constexpr bool kFits = 2 * kStepBytes<F, S> <= kMost - 1024;
+/// On Hopper more than half of what a multiprocessor has: blocks have equal shares, so two on one multiprocessor and
+/// none on another, which happens while kernels overlap, take twice the time.
+template <class F, class S, int kMost>
+constexpr size_t kSharedBytes = std::max(kSteps<F, S, kMost>* kStepBytes<F, S>,
+                                         kMost == gpu::kHopperSharedBytes ? 115 << 10 : 0);
+
+/// The first of some shapes whose ring fits.
+template <class F, int kMost, class S, class... Others>
+struct FirstThatFits {
+  using Shape = typename FirstThatFits<F, kMost, Others...>::Shape;
+};
+template <class F, int kMost, class S, class... Others>
+requires kFits<F, S, kMost>
+struct FirstThatFits<F, kMost, S, Others...> {
+  using Shape = S;
+};
+
+/// Calls f(bytes) for the memory that kernels of this device are made for: an integral constant.
+template <class Function>
+auto with_most_bytes(const Function& f) {
+#ifdef __HIP__
+  return f(std::integral_constant<int, gpu::kAmdSharedBytes>());
+#else
+  const int most = gpu::most_shared_bytes();
+  if (most >= gpu::kHopperSharedBytes) return f(std::integral_constant<int, gpu::kHopperSharedBytes>());
+#ifndef __CUDACC__  // an emulator of either
+  if (most < gpu::kAmpereSharedBytes) return f(std::integral_constant<int, gpu::kAmdSharedBytes>());
+#endif
+  return f(std::integral_constant<int, gpu::kAmpereSharedBytes>());
+#endif
+}
 
 /// Begins to copy the first n of kPieces pieces of kPiece bytes, `stride` bytes apart, with all threads of the block.
 template <int kPiece, int kPieces>
@@ -308,7 +338,7 @@ __device__ void store_sums(const Outputs& out, int n_tiles, int first_tile, int6
 
 /// What a block does. store(step, first_tile, first_column, sum) takes a warp's sums of an area that is complete, and
 /// may use them up.
-template <class F, class S, bool kGrouped, class Store>
+template <class F, class S, int kMost, bool kGrouped, class Store>
 __device__ void run_areas(const Plan& of, const Store& store) {
   using Step = areas::Step<kGrouped>;
   Plan p = of;
@@ -321,7 +351,7 @@ __device__ void run_areas(const Plan& of, const Store& store) {
     p.n_blocks = min(p.n_blocks, p.n_steps());
     if (int(blockIdx.x) >= p.n_blocks) return;
   }
-  constexpr int kRing = kSteps<F, S>, kBlocks = F::kBlocks, kBytes = kStepBytes<F, S>;
+  constexpr int kRing = kSteps<F, S, kMost>, kBlocks = F::kBlocks, kBytes = kStepBytes<F, S>;
   auto* const ring = gpu::dynamic_shared<uint8_t>();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int row_warp = warp / S::kColumnWarps, column_warp = warp % S::kColumnWarps;
@@ -377,9 +407,9 @@ __device__ void run_areas(const Plan& of, const Store& store) {
 }
 
 /// The areas of one matrix; product as store_sums() takes it.
-template <class F, class S, class Product>
+template <class F, class S, int kMost, class Product>
 __device__ void run(const Plan& p, const Outputs& out, const Product& product) {
-  run_areas<F, S, false>(p, [&](const Step<false>&, int first_tile, int first_column, auto& sum) {
+  run_areas<F, S, kMost, false>(p, [&](const Step<false>&, int first_tile, int first_column, auto& sum) {
     store_sums<S>(out, p.n_tiles, first_tile, first_column, sum, product);
   });
 }

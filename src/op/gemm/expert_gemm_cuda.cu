@@ -12,6 +12,7 @@ using namespace bricks;
 constexpr int kThreads = areas::kThreads;
 
 using FewColumns = areas::Shape<8, 1, kFewGroupColumns / 8>;
+using FewRows = areas::Shape<4, 1, kFewGroupColumns / 16>;  // and as few columns
 using ManyColumns = areas::Shape<4, 2, kManyGroupColumns / 16>;
 static_assert(ManyColumns::kAreaColumns == kManyGroupColumns);
 
@@ -25,9 +26,9 @@ struct GroupPlan {
   BrickGlu glu;
 };
 
-template <class F, class Area>
+template <class F, class Area, int kMost>
 __global__ void __launch_bounds__(kThreads, 1) expert_gemm_kernel(const GroupPlan p) {
-  areas::run_areas<Bricks<F>, Area, true>(
+  areas::run_areas<Bricks<F>, Area, kMost, true>(
       p.areas, [&](const areas::Step<true>& step, int first_of_tiles, int first_column, auto& sum) {
         const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4;
         const int64_t biases_at = p.areas.groups.experts[step.column_area()] * p.n_out;
@@ -93,7 +94,7 @@ Launch plan_launch(const BrickMatrix& w, const ExpertGroups& groups) {
   return launch;
 }
 
-template <class F, class Area>
+template <class F, class Area, int kMost>
 void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
                    const gpu::Buffer& scratch) {
   Launch launch = plan_launch<F, Area>(w, call.groups);
@@ -127,20 +128,28 @@ void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertG
   p.n_out = w.n_out[0];
   p.paired = w.paired;
   p.glu = call.glu;
-  constexpr size_t kBytes = areas::kSharedBytes<Bricks<F>, Area>;
-  static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
-  const auto kernel = expert_gemm_kernel<F, Area>;
+  constexpr size_t kBytes = areas::kSharedBytes<Bricks<F>, Area, kMost>;
+  static_assert(kBytes <= kMost - 1024);
+  const auto kernel = expert_gemm_kernel<F, Area, kMost>;
   gpu::allow_shared_bytes("shared memory of experts' products", kernel, kBytes);
   gpu::launch("tensor_gemm of experts", kernel, {unsigned(launch.n_blocks), kThreads, kBytes, stream, true}, p);
 }
 
-/// Calls f(format, shape of areas).
+/// Calls f(format, shape of areas, most bytes of a block).
 template <class Function>
 auto with_kernel(const BrickMatrix& w, const ExpertGroups& groups, const Function& f) {
   expect(groups.most_areas > 0 && (groups.width == kFewGroupColumns || groups.width == kManyGroupColumns),
          "experts of many tokens: areas");
   return with_format(w.format, [&](auto format) {
-    return groups.width == kFewGroupColumns ? f(format, FewColumns()) : f(format, ManyColumns());
+    return areas::with_most_bytes([&](auto most) {
+      if constexpr (most() == gpu::kHopperSharedBytes) {
+        return groups.width == kFewGroupColumns ? f(format, FewColumns(), most) : f(format, ManyColumns(), most);
+      } else {
+        expect(groups.width == kFewGroupColumns, "experts of many tokens: wide areas need a Hopper's shared memory");
+        using Few = areas::FirstThatFits<Bricks<decltype(format)>, most(), FewColumns, FewRows>;
+        return f(format, typename Few::Shape(), most);
+      }
+    });
   });
 }
 
@@ -149,8 +158,8 @@ auto with_kernel(const BrickMatrix& w, const ExpertGroups& groups, const Functio
 bool has_expert_gemm(BrickFormat format) { return format != BrickFormat::bf16; }  // one plane of it has 8 bits of x
 
 int64_t expert_gemm_scratch_bytes(const BrickMatrix& w, const ExpertGroups& groups) {
-  return with_kernel(w, groups,
-                     [&](auto f, auto s) { return plan_launch<decltype(f), decltype(s)>(w, groups).scratch_bytes; });
+  return with_kernel(
+      w, groups, [&](auto f, auto s, auto) { return plan_launch<decltype(f), decltype(s)>(w, groups).scratch_bytes; });
 }
 
 void device_expert_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertGroupCall& call,
@@ -158,9 +167,9 @@ void device_expert_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Ex
   expect(call.x && call.y && w.data.bytes() > 0 && call.groups.most_areas > 0,
          "experts of many tokens: no x or weights");
   expect(has_expert_gemm(w.format), "experts of many tokens: a format without f16");
-  with_kernel(w, call.groups, [&](auto f, auto s) {
+  with_kernel(w, call.groups, [&](auto f, auto s, auto most) {
     using F = decltype(f);
-    if constexpr (!F::kBfloat) launch_matmul<F, decltype(s)>(stream, w, call, scratch);
+    if constexpr (!F::kBfloat) launch_matmul<F, decltype(s), most()>(stream, w, call, scratch);
   });
 }
 

@@ -260,14 +260,14 @@ struct GemmPlan {
   areas::Outputs out;
 };
 
-template <IntKind kKind, class S>
+template <IntKind kKind, class S, int kMost>
 __global__ void __launch_bounds__(areas::kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
   const auto product = [](auto sum, int, float factor, float row_scale) {
     if constexpr (kKind == IntKind::ternary) return __fmul_rn(__fmul_rn(__int2float_rn(sum >> 6), factor), row_scale);
     else return sum * factor;
   };
   if constexpr (kIsWide<S>) areas::run_wide<StepsOf<kKind>, S>(p.areas, p.out, product);
-  else areas::run<StepsOf<kKind>, S>(p.areas, p.out, product);
+  else areas::run<StepsOf<kKind>, S, kMost>(p.areas, p.out, product);
 }
 
 // --- Launches ---
@@ -292,7 +292,7 @@ void check_operands(const IntWeights& w, const IntGemmCall& call) {
   require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
 }
 
-template <IntKind kKind, class S>
+template <IntKind kKind, class S, int kMost>
 void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   using Steps = StepsOf<kKind>;
   GemmPlan p = {};
@@ -331,15 +331,16 @@ void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmC
                    words,  factors, p.areas.x_blocks, kIsWide<S> ? S::kAreaColumns : 0};
   gpu::launch(kKind == IntKind::ternary ? "tokens to int8" : "tokens to f16", tokens_kernel<kKind>,
               {unsigned(call.n_tokens), kTokenThreads, 0, stream, call.overlap}, x);
-  constexpr size_t kBytes = areas::block_bytes<Steps, S>();
-  static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
-  const auto kernel = gemm_kernel<kKind, S>;
+  constexpr size_t kBytes = areas::block_bytes<Steps, S, kMost>();
+  static_assert(kBytes <= kMost - 1024);
+  const auto kernel = gemm_kernel<kKind, S, kMost>;
   gpu::allow_shared_bytes("shared memory of int_gemm", kernel, kBytes);
   gpu::launch(kKind == IntKind::ternary ? "int_gemm int8" : "int_gemm f16", kernel,
               {unsigned(n_blocks), areas::kBlockThreads<S>, kBytes, stream, true}, p);
 }
 
 IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
+  if (gpu::most_shared_bytes() < gpu::kHopperSharedBytes) return IntArea::small;  // the others' rings have two steps
   const int64_t small = block_clocks<Small>(w, n_tokens, blocks), middle = block_clocks<Middle>(w, n_tokens, blocks),
                 large = block_clocks<Large>(w, n_tokens, blocks);
   if (w.kind == IntKind::int4_g128 && gpu::device_has_warpgroups()) {
@@ -364,30 +365,36 @@ IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
   const int n_blocks = int(std::min<int64_t>(gpu::multiprocessors(), p.n_areas * w.n_groups()));
   return {areas::slot_bytes<S>(n_blocks) + areas::x_bytes<StepsOf<kKind>, S>(p) + 4 * n_tokens, 4 * int64_t(p.n_areas)};
 }
-/// Calls f(shape) for an area.
+/// Calls f(shape, most bytes of a block) for an area.
 template <IntKind kKind, class Function>
 auto with_shape(IntArea area, const Function& f) {
-  if constexpr (kKind == IntKind::int4_g128) {
-    if (area == IntArea::wide32) return f(Wide32());
-    if (area == IntArea::wide64) return f(Wide64());
-    if (area == IntArea::wide128) return f(Wide128());
-  }
-  if (area == IntArea::small) return f(Small());
-  if (area == IntArea::middle) return f(Middle());
-  return f(Large());
+  return areas::with_most_bytes([&](auto most) {
+    if constexpr (most() == gpu::kHopperSharedBytes) {
+      if constexpr (kKind == IntKind::int4_g128) {
+        if (area == IntArea::wide32) return f(Wide32(), most);
+        if (area == IntArea::wide64) return f(Wide64(), most);
+        if (area == IntArea::wide128) return f(Wide128(), most);
+      }
+      if (area == IntArea::middle) return f(Middle(), most);
+      if (area == IntArea::large) return f(Large(), most);
+    }
+    require(area == IntArea::small, "areas that need a Hopper's shared memory");
+    return f(Small(), most);
+  });
 }
 
 template <IntKind kKind>
 IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
   return with_shape<kKind>(choose_area(w, n_tokens, gpu::multiprocessors()),
-                           [&](auto shape) { return scratch_of<kKind, decltype(shape)>(w, n_tokens); });
+                           [&](auto shape, auto) { return scratch_of<kKind, decltype(shape)>(w, n_tokens); });
 }
 
 template <IntKind kKind>
 void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch) {
   const int blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
-  with_shape<kKind>(call.area == IntArea::any ? choose_area(w, call.n_tokens, blocks) : call.area,
-                    [&](auto shape) { launch_matmul<kKind, decltype(shape)>(stream, w, call, scratch); });
+  with_shape<kKind>(
+      call.area == IntArea::any ? choose_area(w, call.n_tokens, blocks) : call.area,
+      [&](auto shape, auto most) { launch_matmul<kKind, decltype(shape), most()>(stream, w, call, scratch); });
 }
 
 }  // namespace

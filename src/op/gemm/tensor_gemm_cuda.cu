@@ -21,6 +21,14 @@ struct Shapes {
   using Columns64 = areas::Shape<8, kTiles, 8>;
 };
 using Columns128 = areas::Shape<4, 2, 8>;
+/// Of many columns: on Hopper Columns128, else the largest of which two steps fit.
+template <class F, int kMost>
+using ManyColumns =
+    typename areas::FirstThatFits<Bricks<F>, kMost, Columns128, areas::Shape<8, 1, 8>, areas::Shape<8, 1, 4>,
+                                  areas::Shape<8, 1, 2>, areas::Shape<4, 1, 2>>::Shape;
+template <class F, int kMost>
+using FewColumns = typename areas::FirstThatFits<Bricks<F>, kMost, areas::Shape<8, 1, 4>, areas::Shape<8, 1, 2>,
+                                                 areas::Shape<4, 1, 2>>::Shape;
 
 struct GemmPlan {
   areas::Plan areas;
@@ -30,12 +38,12 @@ struct GemmPlan {
 /// Bricks as areas of this shape take them.
 template <class F, class S>
 using BricksOf = std::conditional_t<areas::kIsWide<S>, WideBricks<F>, Bricks<F>>;
-template <class F, class S>
+template <class F, class S, int kMost>
 __global__ void __launch_bounds__(areas::kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
   if constexpr (areas::kIsWide<S>)
     areas::run_wide<WideBricks<F>, S>(p.areas, p.out, [](float sum, int, float factor, float) { return sum * factor; });
   else
-    areas::run<Bricks<F>, S>(p.areas, p.out, [](float sum, int half, float factor, float) {
+    areas::run<Bricks<F>, S, kMost>(p.areas, p.out, [](float sum, int half, float factor, float) {
       return sum * (half == 0 ? 1 / F::kUnit : 1 / F::kUnit / F::kLower) * factor;
     });
 }
@@ -60,10 +68,10 @@ areas::Outputs make_area_outputs(const BrickMatrix& w, const BrickCall& call, in
 
 int blocks_of(const BrickCall& call) { return call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors(); }
 
-/// Calls f(shape) for the narrowest area that holds all columns, or the widest. Every area reads all of x once more, so
-/// areas are higher where x is much of what a block reads, and not where the sums of many blocks must be added.
+/// On Hopper: calls f(shape) for the narrowest area that holds all columns, or the widest. Every area reads all of x once
+/// more, so areas are higher where x is much of what a block reads, and not where the sums of many blocks must be added.
 template <class Function>
-auto with_shape(const BrickMatrix& w, const BrickCall& call, int planes, const Function& f) {
+auto with_hopper_shape(const BrickMatrix& w, const BrickCall& call, int planes, const Function& f) {
   const int64_t n_columns = call.n_tokens * planes;
   if (n_columns > 64) return f(Columns128());
   const auto narrowest = [&](auto shapes) {
@@ -74,6 +82,19 @@ auto with_shape(const BrickMatrix& w, const BrickCall& call, int planes, const F
   };
   const int64_t x_bytes = gpu::ceil_div(w.n_tiles(), 8) * w.n_in * n_columns * 2;  // in areas of 128 rows
   return x_bytes / blocks_of(call) < 256 << 10 ? narrowest(Shapes<1>()) : narrowest(Shapes<2>());
+}
+
+/// Calls f(shape, most bytes of a block). With less memory than Hopper's, areas are as large as two steps leave room for.
+template <class F, class Function>
+auto with_shape(const BrickMatrix& w, const BrickCall& call, int planes, const Function& f) {
+  return areas::with_most_bytes([&](auto most) {
+    if constexpr (most() == gpu::kHopperSharedBytes) {
+      return with_hopper_shape(w, call, planes, [&](auto shape) { return f(shape, most); });
+    } else {
+      if (call.n_tokens * planes <= 32) return f(FewColumns<F, most()>(), most);
+      return f(ManyColumns<F, most()>(), most);
+    }
+  });
 }
 
 struct Launch {
@@ -115,7 +136,7 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int planes) {
   return launch;
 }
 
-template <class F, class S>
+template <class F, class S, int kMost>
 void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call, int planes,
                    const gpu::Buffer& scratch) {
   Launch launch = plan_launch<F, S>(w, call, planes);
@@ -135,9 +156,9 @@ void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCa
   p.out.factors = launch.x.to.inverse_scale;
   gpu::launch("planes", planes_kernel<F>, {unsigned(launch.n_x_blocks), kPlanesThreads, 0, stream, call.overlap},
               launch.x);
-  constexpr size_t kBytes = areas::block_bytes<BricksOf<F, S>, S>();
-  static_assert(kBytes <= gpu::kHopperSharedBytes - 1024);
-  const auto kernel = gemm_kernel<F, S>;
+  constexpr size_t kBytes = areas::block_bytes<BricksOf<F, S>, S, kMost>();
+  static_assert(kBytes <= kMost - 1024);
+  const auto kernel = gemm_kernel<F, S, kMost>;
   gpu::allow_shared_bytes("shared memory of tensor_gemm", kernel, kBytes);
   gpu::launch("tensor_gemm", kernel, {unsigned(launch.n_blocks), areas::kBlockThreads<S>, kBytes, stream, true}, p);
 }
@@ -177,19 +198,25 @@ void device_wide_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Bric
   check_call(w, call);
   expect(has_wide_matmul(w, call.n_tokens), "wide_gemm: the device or the format has no such product");
   with_wide_shape(w, call, [&](auto f, auto s) {
-    launch_matmul<typename decltype(f)::type, decltype(s)>(stream, w, call, 1, scratch);
+    launch_matmul<typename decltype(f)::type, decltype(s), gpu::kHopperSharedBytes>(stream, w, call, 1, scratch);
   });
 }
 
 int64_t most_brick_tokens(const BrickMatrix& w) {
-  constexpr int64_t kAreaTokens = Columns128::kAreaColumns / 2;  // of two planes
-  return std::max<int64_t>(1, kCounters / gpu::ceil_div(w.n_tiles(), Columns128::kAreaTiles)) * kAreaTokens;
+  return with_format(w.format, [&](auto f) {
+    return areas::with_most_bytes([&](auto most) {
+      using S = ManyColumns<decltype(f), most()>;
+      constexpr int64_t kAreaTokens = S::kAreaColumns / 2;  // of two planes
+      return std::max<int64_t>(1, kCounters / gpu::ceil_div(w.n_tiles(), S::kAreaTiles)) * kAreaTokens;
+    });
+  });
 }
 
 int64_t tensor_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call, int planes) {
   return with_format(w.format, [&](auto f) {
-    return with_shape(w, call, planes,
-                      [&](auto s) { return plan_launch<decltype(f), decltype(s)>(w, call, planes).scratch_bytes; });
+    return with_shape<decltype(f)>(w, call, planes, [&](auto s, auto) {
+      return plan_launch<decltype(f), decltype(s)>(w, call, planes).scratch_bytes;
+    });
   });
 }
 
@@ -197,8 +224,9 @@ void device_tensor_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Br
                         const gpu::Buffer& scratch) {
   check_call(w, call);
   with_format(w.format, [&](auto f) {
-    with_shape(w, call, planes,
-               [&](auto s) { launch_matmul<decltype(f), decltype(s)>(stream, w, call, planes, scratch); });
+    with_shape<decltype(f)>(w, call, planes, [&](auto s, auto most) {
+      launch_matmul<decltype(f), decltype(s), most()>(stream, w, call, planes, scratch);
+    });
   });
 }
 

@@ -58,10 +58,10 @@ int64_t x_bytes(const Plan& p) {
 }
 template <class S>
 inline constexpr int kBlockThreads = kIsWide<S> ? kWideThreads : kThreads;
-template <class F, class S>
+template <class F, class S, int kMost>
 constexpr size_t block_bytes() {
   if constexpr (kIsWide<S>) return WideSizes<F, S>::kBytes;
-  else return kSharedBytes<F, S>;
+  else return kSharedBytes<F, S, kMost>;
 }
 
 /// Four lanes c = 0 .. 3 have word c of four units of eight columns of k each; unit first_unit + i is words[i] of the

@@ -364,8 +364,8 @@ struct Launch {
   int n_blocks, n_threads, shared_bytes;
 };
 
-/// A row of the weights has `n_chained` times what the matrix has. With more than kFewWarps warps there may be no room
-/// for x: phases are of 0 bricks then.
+/// A row of the weights has `n_chained` times what the matrix has. There may be no room for x beside the rings of so many
+/// warps: phases are of 0 bricks then.
 template <class F, int kTokens>
 Launch cut(const BrickMatrix& w, const BrickCall& call, int n_chained, int most_warps) {
   Launch launch{};
@@ -417,9 +417,11 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 
     const Launch launch = cut<F, kTokens>(w, call, n_chained, kMostWarps);
     if (launch.plan.phase_bricks >= launch.plan.warp_bricks + (launch.plan.longer_warps > 0)) return launch;
   }
-  const Launch launch = cut<F, kTokens>(w, call, n_chained, kFewWarps);
-  expect(launch.plan.phase_bricks > 0, "gemv: this device has too little shared memory per block");
-  return launch;
+  for (int warps = kFewWarps; warps > 0; warps /= 2) {
+    const Launch launch = cut<F, kTokens>(w, call, n_chained, warps);
+    if (launch.plan.phase_bricks > 0) return launch;
+  }
+  throw Error(ErrorKind::failure, "gemv: this device has too little shared memory per block");
 }
 
 template <class F, int kTokens>

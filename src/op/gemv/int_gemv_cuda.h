@@ -49,7 +49,7 @@ struct IntPlan {
   int tiles_of_8 = 1;  ///< columns of the mma in eights: 1, 2, 4 or 8; of bricks 1
   int rows = 1;        ///< most tiles of rows of a block
   int blocks = 0;      ///< they share the tiles of rows evenly
-  int warps = 8;       ///< per block, at most kIntMostWarps; 0: so many tokens of bricks do not fit
+  int warps = 8;       ///< per block, at most kIntMostWarps; 0: so many tokens do not fit
   int depth = 4;       ///< of the stream: KB of a warp on their way from memory, one of kIntDepths; of bricks 4 or 6
   bool quantize_inside = true;  ///< each block makes the int8 values it needs; otherwise a kernel before
   /// 0: the stream, for at most 16 columns. Otherwise activations come in chunks, quantised before, and the warps are

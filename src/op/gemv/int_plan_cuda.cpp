@@ -64,15 +64,20 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
   if (plan.tiles_of_8 <= 2 && fits(plan)) return plan;
 
   // Chunks: all of a block's tiles of rows at once if there are warps, and as many warps for each as have room.
+  // Fewer tiles at once where a block has too little memory.
   plan.quantize_inside = false;
-  const int64_t passes = ceil_div(rows, kIntMostWarps);
-  plan.row_warps = int(ceil_div(rows, passes));
-  plan.rows = int(passes * plan.row_warps);
-  plan.blocks = int(ceil_div(n_row_tiles, plan.rows));
-  const int64_t most = std::min<int64_t>(kIntMostWarps / plan.row_warps, row_slots);
-  plan.warps = int(most) * plan.row_warps;
-  while (!fits(plan) && plan.warps > plan.row_warps) plan.warps -= plan.row_warps;
-  return plan;
+  for (int64_t passes = ceil_div(rows, kIntMostWarps);; passes = ceil_div(rows, plan.row_warps - 1)) {
+    plan.row_warps = int(ceil_div(rows, passes));
+    plan.rows = int(passes * plan.row_warps);
+    plan.blocks = int(ceil_div(n_row_tiles, plan.rows));
+    const int64_t most = std::min<int64_t>(kIntMostWarps / plan.row_warps, row_slots);
+    plan.warps = int(most) * plan.row_warps;
+    while (!fits(plan) && plan.warps > plan.row_warps) plan.warps -= plan.row_warps;
+    if (fits(plan)) return plan;
+    if (plan.row_warps > 1) continue;
+    plan.warps = 0;
+    return plan;
+  }
 }
 
 int64_t int_gemv_shared_bytes(IntKind kind, const IntPlan& plan, int64_t n_in, int n_tokens, int planes) {
