@@ -252,4 +252,14 @@ function(ridge_emulated_gpu_test)
   target_compile_options(test_emulated PRIVATE -ffp-contract=off -Wno-unknown-pragmas -U_FORTIFY_SOURCE)
   # Whole models take minutes here; their kernels are the same.
   gtest_discover_tests(test_emulated TEST_PREFIX "emulated/" TEST_FILTER "-OpBenchCuda.Attention*:ModelCuda.Logits*:ModelCuda.AShipped*:ModelCuda.Recorded*:ModelCuda.Prompts*:ModelCuda.Samples*:RaggedCuda.StepsOfPacked*:EvaluateCuda.*" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+  # Kernels that cut their work by a device's shared memory, with that of sm_86, sm_89 and sm_120, and with AMD's.
+  set(kernels "DeviceMatmulCuda.*:TensorGemmCuda.Scales*:IntGemmCuda.Int4Is*:IntGemmCuda.Ternary*:IntGemvCuda.*Batch*:F16GemvCuda.Long*:ExpertsCuda.ProductsAre*:AttentionCuda.PromptsInParts:DeltaCuda.Chunks*")
+  foreach(kib 99 64)
+    set(rows "")
+    if(kib EQUAL 99)
+      set(rows ":AttentionCuda.RowsOfEvery*")  # of 512 values
+    endif()
+    add_test(NAME emulated/Of${kib}KB COMMAND test_emulated --gtest_filter=${kernels}${rows})
+    set_tests_properties(emulated/Of${kib}KB PROPERTIES TIMEOUT 600 ENVIRONMENT RIDGE_EMULATED_SHARED_KIB=${kib})
+  endforeach()
 endfunction()

@@ -66,13 +66,12 @@ struct MatmulBytes {
 };
 
 /// Up to four matrices of one width, with the kernels of device_linear.h. Matrices of one packing and format share a
-/// launch. Where their columns are sorted (Linear::order), x is sorted likewise first.
+/// launch. Where their columns are sorted (Linear::order), x is sorted likewise first; those of one launch are sorted alike.
 class DeviceMatmul {
  public:
   DeviceMatmul() = default;
   /// Uploads and packs. `biases` has an entry a matrix, empty or null where there is none. `glu`: two matrices, gate
-  /// and up. Throws Error: usage for a matrix without a kernel, for matrices whose columns are sorted differently and as
-  /// choose_device_linear() does; no_memory.
+  /// and up. Throws Error: usage for a matrix without a kernel and as choose_device_linear() does; no_memory.
   DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* const> matrices,
                std::span<const std::vector<float>* const> biases, bool glu, const ForcedKernels& forced);
 
@@ -102,7 +101,7 @@ class DeviceMatmul {
   /// Matrices that share a launch.
   struct Group {
     const DeviceLinearVariant& kernel(int64_t n_tokens) const { return n_tokens <= kFewTokens ? *few : *many; }
-    int64_t bytes() const { return bricks.bytes() + ints.bytes() + floats_bytes; }
+    int64_t bytes() const { return bricks.bytes() + ints.bytes() + floats_bytes + order_bytes; }
 
     int first = 0, count = 0;
     bool gated = false;  ///< gate and up, packed as one
@@ -113,11 +112,13 @@ class DeviceMatmul {
     IntWeights ints;
     int64_t floats_bytes = 0;
     gpu::Buffer floats;  // [n_out, n_in] of one matrix
+    int64_t order_bytes = 0;
+    gpu::Buffer order;  // int32 [n_in] as Linear::order; empty: columns are as they are
   };
   /// Everything but device memory.
   void plan(std::span<const Linear* const> matrices, std::span<const std::vector<float>* const> biases, bool glu,
             const ForcedKernels& forced);
-  void run_groups(gpu::StreamHandle stream, const MatmulCall& call, MatmulScratch& scratch) const;
+  MatmulCall sort(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
   void run(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
   /// Whether few tokens become integers; more are two planes of halves.
   static bool runs_int_bricks(const Group& group, int64_t n_tokens);
@@ -133,8 +134,7 @@ class DeviceMatmul {
   std::vector<int64_t> n_out_;
   bool glu_ = false;
   std::string text_;  // "2048x1536 int4_g128"
-  int64_t bias_bytes_ = 0, order_bytes_ = 0;
-  gpu::Buffer order_;                 // int32 [n_in] as Linear::order; empty: columns are as they are
+  int64_t bias_bytes_ = 0;
   gpu::Buffer bias_;                  // of all matrices, one after another; empty without any
   std::vector<const float*> biases_;  // into it
   std::vector<Group> groups_;

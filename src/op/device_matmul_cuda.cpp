@@ -30,6 +30,10 @@ gpu::Buffer upload_as_floats(const gpu::Stream& stream, const Linear& m) {
   return buffer;
 }
 
+bool sorted_alike(const Linear& a, const Linear& b) {
+  return a.order == b.order || (a.order && b.order && std::equal(a.order, a.order + a.n_in, b.order));
+}
+
 int64_t scratch_bytes(const BrickMatrix& w, const BrickCall& call, int planes) {
   if (planes != 1) return brick_scratch_bytes(w, call);
   return has_wide_matmul(w, call.n_tokens) ? wide_gemm_scratch_bytes(w, call) : tensor_gemm_scratch_bytes(w, call, 1);
@@ -55,28 +59,22 @@ void DeviceMatmul::plan(std::span<const Linear* const> matrices, std::span<const
   if (any_bias) bias_bytes_ = 4 * rows();
   biases_.resize(matrices.size());
   text_ = fmt::format("{}x{} {}", rows(), n_in_, matrices[0]->format->name);
-  const int32_t* const order = matrices[0]->order;
-  if (order) order_bytes_ = 4 * n_in_;
 
   for (size_t i = 0; i < matrices.size(); ++i) {
     const Linear& m = *matrices[i];
     RIDGE_CHECK(m.n_in == n_in_, "matrices of {} and {} columns", n_in_, m.n_in);
-    if (!order != !m.order || (order && !std::equal(order, order + n_in_, m.order)))
-      throw_error(ErrorKind::usage,
-                  "devices multiply {} matrices at once, whose columns must be sorted alike (act-order) ({}x{}): use "
-                  "--device cpu",
-                  matrices.size(), m.n_out, m.n_in);
     const DeviceLinearVariant& few = choose_device_linear({m, 1}, forced);
     const DeviceLinearVariant& many = choose_device_linear({m, kFewTokens + 1}, forced);
     RIDGE_CHECK(few.packing == many.packing, "{} and {} read different bytes", few.name, many.name);
     const bool joins = i > 0 && m.format == matrices[i - 1]->format && few.packing != DevicePacking::floats &&
-                       groups_.back().few == &few && groups_.back().many == &many;
+                       groups_.back().few == &few && groups_.back().many == &many && sorted_alike(m, *matrices[i - 1]);
     if (!joins) groups_.push_back({.first = int(i), .few = &few, .many = &many});
     groups_.back().count += 1;
   }
   for (Group& g : groups_) {
     g.gated = glu && g.count == 2;
     const Linear& m = *matrices[size_t(g.first)];
+    if (m.order) g.order_bytes = 4 * n_in_;
     const std::span<const int64_t> n_out(&n_out_[size_t(g.first)], size_t(g.gated ? 1 : g.count));
     switch (g.few->packing) {
       case DevicePacking::floats: g.floats_bytes = 4 * m.n_out * n_in_; break;
@@ -121,10 +119,10 @@ DeviceMatmul::DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* co
     int64_t at = 0;
     for (size_t i = 0; i < matrices.size(); at += n_out_[i++]) biases_[i] = bias_.as<float>() + at;
   }
-  if (order_bytes_ > 0) order_ = gpu::to_device(stream, std::span(matrices[0]->order, size_t(n_in_)));
 
   for (Group& g : groups_) {
     const auto members = matrices.subspan(size_t(g.first), size_t(g.count));
+    if (g.order_bytes > 0) g.order = gpu::to_device(stream, std::span(members[0]->order, size_t(n_in_)));
     switch (g.few->packing) {
       case DevicePacking::floats: g.floats = upload_as_floats(stream, *members[0]); break;
       case DevicePacking::bricks:
@@ -150,29 +148,30 @@ DeviceMatmul::DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* co
       }
     }
   }
-  int64_t held = bias_.bytes() + order_.bytes();
+  int64_t held = bias_.bytes();
   for (const Group& g : groups_)
-    held += g.bricks.data.bytes() + g.ints.tiles.bytes() + g.ints.row_scale.bytes() + g.floats.bytes();
+    held +=
+        g.bricks.data.bytes() + g.ints.tiles.bytes() + g.ints.row_scale.bytes() + g.floats.bytes() + g.order.bytes();
   RIDGE_CHECK(held == bytes(), "{} bytes of weights are held, {} were planned", held, bytes());
 }
 
 void DeviceMatmul::add_to(gpu::Allocations& all) const {
   all.add(bias_bytes_);
-  all.add(order_bytes_);
   for (const Group& g : groups_) {
     all.add(g.bricks.bytes());
     all.add(g.ints.tile_bytes());
     all.add(g.ints.row_scale_bytes());
     all.add(g.floats_bytes);
+    all.add(g.order_bytes);
   }
 }
 
 void DeviceMatmul::plan_scratch(const MatmulCall& call, PlannedScratch& scratch) const {
   const int64_t n = call.n_tokens;
   const bool apart = glu_ && groups_.size() > 1;
-  if (order_bytes_ > 0) scratch.sorted.ensure((n + (call.norm_weight ? 1 : 0)) * n_in_);
   if (apart) scratch.up.ensure(n * n_out_[1]);
   for (const Group& g : groups_) {
+    if (g.order_bytes > 0) scratch.sorted.ensure((n + (call.norm_weight ? 1 : 0)) * n_in_);
     switch (g.few->packing) {
       case DevicePacking::floats:
         if (call.norm_weight) scratch.normed.ensure(n * n_in_);
@@ -204,7 +203,7 @@ void DeviceMatmul::plan_scratch(const MatmulCall& call, PlannedScratch& scratch)
 int64_t DeviceMatmul::rows() const { return std::accumulate(n_out_.begin(), n_out_.end(), int64_t(0)); }
 
 int64_t DeviceMatmul::bytes() const {
-  int64_t sum = bias_bytes_ + order_bytes_;
+  int64_t sum = bias_bytes_;
   for (const Group& g : groups_) sum += g.bytes();
   return sum;
 }
@@ -225,20 +224,6 @@ void DeviceMatmul::run(gpu::StreamHandle stream, const MatmulCall& call, MatmulS
                          .write_bytes = work.write_bytes,
                          .flops = work.flops};
   });
-  if (order_bytes_ == 0) return run_groups(stream, call, scratch);
-  MatmulCall sorted = call;
-  const int64_t n = call.n_tokens;
-  float* const x = scratch.sorted.ensure((n + (call.norm_weight ? 1 : 0)) * n_in_);
-  sorted.x = x;
-  device_sort_columns(stream, n, n_in_, order_.as<int32_t>(), call.x, x);
-  if (call.norm_weight) {  // the norm of a row does not depend on the order of its values
-    sorted.norm_weight = x + n * n_in_;
-    device_sort_columns(stream, 1, n_in_, order_.as<int32_t>(), call.norm_weight, x + n * n_in_);
-  }
-  run_groups(stream, sorted, scratch);
-}
-
-void DeviceMatmul::run_groups(gpu::StreamHandle stream, const MatmulCall& call, MatmulScratch& scratch) const {
   if (!glu_ || groups_.size() == 1) {
     for (const Group& group : groups_) run(stream, group, call, scratch);
     return;
@@ -251,7 +236,23 @@ void DeviceMatmul::run_groups(gpu::StreamHandle stream, const MatmulCall& call, 
   apply_glu(stream, call.output, call.n_tokens * n_out_[0], parts.y[0], parts.y[1]);
 }
 
-void DeviceMatmul::run(gpu::StreamHandle stream, const Group& g, const MatmulCall& call, MatmulScratch& scratch) const {
+/// The call with x and the norm in the order of the group's columns: the norm of a row does not depend on it.
+MatmulCall DeviceMatmul::sort(gpu::StreamHandle stream, const Group& g, const MatmulCall& call,
+                              MatmulScratch& scratch) const {
+  MatmulCall sorted = call;
+  const int64_t n = call.n_tokens;
+  float* const x = scratch.sorted.ensure((n + (call.norm_weight ? 1 : 0)) * n_in_);
+  device_sort_columns(stream, n, n_in_, g.order.as<int32_t>(), call.x, x);
+  sorted.x = x;
+  if (!call.norm_weight) return sorted;
+  device_sort_columns(stream, 1, n_in_, g.order.as<int32_t>(), call.norm_weight, x + n * n_in_);
+  sorted.norm_weight = x + n * n_in_;
+  return sorted;
+}
+
+void DeviceMatmul::run(gpu::StreamHandle stream, const Group& g, const MatmulCall& as_given,
+                       MatmulScratch& scratch) const {
+  const MatmulCall call = g.order_bytes > 0 ? sort(stream, g, as_given, scratch) : as_given;
   switch (g.few->packing) {
     case DevicePacking::floats: return run_floats(stream, g, call, scratch);
     case DevicePacking::bricks: return run_bricks(stream, g, call, scratch);
