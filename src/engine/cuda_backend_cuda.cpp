@@ -161,10 +161,11 @@ void check_wide_rows(const KvLayerConfig& layer) {
                 kMaxDeviceHeadDim, layer.head_dim);
   for (const KvSide side : kKvSides)
     if (!can_calibrate(KvLayout(layer, side, false).tiles))
-      throw_error(ErrorKind::usage,
-                  "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
-                  "needs no calibration, or the CPU)",
-                  layer.side(side).format->name, layer.head_dim);
+      throw_error(
+          ErrorKind::usage,
+          "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
+          "needs no calibration, or the CPU)",
+          layer.side(side).format->name, layer.head_dim);
 }
 
 std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig> layers,

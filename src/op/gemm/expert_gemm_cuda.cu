@@ -141,12 +141,13 @@ auto with_kernel(const BrickMatrix& w, const ExpertGroups& groups, const Functio
   expect(groups.most_areas > 0 && (groups.width == kFewGroupColumns || groups.width == kManyGroupColumns),
          "experts of many tokens: areas");
   return with_format(w.format, [&](auto format) {
+    using F = std::remove_cvref_t<decltype(format)>;  // nvcc sees a reference in the inner function
     return areas::with_most_bytes([&](auto most) {
       if constexpr (most() == gpu::kHopperSharedBytes) {
         return groups.width == kFewGroupColumns ? f(format, FewColumns(), most) : f(format, ManyColumns(), most);
       } else {
         expect(groups.width == kFewGroupColumns, "experts of many tokens: wide areas need a Hopper's shared memory");
-        using Few = areas::FirstThatFits<Bricks<decltype(format)>, most(), FewColumns, FewRows>;
+        using Few = areas::FirstThatFits<Bricks<F>, most(), FewColumns, FewRows>;
         return f(format, typename Few::Shape(), most);
       }
     });

@@ -204,8 +204,9 @@ void device_wide_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Bric
 
 int64_t most_brick_tokens(const BrickMatrix& w) {
   return with_format(w.format, [&](auto f) {
+    using F = decltype(f);
     return areas::with_most_bytes([&](auto most) {
-      using S = ManyColumns<decltype(f), most()>;
+      using S = ManyColumns<F, most()>;
       constexpr int64_t kAreaTokens = S::kAreaColumns / 2;  // of two planes
       return std::max<int64_t>(1, kCounters / gpu::ceil_div(w.n_tiles(), S::kAreaTiles)) * kAreaTokens;
     });
