@@ -253,7 +253,7 @@ function(ridge_emulated_gpu_test)
   # Whole models take minutes here; their kernels are the same.
   gtest_discover_tests(test_emulated TEST_PREFIX "emulated/" TEST_FILTER "-OpBenchCuda.Attention*:ModelCuda.Logits*:ModelCuda.AShipped*:ModelCuda.Recorded*:ModelCuda.Prompts*:ModelCuda.Samples*:RaggedCuda.StepsOfPacked*:EvaluateCuda.*" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
   # Kernels that cut their work by a device's shared memory, with that of sm_86, sm_89 and sm_120, and with AMD's.
-  set(kernels "DeviceMatmulCuda.*:TensorGemmCuda.Scales*:IntGemmCuda.Int4Is*:IntGemmCuda.Ternary*:IntGemvCuda.*Batch*:F16GemvCuda.Long*:ExpertsCuda.ProductsAre*:AttentionCuda.PromptsInParts:DeltaCuda.Chunks*")
+  set(kernels "DeviceMatmulCuda.*:TensorGemmCuda.Scales*:IntGemmCuda.Int4Is*:IntGemmCuda.Ternary*:IntGemvCuda.*Batch*:F16GemvCuda.Long*:ExpertsCuda.ProductsAre*:AttentionCuda.PromptsInParts:DeltaCuda.Chunks*:PlanCuda.RowsThat*")
   foreach(kib 99 64)
     set(rows "")
     if(kib EQUAL 99)

@@ -148,11 +148,17 @@ class CudaBackend final : public Backend {
   gpu::Buffer row_tokens_;
 };
 
-/// Refuses rules of wide rows that the kernels here cannot run.
-void check_wide_rows(const KvLayerConfig& layer) {
-  if (!layer.v_is_k && layer.n_kv_heads > 0 && !device_tiles(layer).ok && !can_run_rows_attn(layer.head_dim))
+/// Refuses rows that the kernels here cannot run.
+void check_rows(const KvLayerConfig& layer) {
+  const bool in_fragments = device_tiles(layer).ok;
+  const KvLayouts layouts(layer, in_fragments);
+  const bool runs = layer.v_is_k   ? can_run_latent_attn(layer.head_dim)
+                    : in_fragments ? can_run_tile_attn(layouts.k.tiles, layouts.v.tiles)
+                                   : can_run_rows_attn(layer.head_dim);
+  if (layer.n_kv_heads > 0 && !runs)
     throw_error(ErrorKind::usage,
-                "{} cache: this device has too little shared memory for attention over rows of {} values (use the CPU)",
+                "{} cache: this device has too little shared memory for attention over rows of {} values (use a format "
+                "of fewer bits, or the CPU)",
                 layer.k.format->name, layer.head_dim);
   if (layer.head_dim > kMaxDeviceHeadDim && layer.k.policy.rounding == KvRounding::weighted)
     throw_error(ErrorKind::usage,
@@ -160,7 +166,7 @@ void check_wide_rows(const KvLayerConfig& layer) {
                 "use the CPU)",
                 kMaxDeviceHeadDim, layer.head_dim);
   for (const KvSide side : kKvSides)
-    if (!can_calibrate(KvLayout(layer, side, false).tiles))
+    if (!can_calibrate(layouts.side(side).tiles))
       throw_error(
           ErrorKind::usage,
           "{} cache: this device has too little shared memory to calibrate rows of {} values (use a format that "
@@ -172,7 +178,7 @@ std::unique_ptr<KvMemory> CudaBackend::open_memory(std::span<const KvLayerConfig
                                                    std::span<const KvMetricView> metrics, PageNumbers n_pages,
                                                    SlotNumbers slots) {
   gpu::use_device(runner_.device());
-  for (const KvLayerConfig& layer : layers) check_wide_rows(layer);
+  for (const KvLayerConfig& layer : layers) check_rows(layer);
   // A layer that reads another one's rows comes when these hold the whole step, and the exact rows of its first tokens
   // may be gone.
   if (runner_.plan().shares_kv())

@@ -396,6 +396,33 @@ TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
           "experts of one format, shape and scale");
 }
 
+/// Of a device with as little shared memory as an AMD card has: what no block can hold is refused when caches are opened.
+TEST_F(PlanCuda, RowsThatDoNotFitInSharedMemoryAreRefusedByName) {
+  if (gpu::most_shared_bytes() >= gpu::kAmpereSharedBytes) GTEST_SKIP() << "they fit";
+  CpuContext context(1, Isa::scalar);
+  const LoadedModel model = make_synth_model(context, "tiny-64@layers=1@weights=f32").or_throw();
+  const ModelPlan plan = make_plan(model.config);
+  const auto backend = make_cuda_backend(0, plan, model.weights, {});
+  const auto message_of = [&](int head_dim, const char* format, bool latent = false) -> std::string {
+    ModelPlan wide = plan;
+    wide.layers[0].attention.head_dim = head_dim;
+    if (latent) wide.layers[0].mixer = MixerKind::latent;
+    const KvSideOptions side{.format = format, .rounding = "nearest"};
+    try {
+      backend->open_memory(layer_configs({.n_ctx = 64, .k = side, .v = side}, wide), {}, 1, 1);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message_of(128, "f16"), "");
+  EXPECT_EQ(message_of(256, "q4_0"), "");
+  EXPECT_THAT(message_of(256, "f16"), testing::HasSubstr("attention over rows of 256 values"));
+  EXPECT_THAT(message_of(512, "f16"), testing::HasSubstr("attention over rows of 512 values"));
+  EXPECT_THAT(message_of(256, "rotor-3"), testing::HasSubstr("calibrate rows of 256 values"));
+  EXPECT_THAT(message_of(576, "f16", true), testing::HasSubstr("attention over rows of 576 values"));
+}
+
 /// Rounding that kernels of wide rows do not know.
 TEST_F(PlanCuda, WeightedRoundingOfWideLatentRowsIsRefusedByName) {
   CpuContext context(1, Isa::scalar);

@@ -61,6 +61,8 @@ struct TileAttnPlan {
 /// overlap positions and tiles are read before the grid before has ended, except the tile that holds the newest
 /// position and those coded in this step: writers of the other tiles must have ended before a launch without overlap.
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan);
+/// Whether a block of the current device has the shared memory for a pair of such tiles.
+bool can_run_tile_attn(const KvTiles& k, const KvTiles& v);
 int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks);
 /// Multiprocessors of the current device.
 int tile_attn_blocks();
@@ -127,6 +129,8 @@ bool can_run_rows_attn(int head_dim);
 /// launch serves every depth; parts are put together in their order: results do not depend on timing. `scratch` has
 /// latent_attn_scratch_bytes() of as many rows.
 void latent_attn(gpu::StreamHandle stream, const DeviceAttention& a, int n_out, std::byte* scratch);
+/// Whether a block of the current device has the shared memory for rows of so many values.
+bool can_run_latent_attn(int head_dim);
 int64_t latent_attn_scratch_bytes(int n_rows, int n_heads, int head_dim);
 
 }  // namespace ridge

@@ -318,6 +318,8 @@ int64_t latent_attn_scratch_bytes(int n_rows, int n_heads, int head_dim) {
   return int64_t(sizeof(float)) * n_rows * parts_of(n_rows, n_heads) * n_heads * (head_dim + 2);
 }
 
+bool can_run_latent_attn(int head_dim) { return shared_bytes(head_dim) <= size_t(gpu::most_shared_bytes()); }
+
 void latent_attn(gpu::StreamHandle stream, const DeviceAttention& a, int n_out, std::byte* scratch) {
   if (a.rows.n == 0) return;
   const int dim = a.k.head_dim;

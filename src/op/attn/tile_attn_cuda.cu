@@ -179,6 +179,11 @@ int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int hea
   return most * lists * kMostPacks * part_floats(head_dim) * 4;
 }
 
+bool can_run_tile_attn(const KvTiles& k, const KvTiles& v) {
+  const SplitKernel& kernel = kernel_for(k, v.kind);
+  return 2 * kernel.tiles_at_a_time * pair_bytes(k.kind, v.kind, k.head_dim) <= most_ring_bytes(k, kernel.packs);
+}
+
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan) {
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;

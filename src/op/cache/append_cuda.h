@@ -78,6 +78,7 @@ struct LeavingTiles {
   KvTiles pair[2];                 ///< the sides, where `sides` is null
   bool in_fragments = false;       ///< the order of tensor cores
   bool weighs = false;             ///< some side rounds weighted
+  bool near_metric = true;         ///< shared memory has room for a head's metric; the launch decides
   int n_kv_heads = 0;
   int head_dim = 0;
   const StepSpan* spans = nullptr;   ///< device memory

@@ -75,10 +75,11 @@ __device__ __forceinline__ float code_rotor(RotorScratch<kPer>& scratch, const K
   return error2;
 }
 
-/// Brings the metric of a head near and inverts its diagonal: there after copy_wait() and a barrier.
+/// Brings the metric of a head near, if it shall be there, and inverts its diagonal: there after copy_wait() and a
+/// barrier.
 template <int kPer>
-__device__ __forceinline__ void fetch_metric(RotorScratch<kPer>& scratch, const float* metric) {
-  for (int i = int(threadIdx.x); i < RotorScratch<kPer>::kMetricBytes / 16; i += kRotorThreads)
+__device__ __forceinline__ void fetch_metric(RotorScratch<kPer>& scratch, const float* metric, bool near) {
+  for (int i = int(threadIdx.x); near && i < RotorScratch<kPer>::kMetricBytes / 16; i += kRotorThreads)
     gpu::copy_async16(scratch.near_metric() + 4 * i, metric + 4 * i);
   gpu::copy_commit();
   if (int(threadIdx.x) < 32 * kPer) scratch.inverse[threadIdx.x] = 1.0f / metric[int(threadIdx.x) * (32 * kPer + 1)];
@@ -95,13 +96,14 @@ __global__ void __launch_bounds__(kRotorThreads, kPer <= 4 ? 2 : 1) leaving_kern
   const KvTiles& side = a.sides ? a.sides[i_side] : a.pair[i_side];
   if (side.retention.window == 0) return;
   const float* const far_metric = side.metric ? side.metric + int64_t(head) * kDim * kDim : nullptr;
-  const float* const metric = far_metric && RotorScratch<kPer>::kMetricBytes > 0 ? scratch.near_metric() : far_metric;
+  const bool near = RotorScratch<kPer>::kMetricBytes > 0 && a.near_metric;
+  const float* const metric = far_metric && near ? scratch.near_metric() : far_metric;
   bool is_near = false;
   for (int i = int(blockIdx.z); i < n_spans; i += int(gridDim.z)) {
     const StepSpan span = a.spans[i];
     const int t = side.retention.coded_end(span.n_past) / kTilePositions + int(blockIdx.x) / 2;
     if (span.slot < 0 || t >= side.retention.coded_end(span.n) / kTilePositions) continue;
-    if (metric && !is_near) fetch_metric<kPer>(scratch, far_metric);
+    if (metric && !is_near) fetch_metric<kPer>(scratch, far_metric, near);
     is_near = true;
     const int page = a.pages[int64_t(span.slot) * a.page_pitch + t / kPageTiles], p = row_position(half, warp);
     std::byte* const tile = side.coded_tile(page, head, t);
@@ -135,17 +137,22 @@ __global__ void __launch_bounds__(kRotorThreads, kPer <= 4 ? 2 : 1) leaving_kern
 
 }  // namespace
 
-void encode_leaving_tiles(gpu::StreamHandle stream, const LeavingTiles& a) {
+void encode_leaving_tiles(gpu::StreamHandle stream, const LeavingTiles& tiles) {
   const auto launch = [&]<int kPer>() {
-    const size_t shared = sizeof(RotorScratch<kPer>) + size_t(a.weighs ? RotorScratch<kPer>::kMetricBytes : 0);
+    LeavingTiles a = tiles;
+    size_t shared = sizeof(RotorScratch<kPer>) + size_t(a.weighs ? RotorScratch<kPer>::kMetricBytes : 0);
+    if (shared > size_t(gpu::most_shared_bytes())) {
+      a.near_metric = false;
+      shared = sizeof(RotorScratch<kPer>);
+    }
     gpu::allow_shared_bytes("encode of leaving tiles", leaving_kernel<kPer>, shared);
     gpu::launch("encode of leaving tiles", leaving_kernel<kPer>,
                 {dim3(unsigned(2 * a.most_tiles), unsigned(a.n_sides * a.n_kv_heads), unsigned(a.most_spans)),
                  kRotorThreads, shared, stream, a.overlap},
                 a);
   };
-  if (a.head_dim == 64) launch.template operator()<2>();
-  else if (a.head_dim == 128) launch.template operator()<4>();
+  if (tiles.head_dim == 64) launch.template operator()<2>();
+  else if (tiles.head_dim == 128) launch.template operator()<4>();
   else launch.template operator()<8>();
 }
 
