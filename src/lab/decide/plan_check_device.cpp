@@ -91,7 +91,7 @@ void check_device_draft(Engine& target, const MemoryPlan& plan, const LoadOption
   const auto before = gpu::memory_use();
   Backend* backend = nullptr;
   if (draft.model) {
-    held.engine.emplace(draft.path, place);
+    held.engine.emplace(draft.path, draft.model->place);
     backend = &held.engine->backend();
   } else {
     held.head = load_mtp_head(target.context(), target.config(), target.weights(), draft.path).or_throw();

@@ -74,7 +74,9 @@ std::shared_ptr<const PlannedDraft> plan_draft(const PlannedModel& target, const
   draft->depth = depth;
   draft->kv = kv;
   if (type == "draft") {
-    draft->model = plan_model(path, target.place);
+    LoadOptions place = target.place;
+    place.n_cpu_moe = 0, place.moe_device_gib = -1;  // as the command line has it
+    draft->model = plan_model(path, place);
     if (draft->model->config().vocab_size > target.config().vocab_size)
       throw_error(ErrorKind::usage, "the draft model {} has a vocabulary of {}, the model one of {}", path,
                   draft->model->config().vocab_size, target.config().vocab_size);
