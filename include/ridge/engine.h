@@ -66,6 +66,8 @@ struct ModelInfo {
   int64_t n_params = 0;
   int64_t weight_bytes = 0;                ///< all weight tensors as stored
   int64_t decode_weight_bytes = 0;         ///< weight bytes one decode step must read
+  int n_cpu_moe = 0;                       ///< layers on a device whose experts stay in host memory
+  int64_t host_step_bytes = 0;             ///< weight bytes of them that a decode step reads there, not in the above
   std::string packing;                     ///< what loading made of a checkpoint's packed matrices; "": none were
   std::vector<std::string> unread_fields;  ///< of config.json: no reader of such models knows them
   bool has_tokenizer = false;

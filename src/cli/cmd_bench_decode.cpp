@@ -18,7 +18,8 @@ constexpr uint64_t kMaxTextBytes = 64 << 20;
 struct BenchFlags {
   ModelFlags device;
   OutputFlags output;
-  std::vector<std::string> models, n_prompt, n_gen, prompt_gen, n_depth, n_batch, n_ubatch, n_threads, type_k, type_v;
+  std::vector<std::string> models, n_prompt, n_gen, prompt_gen, n_depth, n_batch, n_ubatch, n_threads, n_cpu_moe,
+      type_k, type_v;
   std::string list, decision, format = "md", text;
   SpecFlags spec;
   double forced_accept = -1;
@@ -56,6 +57,7 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   read_numbers("-b", flags.n_batch, 1, kMaxCount, params.n_batch);
   read_numbers("-ub", flags.n_ubatch, 1, 65536, params.n_ubatch);
   read_numbers("-t", flags.n_threads, 0, 1024, params.n_threads);
+  read_numbers("--n-cpu-moe", flags.n_cpu_moe, 0, 1 << 20, params.n_cpu_moe);
   for (const std::string& pair : flags.prompt_gen) params.prompt_gen.push_back(lab::parse_prompt_gen(pair).or_throw());
   KvListOrAuto caches = read_kv(flags);
   params.kv = std::move(caches.kv);
@@ -64,6 +66,7 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   params.n_stages = flags.device.load_options().n_stages;
   params.isa = flags.device.isa;
   params.kernels = flags.device.kernels;
+  params.moe_device_gib = flags.device.moe_device_gib;
   if (lab::bench_tests(params).empty())
     throw Error(ErrorKind::usage, "nothing to measure: -p and -n are 0 (give -p 512, -n 128 or -pg 512,128)");
   return params;
@@ -78,14 +81,16 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
     bad_flag("--spec-type", "proposals need a real text", "add --text FILE, or --force-accept 0.7 for speed alone");
   if (!flags.prompt_gen.empty() || (!flags.n_depth.empty() && !forced) || decode.real_prefill)
     bad_flag("--spec-type", "the prompt is the depth", "leave out -pg, -d and --real-prefill, or add --force-accept");
-  if (decode.n_ubatch.size() > 1 || decode.n_threads.size() > 1 || !flags.n_batch.empty())
-    bad_flag("--spec-type", "one -ub and one -t make the rows", "leave out the lists and -b");
+  if (decode.n_ubatch.size() > 1 || decode.n_threads.size() > 1 || decode.n_cpu_moe.size() > 1 ||
+      !flags.n_batch.empty())
+    bad_flag("--spec-type", "one -ub, one -t and one --n-cpu-moe make the rows", "leave out the lists and -b");
   if (std::ranges::count(decode.n_prompt, 0) + std::ranges::count(decode.n_gen, 0) +
           std::ranges::count(decode.n_gen, 1) >
       0)
     bad_flag("--spec-type", "a test has a prompt and two tokens or more behind it", "give -p 512 -n 128");
   ModelFlags target = flags.device;
   target.n_threads = decode.n_threads[0];
+  target.n_cpu_moe = decode.n_cpu_moe[0];
   std::vector<std::unique_ptr<Proposers>> opened;  // models and heads outlive the rows of their target
   lab::SpecBenchParams params{
       .models = decode.models,
@@ -161,6 +166,8 @@ static Action declare_bench_decode(CLI::App& app) {
   add_list(app, "-b,--batch-size", f.n_batch, "2048", "tokens handed to the engine at a time");
   add_list(app, "--ubatch-size", f.n_ubatch, "512", "tokens per prefill step (-ub)");
   add_list(app, "-t,--threads", f.n_threads, "0", "threads; 0: one per processor");
+  add_list(app, "--n-cpu-moe", f.n_cpu_moe, "0", "layers whose experts stay in host memory (-ncmoe)");
+  add_moe_device_gib_flag(app, f.device.moe_device_gib);
   add_list(app, "--cache-type-k", f.type_k, "f16", "formats of K, FORMAT[:OPTION...] (-ctk)");
   add_list(app, "--cache-type-v", f.type_v, "f16", "formats of V (-ctv); crossed with K");
   add_text(app, "--kv", f.list, "LIST",

@@ -276,6 +276,12 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: " + isa_names());
 }
 
+void add_moe_device_gib_flag(CLI::App& app, double& gib) {
+  add_real(app, "--moe-device-gib", gib, 0, 1e6,
+           "as --n-cpu-moe, of as many layers as leave at most so many GiB of experts on the GPU")
+      ->default_str("no limit");
+}
+
 void add_device_flags(CLI::App& app, ModelFlags& flags) {
   in_group(app, "Model");
   add_place_flags(app, flags);
@@ -284,9 +290,7 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   add_whole(app, "--n-cpu-moe", flags.n_cpu_moe, 0, 1 << 20,
             "on a GPU: experts of the first N layers stay in host memory, and the CPU computes them (-ncmoe)")
       ->type_name("N");
-  add_real(app, "--moe-device-gib", flags.moe_device_gib, 0, 1e6,
-           "the same, of as many layers as leave at most so many GiB of experts on the GPU")
-      ->default_str("no limit");
+  add_moe_device_gib_flag(app, flags.moe_device_gib);
   app.add_flag("--check-finite", flags.check_finite,
                "stop at the first NaN or infinity of the model, and name its layer and tensor (slow)");
 }

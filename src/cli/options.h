@@ -81,6 +81,8 @@ CLI::Option* add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
 void add_template_flag(CLI::App& app, ModelFlags& flags);
 /// --device, --threads, --isa, in the caller's group.
 void add_place_flags(CLI::App& app, ModelFlags& flags);
+/// --moe-device-gib, in the caller's group.
+void add_moe_device_gib_flag(CLI::App& app, double& gib);
 void add_device_flags(CLI::App& app, ModelFlags& flags);
 /// --tp, --rank-timeout, and --pp where its number has a place: for commands whose processes may be ranks of one job.
 /// join_ranks() reads them.

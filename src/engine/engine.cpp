@@ -202,6 +202,11 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
                                  experts_context_ ? &*experts_context_ : nullptr);
   else backend_ = make_cpu_backend(context_, plan_, weights);
   info_ = describe(path, loaded_, context_, slice());
+  if (experts_context_) {
+    const HostExpertBytes bytes = host_expert_bytes(plan_, loaded_.weights, experts_context_->isa);
+    info_.n_cpu_moe = bytes.n_layers;
+    info_.host_step_bytes = bytes.step;
+  }
   if (leads()) info_.n_ranks = ranks_->size(), info_.n_stages = ranks_->n_stages();
   if (on_device()) {
     info_.device = backend_->name();

@@ -132,12 +132,24 @@ double BenchRow::stddev_ns() const { return times_ns(*this).deviation; }
 double BenchRow::read_gb_s() const {
   return test.n_prompt == 0 && test.n_gen > 0 ? read_bytes * avg_tokens_per_second() / 1e9 : kNaN;
 }
-double ModelBenchRow::pct_of_roof(double gb_s) const { return roof_gb_s > 0 ? 100 * gb_s / roof_gb_s : kNaN; }
+double ModelBenchRow::pct_of_roof(double gb_s) const {
+  return roof_gb_s > 0 && model.host_step_bytes == 0 ? 100 * gb_s / roof_gb_s : kNaN;
+}
 
 int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   const std::vector<BenchTest> tests = bench_tests(params);
+  std::vector<LoadOptions> loads;
+  for (const int n_threads : params.n_threads)
+    for (const int n_cpu_moe : params.n_cpu_moe)
+      loads.push_back({.device = params.device,
+                       .n_stages = params.n_stages,
+                       .n_threads = n_threads,
+                       .isa = params.isa,
+                       .kernels = params.kernels,
+                       .n_cpu_moe = n_cpu_moe,
+                       .moe_device_gib = params.moe_device_gib});
   int n_failed = 0, done = 0;
-  const int total = int(params.models.size() * (params.n_threads.size() * tests.size() + (params.check ? 1 : 0)));
+  const int total = int(params.models.size() * (loads.size() * tests.size() + (params.check ? 1 : 0)));
   const auto status = [&](const std::string& what) { hooks.on_status(what, done, total); };
   const auto step = [&](const std::string& what) { hooks.on_status(what, done++, total); };
   for (const std::string& path : params.models) {
@@ -148,20 +160,16 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
       step("the reference of " + path);
       reference.emplace(path);
     }
-    for (const int n_threads : params.n_threads) {
+    for (const LoadOptions& load : loads) {
       status("read bandwidth");
       const MachineCeilings machine = hooks.stop() ? MachineCeilings()
-                                                   : measure_machine_ceilings({.device = params.device,
-                                                                               .n_stages = params.n_stages,
-                                                                               .n_threads = n_threads,
-                                                                               .isa = params.isa,
+                                                   : measure_machine_ceilings({.device = load.device,
+                                                                               .n_stages = load.n_stages,
+                                                                               .n_threads = load.n_threads,
+                                                                               .isa = load.isa,
                                                                                .stop = hooks.stop});
       if (hooks.stop()) return n_failed;
-      const Model model = Model::load(path, {.device = params.device,
-                                             .n_stages = params.n_stages,
-                                             .n_threads = n_threads,
-                                             .isa = params.isa,
-                                             .kernels = params.kernels});
+      const Model model = Model::load(path, load);
       for (BenchTest test : tests) {
         if (test.by_record) test.kv = params.by_record(model, test.n_ctx());
         step(test.text());

@@ -30,7 +30,7 @@ struct ModelBenchRow {
 
   /// What a decode step reads fits in the last-level cache: memory bandwidth is no ceiling for it.
   bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
-  /// NaN without memory bandwidth.
+  /// NaN without memory bandwidth, and with experts in host memory: two bandwidths bound such a step.
   double pct_of_roof(double gb_s) const;
   /// "81.3 %", "81.3 % (in cache)", "".
   std::string roof_text(double gb_s) const;

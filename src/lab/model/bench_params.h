@@ -28,6 +28,8 @@ struct BenchParams {
   std::vector<std::string> models;
   std::vector<int> n_prompt{512}, n_gen{128}, n_depth{0}, n_batch{2048}, n_ubatch{512};
   std::vector<int> n_threads{0};  ///< 0: one per processor
+  std::vector<int> n_cpu_moe{0};  ///< as LoadOptions has it
+  double moe_device_gib = -1;     ///< likewise
   std::vector<PromptGen> prompt_gen;
   std::vector<KvChoice> kv{KvChoice{}};
   KvByRecord by_record;  ///< set: one more cache, behind the others, that every test asks for when its model is loaded
