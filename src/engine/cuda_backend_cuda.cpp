@@ -160,11 +160,13 @@ void check_rows(const KvLayerConfig& layer) {
                 "{} cache: this device has too little shared memory for attention over rows of {} values (use a format "
                 "of fewer bits, or the CPU)",
                 layer.k.format->name, layer.head_dim);
-  if (layer.head_dim > kMaxDeviceHeadDim && layer.k.policy.rounding == KvRounding::weighted)
-    throw_error(ErrorKind::usage,
-                "a GPU rounds rows of up to {} values weighted, rows of this model have {} (set rounding nearest, or "
-                "use the CPU)",
-                kMaxDeviceHeadDim, layer.head_dim);
+  for (const KvSide side : kKvSides)
+    if (const KvSideConfig& of = layer.side(side);
+        of.policy.rounding == KvRounding::weighted && !can_weigh_rows(of.format->name, layer.head_dim))
+      throw_error(ErrorKind::usage,
+                  "a GPU rounds {} rows of up to {} values weighted, rows of this model have {} (add :rounding=nearest "
+                  "to the format, or use the CPU)",
+                  of.format->name, kMaxDeviceHeadDim, layer.head_dim);
   for (const KvSide side : kKvSides)
     if (!can_calibrate(layouts.side(side).tiles))
       throw_error(

@@ -280,7 +280,7 @@ TEST_F(AppendCuda, RowsHoldTheHostsBits) {
   }
   // Rotor rows of the head sizes that all lanes code, held in rows as they have no window.
   const KvPolicy weighted{Rotation::hadamard, true, 0, 4, KvScale::unbiased, KvRounding::weighted};
-  for (const int dim : {64, 256})
+  for (const int dim : {64, 256, 512})
     steps(fmt::format("weighted rotor rows of {}", dim),
           {{side("rotor-3", weighted), side("rotor-4", weighted), 1, dim}}, false);
   // Formats of tiles at a head_dim that has none.

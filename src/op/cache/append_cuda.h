@@ -4,6 +4,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "gpu/device.h"
 #include "op/cache/step_rows.h"
@@ -15,6 +16,12 @@ namespace ridge {
 inline constexpr int kMaxDeviceHeadDim = 256;
 /// Largest head_dim of rows that are not latent ones: of attention over rows, which is in no hurry.
 inline constexpr int kMostRowsHeadDim = 512;
+/// Whether a device rounds rows of a format weighted: a thread alone holds up to kMaxDeviceHeadDim values, a warp the
+/// largest rows of rotor-3 and rotor-4.
+inline bool can_weigh_rows(std::string_view format, int head_dim) {
+  return head_dim <= kMaxDeviceHeadDim ||
+         (head_dim == kMostRowsHeadDim && (format == "rotor-3" || format == "rotor-4"));
+}
 
 struct DeviceAppend {
   StepRows rows;

@@ -34,6 +34,9 @@ __device__ void store_row_codes(int dim, const uint8_t* codes, uint16_t scale, i
   if (lane == 0) tile_rows::store16(to + kBits * dim / 8, scale);
 }
 
+/// Head sizes of rotor rows that all lanes code.
+__device__ bool is_coded_by_a_warp(int dim) { return dim == 64 || dim == 128 || dim == 256 || dim == 512; }
+
 template <int kPer>
 struct RotorRoom {
   double terms[3][34];
@@ -64,9 +67,10 @@ __device__ __noinline__ int encode_rotor_in_warp(RotorRoom<kPer>& room, const Kv
 }
 template <int kBits>
 __device__ int encode_rotor_in_warp(int dim, const KvCoding& coding, int lane, const float* row, std::byte* to) {
-  __shared__ RotorRoom<8> room;
+  __shared__ RotorRoom<16> room;
   if (dim == 64) return encode_rotor_in_warp<kBits>(reinterpret_cast<RotorRoom<2>&>(room), coding, lane, row, to);
   if (dim == 128) return encode_rotor_in_warp<kBits>(reinterpret_cast<RotorRoom<4>&>(room), coding, lane, row, to);
+  if (dim == 256) return encode_rotor_in_warp<kBits>(reinterpret_cast<RotorRoom<8>&>(room), coding, lane, row, to);
   return encode_rotor_in_warp<kBits>(room, coding, lane, row, to);
 }
 template <int kBits>
@@ -91,7 +95,7 @@ __device__ int encode_in_warp(int format, int dim, int64_t row_bytes, const KvCo
     for (int d = lane; d < dim; d += 32)
       to[d] = std::byte(int8_t(fminf(fmaxf(roundf(saturate_f16(row[d], counted) * inverse), -127.0f), 127.0f)));
     if (lane == 0) tile_rows::store16(to + dim, f32_to_f16(scale));
-  } else if ((dim == 64 || dim == 128 || dim == 256) && (is_one_of<KvRotor3, KvRotor4>(format))) {
+  } else if (is_coded_by_a_warp(dim) && (is_one_of<KvRotor3, KvRotor4>(format))) {
     saturated = is_one_of<KvRotor3>(format) ? encode_rotor_in_warp<3>(dim, coding, lane, row, to)
                                             : encode_rotor_in_warp<4>(dim, coding, lane, row, to);
   } else if (lane == 0) {
