@@ -143,7 +143,7 @@ void Follower::do_with(Followed& of, Call call, CallReader& calls) {
     case Call::fill: {
       const auto seed = calls.get<uint64_t>();
       const HeardPlace heard = calls.get_place();
-      return memory.fill(heard.place, seed + uint64_t(ranks_.rank()));
+      return memory.fill(heard.place, seed + uint64_t(ranks_.rank() / engine_->slice()->kv_copies));
     }
     case Call::counts: {
       const int layer = calls.get<int>();

@@ -152,7 +152,10 @@ class RankedMemory final : public KvMemory {
     for_all([&](KvMemory& m, size_t rank) { m.write(cut_image(layouts_, image, parts_.sides[rank]), place); });
   }
   void fill(const SequencePlace& place, uint64_t seed) override {
-    for_all([&](KvMemory& m, size_t rank) { m.fill(place, seed + rank); });
+    // Ranks with the same heads hold the same rows.
+    for_all([&](KvMemory& m, size_t rank) {
+      m.fill(place, seed + uint64_t(std::ranges::upper_bound(different_, rank) - different_.begin() - 1));
+    });
   }
 
   PageCounts counts(int layer, KvSide side, int page) override {

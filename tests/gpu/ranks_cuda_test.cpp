@@ -10,6 +10,7 @@
 #include "gpu/device_data.h"
 #include "gpu/device_query.h"
 #include "gpu/model_data.h"
+#include "lab/model/bench_check.h"
 
 namespace ridge {
 namespace {
@@ -62,6 +63,17 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Shared{"synth:tiny@weights=f32", "f32", "f32", 1e-10, 40, "cuda:0,1,2,3"},
                     Shared{"synth:tiny-64@weights=f16", "rotor-3", "rotor-3", 2e-4, 150, "cuda:0,1,2,3"},
                     Shared{"synth:tiny-experts@weights=f32", "f32", "f32", 1e-9, 40, "cuda:0,1,2,3"}));
+
+/// Benches fill caches with random rows: of four devices two have the same kv head, and the same rows of it.
+TEST_F(RanksCuda, FilledCachesPassTheCheckOfBenches) {
+  for (const auto& [n, devices] : {std::pair<size_t, const char*>(2, "cuda:0,1"), {4, "cuda:0,1,2,3"}}) {
+    if (gpu::query_devices().devices.size() < n) continue;
+    const char* const path = "synth:tiny@weights=f32";
+    const Model shared = Model::load(path, {.device = devices, .rank_timeout_s = 20});
+    const lab::BenchCheck check = lab::BenchReference(path).compare(shared, {.kv = {}, .depth = 64}, 42, std::nullopt);
+    EXPECT_TRUE(check.passed) << devices << ": " << check.nmse << ", " << check.what;
+  }
+}
 
 /// OLMo 2 norms all heads of q, and of k, together: devices add up the squares of theirs, of four two have the same
 /// head of k. A float sum of squares moves a norm by less than 2^-22, its square is far below the bound of one device.
