@@ -288,6 +288,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     if (runner_.options().int_experts && has_late_choice(layer_of, runner_.plan().layers[i].experts))
       add(of_experts, {"ints"});
     if (runner_.plan().layers[i].experts.on_host) add(of_experts, {"cpu"});
+    if (layer_of.slot >= 0) add(of_experts, {"streamed"});
     add(of_experts, layer_of.expert_gate_up.kernels());
     add(of_experts, layer_of.expert_down.kernels());
   }

@@ -46,7 +46,10 @@ void CudaRunner::experts(int i, const StepPlan& step) {
   StepWorkspace<gpu::Buffer>& r = buffers_;
   const int64_t n = step.n_rows();
   const bool normed = plan.norms != NormPlace::after, few = n <= kFewRoutedTokens;
-  const bool groups = !few && layer.expert_gate_up.can_group() && layer.expert_down.can_group();
+  const bool streamed = !step.recorded && layer.slot >= 0 && streams_experts(e, n), summed = e.on_host && !streamed;
+  const DeviceExpertMatmul& gate_up = streamed ? model_.slots[size_t(layer.slot)].gate_up : layer.expert_gate_up;
+  const DeviceExpertMatmul& down = streamed ? model_.slots[size_t(layer.slot)].down : layer.expert_down;
+  const bool groups = !few && gate_up.can_group() && down.can_group();
   const ExpertChoice choice{.n_tokens = n,
                             .n_experts = e.n_experts,
                             .n_used = e.rule.n_used,
@@ -54,7 +57,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .scores = r[B::scores].as<float>(),
                             .weights = r[B::expert_weights].as<float>(),
                             .experts = r[B::expert_numbers].as<int32_t>(),
-                            .packs = groups || (e.on_host && !few) ? nullptr : r[B::packs].as<ExpertPack>()};
+                            .packs = groups || (summed && !few) ? nullptr : r[B::packs].as<ExpertPack>()};
   ExpertGroupCall of_groups{.groups = {.width = choice.group_columns(),
                                        .most_areas = choice.n_areas(),
                                        .n_areas = r[B::areas].as<int32_t>(),
@@ -93,24 +96,24 @@ void CudaRunner::experts(int i, const StepPlan& step) {
     }
     if (groups) device_group_experts(stream_, choice, r[B::expert_counts].as<int32_t>(), of_groups.groups);
   }
-  if (e.on_host) {
+  if (streamed) bring_experts(i, choice);
+  if (summed) {
     host_experts(i, choice, in.x);
   } else {
     const gpu::OpRange range([&] {
-      const int64_t bytes = layer.expert_gate_up.bytes() + layer.expert_down.bytes(),
-                    n_experts = e.n_experts + layer.joins_shared;
+      const int64_t bytes = gate_up.bytes() + down.bytes(), n_experts = e.n_experts + layer.joins_shared;
       return gpu::LoggedOp{.op = "experts",
                            .layer = i,
                            .read_bytes = bytes / n_experts * std::min<int64_t>(n_experts, choice.n_slots()),
                            .flops = 6 * choice.n_slots() * e.d_ff * plan_.d_model};
     });
     if (groups) {
-      layer.expert_gate_up.run_groups(stream_, of_groups, matmul_scratch_.bricks);
+      gate_up.run_groups(stream_, of_groups, matmul_scratch_.bricks);
       if (!e.gated) device_relu2(stream_, choice.n_slots() * e.d_ff, of_groups.y);
       of_groups.x = of_groups.y;
       of_groups.share = 1;
       of_groups.y = r[B::expert_out].as<float>();
-      layer.expert_down.run_groups(stream_, of_groups, matmul_scratch_.bricks);
+      down.run_groups(stream_, of_groups, matmul_scratch_.bricks);
     } else if (late) {
       IntExpertsCall call{.choice = choice,
                           .router = router,
@@ -130,7 +133,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
       few_experts(i, choice, in, out);
     }
   }
-  if (!late) sum_experts(i, choice, in, out);
+  if (!late) sum_experts(i, choice, in, out, summed);
   if (e.beside_dense) add_dense_beside(i, step, out.y[0]);
   end_block(i, step, layer.ffn_post_norm);
 }
@@ -171,6 +174,17 @@ void CudaRunner::host_experts(int i, const ExpertChoice& choice, const float* x)
   gpu::upload(stream_, buffers_[B::expert_out].as<void>(), host_rows_.sum.as<void>(), row_bytes);
 }
 
+/// Brings the experts that a prompt's tokens chose from host memory to the slot of the layer. The host waits for the
+/// choice.
+void CudaRunner::bring_experts(int i, const ExpertChoice& choice) {
+  auto* const numbers = host_rows_.experts.as<int32_t>();
+  const int64_t n = choice.n_tokens * choice.n_used;
+  gpu::download(stream_, numbers, choice.experts, 4 * n);
+  stream_.synchronize();
+  expert_stream_->bring(stream_, i, {numbers, size_t(n)}, model_.slots[size_t(model_.layers[size_t(i)].slot)],
+                        model_.slot_source.as<std::byte>());
+}
+
 void CudaRunner::few_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out) {
   const ExpertsPlan& e = plan_.layers[size_t(i)].experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
@@ -201,7 +215,8 @@ void CudaRunner::few_experts(int i, const ExpertChoice& choice, const MatmulCall
   layer.expert_down.run(stream_, call);
 }
 
-void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out) {
+void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out,
+                             bool summed) {
   const ExpertsPlan& e = plan_.layers[size_t(i)].experts;
   const CudaLayer& layer = model_.layers[size_t(i)];
   if (sums_at_once(layer, e, choice)) return;
@@ -216,8 +231,8 @@ void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const MatmulCall
   device_sum_experts(stream_,
                      {.n_tokens = choice.n_tokens,
                       .n = plan_.d_model,
-                      .n_used = e.on_host ? 1 : choice.n_chosen(),
-                      .weights = e.on_host ? nullptr : choice.weights,
+                      .n_used = summed ? 1 : choice.n_chosen(),
+                      .weights = summed ? nullptr : choice.weights,
                       .y = buffers_[B::expert_out].as<float>(),
                       .shared = adds_shared ? buffers_[B::shared].as<float>() : nullptr,
                       .h = in.x,

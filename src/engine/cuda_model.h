@@ -13,6 +13,7 @@
 #include "engine/cpu_experts.h"
 #include "engine/cuda_step.h"
 #include "engine/device_kernels.h"
+#include "engine/expert_stream.h"
 #include "gpu/graph.h"
 #include "gpu/launch_log.h"
 #include "gpu/memory_use.h"
@@ -43,8 +44,32 @@ struct CudaLayer {
       choice_bias;  // router: float32 [n_experts, d_model], behind it the shared expert's gate
   gpu::Buffer router_scale, expert_scale, expert_norm, dense_post_norm, expert_post_norm;
   DeviceExpertMatmul expert_gate_up, expert_down;
+  int slot = -1;              // of CudaModel::slots, where experts are in host memory and prompts bring them
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
+
+/// What a DeviceExpertMatmul is made of: of every role the experts' matrices and biases.
+struct ExpertParts {
+  std::vector<std::vector<const Linear*>> matrices;
+  std::vector<std::vector<const std::vector<float>*>> biases;
+  bool glu = false;
+};
+ExpertParts expert_gate_up_of(const LayerPlan& plan, const LayerWeights& l);
+ExpertParts expert_down_of(const LayerPlan& plan, const LayerWeights& l);
+
+/// Device memory that layers of one shape, whose experts are in host memory, use in turn: a prompt brings the experts
+/// of a layer (engine/expert_stream.h).
+struct ExpertSlot {
+  DeviceExpertMatmul gate_up, down;
+
+  int64_t source_bytes() const { return gate_up.source_bytes() + down.source_bytes(); }
+};
+/// Whether n tokens bring a layer's experts from host memory: from some tokens an expert on, copies take less time than
+/// the CPU's products.
+inline bool streams_experts(const ExpertsPlan& plan, int64_t n) {
+  constexpr int64_t kTokensOfExpert = 8;
+  return plan.on_host && n > kFewRoutedTokens && n * plan.rule.n_used >= kTokensOfExpert * plan.n_experts;
+}
 
 /// Whether one token's products with experts can choose them from the scores (op/experts/int_experts_cuda.h).
 bool has_late_choice(const CudaLayer& layer, const ExpertsPlan& plan);
@@ -93,6 +118,8 @@ struct CudaModel {
   DeviceMatmul layer_inputs;
   gpu::Buffer layer_inputs_norm;  // over the square root of 2, as the sum of both is
   std::vector<CudaLayer> layers;
+  std::vector<ExpertSlot> slots;
+  gpu::Buffer slot_source;  // what an expert of a slot is made of
   // Of an MTP head: the halves of the join that take embeddings and hidden states, normed by these; else empty.
   DeviceMatmul join_embedding, join_hidden;
   gpu::Buffer join_embedding_norm, join_hidden_norm;
@@ -334,7 +361,9 @@ class CudaRunner {
   void add_dense_beside(int layer, const StepPlan& step, float* experts);
   void few_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
   void host_experts(int layer, const ExpertChoice& choice, const float* x);
-  void sum_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
+  void bring_experts(int layer, const ExpertChoice& choice);
+  /// `summed`: the host has added up the experts of each token.
+  void sum_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out, bool summed);
   /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
   MatmulCall block_in(int layer, const StepPlan& step, const gpu::Buffer& norm) const;
   MatmulCall block_out(int layer, const StepPlan& step) const;
@@ -372,7 +401,8 @@ class CudaRunner {
   const ModelPlan plan_;
   const DeviceOptions options_;
   const std::optional<CudaRank> rank_;
-  std::optional<HostExperts> host_experts_;  // where some experts are on the host
+  std::optional<HostExperts> host_experts_;    // where some experts are on the host
+  std::optional<ExpertStream> expert_stream_;  // likewise
   HostRows host_rows_;
   std::map<std::pair<int, int64_t>, HostCall> host_calls_;  // by layer and tokens: recorded steps name them
   gpu::Stream stream_;

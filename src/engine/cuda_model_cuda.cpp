@@ -106,49 +106,32 @@ bool joins_shared(const LayerPlan& plan, const LayerWeights& l) {
          equal(l.up, l.experts[0].up) && equal(l.down, l.experts[0].down);
 }
 
-/// The arguments of a DeviceExpertMatmul.
-struct ExpertParts {
-  std::vector<std::vector<const Linear*>> matrices;
-  std::vector<std::vector<const std::vector<float>*>> biases;
-  bool glu = false;
-
-  ExpertParts() : matrices(1), biases(1) {}
-  /// A role is a matrix and its bias of every expert, and the matrix of the shared one, which counts where it joins.
-  struct Role {
-    Linear ExpertWeights::*matrix;
-    std::vector<float> ExpertWeights::*bias;
-    Linear LayerWeights::*shared;
-  };
-  ExpertParts(const LayerPlan& plan, const LayerWeights& l, std::initializer_list<Role> roles)
-      : glu(roles.size() == 2) {
-    static const std::vector<float> kNoBias;
-    for (const Role& role : roles) {
-      auto& of_role = matrices.emplace_back();
-      auto& biases_of_role = biases.emplace_back();
-      for (const ExpertWeights& expert : l.experts) {
-        of_role.push_back(&(expert.*role.matrix));
-        biases_of_role.push_back(&(expert.*role.bias));
-      }
-      if (!joins_shared(plan, l)) continue;
-      of_role.push_back(&(l.*role.shared));
-      biases_of_role.push_back(&kNoBias);
-    }
-  }
+/// A role is a matrix and its bias of every expert, and the matrix of the shared one, which counts where it joins.
+struct ExpertRole {
+  Linear ExpertWeights::*matrix;
+  std::vector<float> ExpertWeights::*bias;
+  Linear LayerWeights::*shared;
 };
-ExpertParts expert_gate_up_of(const LayerPlan& plan, const LayerWeights& l) {
-  if (!plan.experts.gated) return {plan, l, {{&ExpertWeights::up, &ExpertWeights::up_bias, &LayerWeights::up}}};
-  return {plan,
-          l,
-          {{&ExpertWeights::gate, &ExpertWeights::gate_bias, &LayerWeights::gate},
-           {&ExpertWeights::up, &ExpertWeights::up_bias, &LayerWeights::up}}};
-}
-ExpertParts expert_down_of(const LayerPlan& plan, const LayerWeights& l) {
-  return {plan, l, {{&ExpertWeights::down, &ExpertWeights::down_bias, &LayerWeights::down}}};
+ExpertParts parts_of(const LayerPlan& plan, const LayerWeights& l, std::initializer_list<ExpertRole> roles) {
+  static const std::vector<float> kNoBias;
+  ExpertParts parts{.glu = roles.size() == 2};
+  for (const ExpertRole& role : roles) {
+    auto& of_role = parts.matrices.emplace_back();
+    auto& biases_of_role = parts.biases.emplace_back();
+    for (const ExpertWeights& expert : l.experts) {
+      of_role.push_back(&(expert.*role.matrix));
+      biases_of_role.push_back(&(expert.*role.bias));
+    }
+    if (plan.experts.on_host || !joins_shared(plan, l)) continue;
+    of_role.push_back(&(l.*role.shared));
+    biases_of_role.push_back(&kNoBias);
+  }
+  return parts;
 }
 
 /// k_b or v_b of a latent layer's heads.
 ExpertParts heads_of(const std::vector<Linear>& matrices) {
-  ExpertParts parts;
+  ExpertParts parts{.matrices = {{}}, .biases = {{}}};
   for (const Linear& m : matrices) parts.matrices.back().push_back(&m);
   parts.biases.back().assign(matrices.size(), nullptr);
   return parts;
@@ -227,6 +210,10 @@ struct Uploader {
   DeviceExpertMatmul experts(const ExpertParts& parts) const {
     return {stream, parts.matrices, parts.biases, parts.glu};
   }
+  DeviceExpertMatmul slot(const ExpertParts& parts) const {
+    return DeviceExpertMatmul::slot(stream, parts.matrices, parts.biases, parts.glu);
+  }
+  gpu::Buffer room(int64_t bytes) const { return gpu::Buffer(bytes); }
   gpu::Buffer router(const LayerWeights& l) const {
     Values values = as_floats(l.router);
     values.insert(values.end(), l.shared_gate.begin(), l.shared_gate.end());
@@ -266,6 +253,15 @@ struct Planner {
     DeviceExpertMatmul planned = DeviceExpertMatmul::planned(parts.matrices, parts.biases, parts.glu);
     planned.add_to(all);
     return planned;
+  }
+  DeviceExpertMatmul slot(const ExpertParts& parts) {
+    DeviceExpertMatmul planned = DeviceExpertMatmul::planned(parts.matrices, parts.biases, parts.glu);
+    planned.add_slot_to(all);
+    return planned;
+  }
+  gpu::Buffer room(int64_t bytes) {
+    all.add(bytes);
+    return {};
   }
   gpu::Buffer router(const LayerWeights& l) {
     all.add(4 * (l.router.n_out * l.router.n_in + ssize(l.shared_gate)));
@@ -316,6 +312,46 @@ void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, C
   layer.joins_shared = joins_shared(plan, from);
 }
 
+/// What layers whose experts share a slot have in common.
+std::vector<int64_t> slot_shape(std::span<const ExpertParts> parts) {
+  std::vector<int64_t> shape;
+  for (const ExpertParts& of : parts)
+    for (size_t r = 0; r < of.matrices.size(); ++r) {
+      const Linear& m = *of.matrices[r][0];
+      shape.insert(shape.end(), {ssize(of.matrices[r]), m.format - weight_formats().data(), m.n_out, m.n_in,
+                                 int64_t(!of.biases[r][0]->empty())});
+    }
+  return shape;
+}
+
+/// Gives layers whose experts are in host memory a slot, where the device has products of many tokens for them and two
+/// layers or more share it: the experts of one alone would take as much as the slot.
+template <class Maker>
+void add_slots(const ModelPlan& plan, const Weights& weights, Maker& maker, CudaModel& model) {
+  std::map<std::vector<int64_t>, std::vector<size_t>> layers_of;
+  const auto parts_of_layer = [&](size_t i) {
+    return std::array{expert_gate_up_of(plan.layers[i], weights.layers[i]),
+                      expert_down_of(plan.layers[i], weights.layers[i])};
+  };
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    if (!plan.layers[i].experts.on_host) continue;
+    const auto parts = parts_of_layer(i);
+    if (std::ranges::all_of(parts, [](const ExpertParts& of) {
+          return DeviceExpertMatmul::planned(of.matrices, of.biases, of.glu).can_group();
+        }))
+      layers_of[slot_shape(parts)].push_back(i);
+  }
+  int64_t source = 0;
+  for (const auto& [shape, layers] : layers_of) {
+    if (layers.size() < 2) continue;
+    const auto [gate_up, down] = parts_of_layer(layers[0]);
+    for (const size_t i : layers) model.layers[i].slot = int(model.slots.size());
+    model.slots.push_back({.gate_up = maker.slot(gate_up), .down = maker.slot(down)});
+    source = std::max(source, model.slots.back().source_bytes());
+  }
+  if (source > 0) model.slot_source = maker.room(source);
+}
+
 template <class Maker>
 void make_model(const ModelPlan& plan, const Weights& weights, Maker& maker, CudaModel& model) {
   for (const Rope& rope : plan.ropes)
@@ -350,9 +386,20 @@ void make_model(const ModelPlan& plan, const Weights& weights, Maker& maker, Cud
     CudaLayer& layer = model.layers.emplace_back();
     if (is_here(weights.layers[i])) make_layer(plan.layers[i], weights.layers[i], maker, layer);
   }
+  add_slots(plan, weights, maker, model);
 }
 
 }  // namespace
+
+ExpertParts expert_gate_up_of(const LayerPlan& plan, const LayerWeights& l) {
+  if (!plan.experts.gated) return parts_of(plan, l, {{&ExpertWeights::up, &ExpertWeights::up_bias, &LayerWeights::up}});
+  return parts_of(plan, l,
+                  {{&ExpertWeights::gate, &ExpertWeights::gate_bias, &LayerWeights::gate},
+                   {&ExpertWeights::up, &ExpertWeights::up_bias, &LayerWeights::up}});
+}
+ExpertParts expert_down_of(const LayerPlan& plan, const LayerWeights& l) {
+  return parts_of(plan, l, {{&ExpertWeights::down, &ExpertWeights::down_bias, &LayerWeights::down}});
+}
 
 CudaModel::CudaModel(const gpu::Stream& stream, const ModelPlan& plan, const Weights& weights,
                      const ForcedKernels& forced) {

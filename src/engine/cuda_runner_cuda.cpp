@@ -111,8 +111,9 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     r[B::expert_weights].ensure(choice.n_slots());
     r[B::expert_numbers].template ensure<int32_t>(choice.n_slots());
     r[B::packs].template ensure<ExpertPack>(choice.n_packs());
-    r[B::expert_out].ensure((e.on_host ? n : choice.n_slots()) * plan.d_model);
-    if (e.on_host) continue;
+    const bool summed = e.on_host && (step.recorded || !streams_experts(e, n));
+    r[B::expert_out].ensure((summed ? n : choice.n_slots()) * plan.d_model);
+    if (summed) continue;
     r[B::expert_counts].template ensure<int32_t>(choice.n_scores());
     r[B::areas].template ensure<int32_t>(1);
     r[B::area_experts].template ensure<int32_t>(choice.n_areas());
@@ -162,6 +163,7 @@ CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights
   if (std::ranges::none_of(plan_.layers, [](const LayerPlan& layer) { return layer.experts.on_host; })) return;
   RIDGE_CHECK(options_.host, "experts in host memory, and no CPU that computes them");
   host_experts_.emplace(*options_.host, plan_, weights);
+  expert_stream_.emplace(*options_.host, plan_, weights);
 }
 
 StepRows CudaRunner::rows_of(const SubBatch& sub, const DeviceKvMemory& memory, PageClass pages) const {

@@ -96,13 +96,14 @@ void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int6
       add(of.gate_up, call(n, normed && (!has_experts || layer.experts.beside_dense)));
       add(of.down, call(n, layer.dense.down_norm, has_experts ? MatmulOutput::store : out));
     }
-    if (!has_experts || few || of.expert_down.bytes() == 0 || !of.expert_gate_up.can_group() ||
-        !of.expert_down.can_group())
-      continue;
     const ExpertsPlan& e = layer.experts;
+    const bool streamed = of.slot >= 0 && streams_experts(e, n);
+    const DeviceExpertMatmul& gate_up = streamed ? model.slots[size_t(of.slot)].gate_up : of.expert_gate_up;
+    const DeviceExpertMatmul& down = streamed ? model.slots[size_t(of.slot)].down : of.expert_down;
+    if (!has_experts || few || down.bytes() == 0 || !gate_up.can_group() || !down.can_group()) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
     const ExpertGroups groups{.width = choice.group_columns(), .most_areas = choice.n_areas()};
-    for (const DeviceExpertMatmul* product : {&of.expert_gate_up, &of.expert_down})
+    for (const DeviceExpertMatmul* product : {&gate_up, &down})
       scratch.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
   }
   if (n_logits > 0 && model.output.bytes() > 0) model.output.plan_scratch(call(n_logits, !plan.layer_norm), scratch);

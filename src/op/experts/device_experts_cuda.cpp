@@ -24,7 +24,7 @@ void DeviceExpertMatmul::plan(std::span<const std::vector<const Linear*>> matric
                     "a GPU runs experts of one format, shape and scale, here are {} ({}x{}) and {} ({}x{}) (use "
                     "the CPU)",
                     first.format->name, first.n_out, n_in_, m->format->name, m->n_out, m->n_in);
-    Role role{.n_out = first.n_out};
+    Role role{.n_out = first.n_out, .matrix_bytes = first.bytes()};
     if (biases[r][0] && !biases[r][0]->empty()) role.bias_bytes = 4 * n_experts_ * role.n_out;
     roles_.push_back(std::move(role));
     const int number = int(first.format - weight_formats().data());
@@ -41,50 +41,96 @@ void DeviceExpertMatmul::plan(std::span<const std::vector<const Linear*>> matric
   }
 }
 
-DeviceExpertMatmul::DeviceExpertMatmul(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
-                                       std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
-  plan(matrices, biases, glu);
-  for (size_t r = 0; r < roles_.size(); ++r) {
-    Role& role = roles_[r];
-    if (role.bias_bytes == 0) continue;
-    std::vector<float> joint;
-    for (const auto* bias : biases[r]) joint.insert(joint.end(), bias->begin(), bias->end());
-    RIDGE_CHECK(ssize(joint) * 4 == role.bias_bytes, "{} biases of experts", joint.size());
-    role.bias = gpu::to_device(stream, std::span<const float>(joint));
-  }
+/// Memory of all experts, and of one that fill() makes.
+void DeviceExpertMatmul::reserve() {
+  for (Role& role : roles_) role.bias = gpu::Buffer(role.bias_bytes);
   for (Group& g : groups_) {
     if (!g.in_bricks) {
       g.rows = gpu::Buffer(g.row_bytes);
-      auto* to = g.rows.as<std::byte>();
-      for (const Linear* m : matrices[g.first]) {
-        RIDGE_CHECK(m->rows != nullptr, "an expert of {} x {} has no rows to upload", m->n_out, m->n_in);
-        gpu::upload(stream, to, m->rows, m->bytes());
-        to += m->bytes();
-      }
-      stream.synchronize();
       continue;
     }
-    const BrickMatrix one =
+    g.one =
         make_brick_matrix(g.bricks.format, n_in_, std::span(g.bricks.n_out, size_t(g.bricks.n_parts)), g.bricks.paired);
-    const int64_t bytes = one.bytes();
-    g.bricks.data = gpu::Buffer(n_experts_ * bytes);
-    for (int64_t e = 0; e < n_experts_; ++e) {
-      for (int i = 0; i < one.n_parts; ++i) {
-        const DeviceRows rows = upload_rows(stream, *matrices[g.first + size_t(i)][size_t(e)]);
-        const DeviceRows up = one.paired ? upload_rows(stream, *matrices[g.first + 1][size_t(e)]) : DeviceRows();
-        device_fill_bricks(stream, one, i, 0, one.n_out[i], {rows.blocks.as<void>(), rows.scale},
-                           {up.blocks.as<void>(), up.scale});
-        stream.synchronize();
-      }
-      gpu::copy(stream, g.bricks.data.as<std::byte>() + e * bytes, one.data.as<void>(), bytes);
-      stream.synchronize();
+    g.bricks.data = gpu::Buffer(n_experts_ * g.one.bytes());
+  }
+}
+
+DeviceExpertMatmul::DeviceExpertMatmul(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
+                                       std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
+  plan(matrices, biases, glu);
+  reserve();
+  const std::vector<SourceRole> at = source_roles();
+  const gpu::Buffer source(source_bytes());
+  for (int64_t e = 0; e < n_experts_; ++e) {
+    for (size_t r = 0; r < roles_.size(); ++r) {
+      const Linear& m = *matrices[r][size_t(e)];
+      RIDGE_CHECK(m.rows != nullptr, "an expert of {} x {} has no rows to upload", m.n_out, m.n_in);
+      gpu::upload(stream, source.as<std::byte>() + at[r].blocks, m.rows, m.bytes());
+      if (roles_[r].bias_bytes == 0) continue;
+      const std::vector<float>& bias = *biases[r][size_t(e)];
+      RIDGE_CHECK(ssize(bias) == roles_[r].n_out, "{} biases of an expert", bias.size());
+      gpu::upload(stream, source.as<std::byte>() + at[r].biases, bias.data(), 4 * roles_[r].n_out);
     }
+    fill(stream, e, source.as<std::byte>(), matrices);
+    stream.synchronize();
+  }
+  for (Group& g : groups_) g.one = {};
+}
+
+DeviceExpertMatmul DeviceExpertMatmul::slot(const gpu::Stream& stream,
+                                            std::span<const std::vector<const Linear*>> matrices,
+                                            std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
+  DeviceExpertMatmul product;
+  product.plan(matrices, biases, glu);
+  product.reserve();
+  stream.synchronize();
+  return product;
+}
+
+std::vector<DeviceExpertMatmul::SourceRole> DeviceExpertMatmul::source_roles() const {
+  constexpr int64_t kAlignment = 256;
+  const auto aligned = [](int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
+  std::vector<SourceRole> roles;
+  int64_t end = 0;
+  for (const Role& role : roles_) {
+    roles.push_back({.blocks = end, .biases = end + aligned(role.matrix_bytes)});
+    end = roles.back().biases + (role.bias_bytes > 0 ? aligned(4 * role.n_out) : 0);
+  }
+  roles.push_back({.blocks = end});
+  return roles;
+}
+int64_t DeviceExpertMatmul::source_bytes() const { return source_roles().back().blocks; }
+
+void DeviceExpertMatmul::fill(gpu::StreamHandle stream, int64_t e, const std::byte* source,
+                              std::span<const std::vector<const Linear*>> matrices) {
+  const std::vector<SourceRole> at = source_roles();
+  const auto rows = [&](size_t r) { return BrickSource(source + at[r].blocks, matrices[r][size_t(e)]->scale); };
+  for (size_t r = 0; r < roles_.size(); ++r)
+    if (roles_[r].bias_bytes > 0)
+      gpu::copy(stream, roles_[r].bias.as<float>() + e * roles_[r].n_out, source + at[r].biases, 4 * roles_[r].n_out);
+  for (const Group& g : groups_) {
+    if (!g.in_bricks) {
+      const int64_t bytes = roles_[g.first].matrix_bytes;
+      gpu::copy(stream, g.rows.as<std::byte>() + e * bytes, source + at[g.first].blocks, bytes);
+      continue;
+    }
+    for (int i = 0; i < g.one.n_parts; ++i)
+      device_fill_bricks(stream, g.one, i, 0, g.one.n_out[i], rows(g.first + size_t(i)),
+                         g.one.paired ? rows(g.first + 1) : BrickSource());
+    const int64_t bytes = g.one.bytes();
+    gpu::copy(stream, g.bricks.data.as<std::byte>() + e * bytes, g.one.data.as<void>(), bytes);
   }
 }
 
 void DeviceExpertMatmul::add_to(gpu::Allocations& all) const {
   for (const Role& role : roles_) all.add(role.bias_bytes);
   for (const Group& g : groups_) all.add(g.bytes(n_experts_));
+}
+
+void DeviceExpertMatmul::add_slot_to(gpu::Allocations& all) const {
+  add_to(all);
+  for (const Group& g : groups_)
+    if (g.in_bricks) all.add(g.bricks.bytes());
 }
 
 int64_t DeviceExpertMatmul::group_scratch_bytes(const ExpertGroups& groups) const {
@@ -103,9 +149,9 @@ std::array<int64_t, 2> DeviceExpertMatmul::bytes_of(std::span<const std::vector<
                                                     bool glu) {
   DeviceExpertMatmul product;
   product.plan(matrices, biases, glu);
-  int64_t packing = 0;
+  int64_t packing = product.source_bytes();
   for (const Group& g : product.groups_)
-    if (g.in_bricks) packing = std::max(packing, g.bricks.bytes() + g.row_bytes / product.n_experts_);
+    if (g.in_bricks) packing += g.bricks.bytes();
   return {product.bytes(), packing};
 }
 

@@ -102,6 +102,23 @@ class DeviceExpertMatmul {
   DeviceExpertMatmul(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
                      std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
 
+  /// Memory for the experts, and none of them yet: fill() brings them.
+  static DeviceExpertMatmul slot(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
+                                 std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
+  /// Where fill() reads a role of an expert: blocks as in the file, behind them the biases, which may be none.
+  struct SourceRole {
+    int64_t blocks = 0, biases = 0;  ///< offsets in bytes
+  };
+  /// Of every role, and the end behind them.
+  std::vector<SourceRole> source_roles() const;
+  int64_t source_bytes() const;
+  /// Expert e of a slot from `source` [source_bytes()] in device memory. `matrices`: as the constructor has them, of
+  /// which the scales count.
+  void fill(gpu::StreamHandle stream, int64_t e, const std::byte* source,
+            std::span<const std::vector<const Linear*>> matrices);
+  /// As add_to(), of a slot.
+  void add_slot_to(gpu::Allocations& all) const;
+
   /// As the constructor makes it, without device memory: it cannot run.
   static DeviceExpertMatmul planned(std::span<const std::vector<const Linear*>> matrices,
                                     std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false) {
@@ -139,7 +156,8 @@ class DeviceExpertMatmul {
  private:
   struct Role {
     int64_t n_out = 0, bias_bytes = 0;
-    gpu::Buffer bias;  ///< [n_experts, n_out] or empty
+    int64_t matrix_bytes = 0;  ///< of an expert, as in the file
+    gpu::Buffer bias;          ///< [n_experts, n_out] or empty
   };
   /// Roles that share a launch: one, or two in bricks of one format.
   struct Group {
@@ -149,11 +167,13 @@ class DeviceExpertMatmul {
     int format = 0;  ///< row of weight_formats()
     bool in_bricks = false;
     BrickMatrix bricks;     ///< of one expert; its data holds all, one after another
+    BrickMatrix one;        ///< an expert that fill() makes
     int64_t row_bytes = 0;  ///< as in the file, of all experts
     gpu::Buffer rows;       ///< blocks as in the file, expert after expert
   };
   void plan(std::span<const std::vector<const Linear*>> matrices,
             std::span<const std::vector<const std::vector<float>*>> biases, bool glu);
+  void reserve();
 
   int64_t n_in_ = 0, n_experts_ = 0;
   std::vector<Role> roles_;
