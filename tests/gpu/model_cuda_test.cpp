@@ -206,10 +206,31 @@ TEST_F(ModelCuda, ExpertsInHostMemoryAreTheReferences) {
       for (const int n : {24, 90}) {
         const auto tokens = tokens_of(n, cpu.info().vocab_size, uint64_t(n));
         const double error =
-            compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse;
+            compare(all_logits(device, tokens, "f32", "f32", n), all_logits(cpu, tokens, "f32", "f32")).nmse;
         EXPECT_LT(error, 1e-8) << name << ", " << n_cpu_moe << " layers, " << n << " tokens";
       }
     }
+  }
+}
+
+/// Then the products are the device's: the bits are those of a model whose experts are all there. Experts of one layer
+/// alone, which would share their place with no others, stay with the CPU.
+TEST_F(ModelCuda, PromptsBringExpertsFromHostMemory) {
+  for (const char* spec : {"synth:tiny-experts@layers=3@weights=int4_g128", "synth:tiny-experts@layers=3@weights=q8_0",
+                           "synth:tiny-oss@weights=mxfp4"}) {
+    const Model whole = Model::load(spec, {.device = "cuda"}),
+                host = Model::load(spec, {.device = "cuda", .n_threads = 2, .n_cpu_moe = 2}),
+                one = Model::load(spec, {.device = "cuda", .n_threads = 2, .n_cpu_moe = 1});
+    const auto kernels_of = [](const Model& model) {
+      return fmt::format("{}", fmt::join(Session(model, {.n_ctx = 64}).kernels(), " "));
+    };
+    EXPECT_THAT(kernels_of(host), testing::HasSubstr("experts=cpu+streamed")) << spec;
+    EXPECT_THAT(kernels_of(one), testing::Not(testing::HasSubstr("streamed"))) << spec;
+    const auto tokens = tokens_of(90, whole.info().vocab_size, 5);
+    std::vector<float> bits[] = {all_logits(host, tokens, "f16", "f16", 90),
+                                 all_logits(whole, tokens, "f16", "f16", 90)};
+    for (auto& rows : bits) rows.resize(size_t(60 * whole.info().vocab_size));  // of the prompt; the others are steps
+    EXPECT_EQ(bits[0], bits[1]) << spec;
   }
 }
 
