@@ -4,7 +4,7 @@ import re
 import statistics
 
 from tables import quality, speed
-from tables.rows import card, estimate, percent, stored, table
+from tables.rows import card, estimate, model_text, percent, stored, table
 
 ATTENTION = {
     "91661c29": "two tiles a step through a ring of two stages (kept until the last row)",
@@ -210,7 +210,24 @@ def trellis():
     return table(["weights", "windows", "K/V cache", "bits at 4k", "mean KLD", "PPL - f16", "same top %", "rotor-3 / this"], lines)
 
 
+def host_experts():
+    """Decode with experts in host memory: a line a model, a column an engine."""
+    found = {}
+    for r in stored("checks/host-experts-cuda"):
+        if r["n_gen"] > 0:
+            name = "qwen3-30b-a3b Q4_0" if r["model_filename"].endswith(".gguf") else model_text(r["model_filename"])
+            found.setdefault((card(r), name, r["n_cpu_moe"]), {})[r["engine"]] = r
+    lines = []
+    for key, by in sorted(found.items()):
+        ours, theirs = by["ridge"], by.get("llama.cpp")
+        host = ours.get("host_read_bytes", 0)
+        lines.append([*key, f"{host / 1e9:.2f}", f"{ours['avg_ts']:.1f} ± {ours['stddev_ts']:.1f}",
+                      f"{theirs['avg_ts']:.1f} ± {theirs['stddev_ts']:.1f}" if theirs else "", f"{ours['avg_ts'] / theirs['avg_ts']:.2f}x" if theirs else ""])
+    return table(["card", "model", "layers on the host", "GB a token read there", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp"], lines)
+
+
 TABLES = {
+    "host-experts-cuda": host_experts,
     "amx-tried-cpu": amx,
     "attention-tried-cuda": attention,
     "packs-tried-cuda": packs,
