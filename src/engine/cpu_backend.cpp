@@ -228,7 +228,8 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   const ExpertsPlan& e = plan.experts;
   const LayerWeights& w = weights_.layers[size_t(layer)];
   const int64_t n = rows.h.rows;
-  const View2<float> scores = matrix(B::scores, n, e.n_experts), taken = matrix(B::expert_x, n, plan_.d_model),
+  float* const work = buffers_[B::expert_work].ensure<float>(expert_floats(e, plan_.d_model, n));
+  const View2<float> scores = matrix(B::scores, n, e.n_experts), taken(work, n, plan_.d_model),
                      in = e.beside_dense ? matrix(B::normed, n, plan_.d_model) : rows.h;  // of the experts
   if (e.beside_dense) {
     rms_norm(context_, rows.x, w.router_scale.data(), plan_.norm_eps, taken);
@@ -243,10 +244,10 @@ void CpuBackend::experts(int layer, const Rows& rows) {
   if (e.beside_dense)
     for (Route& route : routes_) route.weight *= w.expert_scale[size_t(route.expert)];
 
-  const View2<float> sum = matrix(B::expert_sum, n, plan_.d_model), given = matrix(B::expert_y, n, plan_.d_model);
+  const View2<float> sum = matrix(B::expert_sum, n, plan_.d_model);
   const int first = slice_ ? int(slice_->first_expert()) : 0;  // of those that are here
   run_experts(context_, {.plan = e, .experts = w.experts, .first = first, .x = in, .routes = routes_, .sum = sum},
-              {taken, given, rows.gate, rows.up});
+              work);
   if (e.beside_dense) {
     sum_ranks(sum);
     norm_rows(w.expert_post_norm, sum, sum);

@@ -24,14 +24,15 @@ struct ExpertsCall {
   std::span<const Route> routes;  ///< [n, n_used]
   View2<float> sum;               ///< [n, d_model]: sum of weight * expert(x), written
 };
-/// What experts work in, for as many tokens.
-struct ExpertMatrices {
-  View2<float> in, out;   ///< of one expert [n, d_model]
-  View2<float> gate, up;  ///< [n, d_ff], or wider
-};
-/// An expert takes all its rows at once, and the experts add to a row in order of their number: a sum does not depend on
-/// the other rows.
-void run_experts(CpuContext& context, const ExpertsCall& call, const ExpertMatrices& work);
+/// Rows that the experts of n tokens work in: of few tokens all their choices at once, of more tokens one expert's.
+int64_t expert_rows(const ExpertsPlan& plan, int64_t n);
+/// Floats of work.
+inline int64_t expert_floats(const ExpertsPlan& plan, int64_t d_model, int64_t n) {
+  return 2 * expert_rows(plan, n) * (d_model + plan.d_ff);
+}
+/// `work`: [expert_floats()]. The experts of few tokens are multiplied together, in two parallel regions; else an expert
+/// takes all its rows at once. Experts add to a row in order of their number: a sum does not depend on the other rows.
+void run_experts(CpuContext& context, const ExpertsCall& call, float* work);
 
 /// Experts of a model on a device that are in host memory. One call at a time, from any thread.
 class HostExperts {

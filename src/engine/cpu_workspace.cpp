@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/cpu_experts.h"
 #include "model/tensors.h"
 #include "op/attn/chosen_keys.h"
 #include "op/cache/append.h"
@@ -58,7 +59,8 @@ void add_layer(const CpuStepModel& model, const LayerPlan& layer, const LayerWei
   if (layer.feed_forward == FeedForwardKind::experts) {
     need(B::scores, layer.experts.n_experts);
     if (layer.experts.beside_dense) need(B::normed, d_model);
-    for (const CpuBuffer of : {B::expert_x, B::expert_y, B::expert_sum}) need(of, d_model);
+    need(B::expert_sum, d_model);
+    floats[B::expert_work] = std::max(floats[B::expert_work], expert_floats(layer.experts, d_model, n));
   }
   if (!model.slice || !model.slice->gathers) return;
   need(B::whole, model.slice->q.back());
@@ -112,8 +114,9 @@ void add_products(const LayerPlan& layer, const LayerWeights& w, int64_t n, Step
   }
   if (w.experts.empty()) return;
   const ExpertsPlan& e = layer.experts;
-  const int64_t share = std::min(n, (2 * n * e.rule.n_used + e.n_experts - 1) / e.n_experts);
-  for (const Linear* m : {&w.experts[0].gate, &w.experts[0].up, &w.experts[0].down}) scratch.product(*m, share);
+  const int64_t rows = expert_rows(e, n);
+  for (const Linear* m : {&w.experts[0].gate, &w.experts[0].up}) scratch.product(*m, n == 1 ? 1 : rows);
+  scratch.product(w.experts[0].down, rows);
 }
 
 void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, const StepShape& step,

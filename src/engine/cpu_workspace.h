@@ -34,8 +34,7 @@ enum class CpuBuffer : uint8_t {
   delta_b,        ///< [n, n_value_heads]
   delta_out,      ///< [n, values]; of Mamba2 [n, inner], of a short convolution [n, d_model]
   scores,         ///< of experts [n, n_experts]
-  expert_x,       ///< rows that an expert reads [n, d_model]
-  expert_y,       ///< and what it returns [n, d_model]
+  expert_work,    ///< of the experts: expert_floats() (engine/cpu_experts.h)
   expert_sum,     ///< of all experts [n, d_model]
   layer_inputs,   ///< what layers get of a token [n, n_layers, d_input]
   layer_gate,     ///< and its gate [n, d_input]

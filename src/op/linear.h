@@ -36,10 +36,11 @@ inline Work linear_work(const Linear& w, int64_t n_tokens) {
   return linear_work(w.bytes(), w.n_in, w.n_out, w.n_out, n_tokens);
 }
 
-/// A matrix and the place of its y, [n_tokens, n_out].
+/// A matrix and the place of its y, [n_tokens, n_out], for n_tokens rows of x from `first` on.
 struct LinearOutput {
   const Linear* w;
   View2<float> y;
+  int64_t first = 0;
 };
 
 /// One kernel. `x` is [n_tokens, n_in], `y` is [n_tokens, n_out]. The ternary kernels apply w.scale, for all others
@@ -51,7 +52,7 @@ struct LinearVariant {
   void (*run)(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
   ScratchBytes (*scratch_bytes)(const Linear& w, int64_t n_tokens, int n_threads) = nullptr;  ///< of run(); null: none
   int planes = 0;  ///< of the activations: 1 rounds them to 8 bits, 2 to 15 bits; 0 elsewhere
-  /// Several matrices times the same x in one parallel region; null: `run` takes them one by one.
+  /// Several matrices, each times its rows of x, in one parallel region; null: `run` takes them one by one.
   void (*run_together)(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) = nullptr;
 };
 std::span<const LinearVariant> gemv_variants();
@@ -59,8 +60,12 @@ std::span<const LinearVariant> gemm_variants();  ///< the same, and behind them 
 
 /// y = W x with the selected kernel.
 void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
-/// The products of several matrices with the same x: the bits of single calls, in fewer parallel regions.
-void linear(CpuContext& context, View2<const float> x, std::initializer_list<LinearOutput> all);
+/// The products of several matrices with rows of the same x, all of one n_in: the bits of single calls, in fewer parallel
+/// regions.
+void linear(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all);
+inline void linear(CpuContext& context, View2<const float> x, std::initializer_list<LinearOutput> all) {
+  linear(context, x, std::span(all.begin(), all.size()));
+}
 
 /// True when some kernel of this ISA wants the format in panels: the loader packs then.
 bool wants_panels(const WeightFormat& format, int64_t n_in, Isa isa);

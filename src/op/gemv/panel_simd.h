@@ -47,6 +47,9 @@ inline void quantize_group(const float* in, int64_t plane_q, int8_t* q, float& s
   scale = finite ? largest / panel_limit(kPlanes) : __builtin_nanf("");
 }
 
+/// Values that one thread rounds in about the time that it takes to hand out work.
+constexpr int64_t kValuesAlone = 8192;
+
 template <int kPlanes>
 inline QuantizedTokens<kPlanes> quantize_tokens(CpuContext& context, View2<const float> x) {
   context.make_scratch(quantized_bytes(kPlanes, x.rows, x.cols));
@@ -60,8 +63,11 @@ inline QuantizedTokens<kPlanes> quantize_tokens(CpuContext& context, View2<const
                               to.sum_of(chunk, token) + 2 * of_chunk);
     }
   };
-  if (x.rows == 1) one(0, 0);
-  else context.pool.for_each(x.rows, one);
+  if (x.rows > 1 && x.rows * x.cols > kValuesAlone) {
+    context.pool.for_each(x.rows, one);
+  } else {
+    for (int64_t token = 0; token < x.rows; ++token) one(token, 0);
+  }
   return to;
 }
 
@@ -297,8 +303,9 @@ void decode_chunk(const std::byte* panel, int v, int64_t first_group, int to, De
 
 /// kTilePanels panels from row `first` times all tokens.
 template <class F, int kPlanes, class Tiles>
-void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const QuantizedTokens<kPlanes>& x,
-                 View2<float> y) {
+void many_tokens(const LinearOutput& out, int64_t panel_size, int64_t first_panel, const QuantizedTokens<kPlanes>& x) {
+  const Linear& w = *out.w;
+  const View2<float> y = out.y;
   using Unit = PanelUnit<F>;
   using Kind = TileKind<kPlanes, Unit::kScaled, kLargeWeights<F>, kDotZero<F> != 0, Unit::kMinima != PanelMinima::none>;
   const int64_t n_groups = w.n_in / kPanelGroup, n_panels = (w.n_out + kPanelRows - 1) / kPanelRows;
@@ -315,7 +322,7 @@ void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const
         const int64_t panel = std::min(n_panels - 1, first_panel + v / kRowVectors);
         decode_chunk<F, Tiles>(w.panels + panel * panel_size, v % kRowVectors, group, v, decoded);
       }
-      Tiles::template add<Kind>(decoded, {x, group / kChunkGroups, first, n_tokens, sums[0]});
+      Tiles::template add<Kind>(decoded, {x, group / kChunkGroups, out.first + first, n_tokens, sums[0]});
     }
     for (int64_t t = 0; t < n_tokens; ++t)
       __builtin_memcpy(&y(first + t, first_row), sums[t], sizeof(float) * size_t(n_rows));
@@ -324,14 +331,16 @@ void many_tokens(const Linear& w, int64_t panel_size, int64_t first_panel, const
 
 /// Panels [first, last) times a few tokens.
 template <class F, int kPlanes>
-void few_tokens(const Linear& w, int64_t panel_size, int64_t first, int64_t last, const QuantizedTokens<kPlanes>& x,
-                View2<float> y) {
+void few_tokens(const LinearOutput& out, int64_t panel_size, int64_t first, int64_t last,
+                const QuantizedTokens<kPlanes>& x) {
+  const Linear& w = *out.w;
+  const View2<float> y = out.y;
   for (int64_t p = first; p < last; ++p) {
     int64_t token = 0;
     const auto tokens_of = [&]<int kTokens>() {
       for (; token + kTokens <= y.rows; token += kTokens) {
         float sums[kTokens][kPanelRows];
-        few_panel<F, kPlanes, kTokens>(w.panels + p * panel_size, w.n_in / F::kGroup, x, token, sums);
+        few_panel<F, kPlanes, kTokens>(w.panels + p * panel_size, w.n_in / F::kGroup, x, out.first + token, sums);
         const size_t bytes = sizeof(float) * size_t(std::min<int64_t>(kPanelRows, y.cols - p * kPanelRows));
         for (int t = 0; t < kTokens; ++t) __builtin_memcpy(&y(token + t, p * kPanelRows), sums[t], bytes);
       }
@@ -356,10 +365,9 @@ struct PanelTasks {
 template <class F, int kPlanes, class Tiles>
 void run_task(const PanelTasks<kPlanes>& own, const QuantizedTokens<kPlanes>& x, int64_t task) {
   const int64_t first = task * own.per_task, last = std::min(own.n_panels, first + own.per_task);
-  const View2<float> y = own.out->y;
   if constexpr (Tiles::kFew > 0)
-    if (y.rows <= Tiles::kFew) return few_tokens<F, kPlanes>(*own.out->w, own.panel_size, first, last, x, y);
-  many_tokens<F, kPlanes, Tiles>(*own.out->w, own.panel_size, first, x, y);
+    if (own.out->y.rows <= Tiles::kFew) return few_tokens<F, kPlanes>(*own.out, own.panel_size, first, last, x);
+  many_tokens<F, kPlanes, Tiles>(*own.out, own.panel_size, first, x);
 }
 
 template <int kPlanes, class Tiles, class... F>

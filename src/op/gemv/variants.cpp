@@ -127,24 +127,25 @@ void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<fl
   apply_scale(w, y);
 }
 
-void linear(CpuContext& context, View2<const float> x, std::initializer_list<LinearOutput> all) {
-  if (x.rows == 0) return;
-  const LinearVariant& variant = choose(context, *all.begin()->w, x.rows);
+void linear(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) {
+  if (x.rows == 0 || all.empty()) return;
+  const auto rows_of = [&](const LinearOutput& one) { return x.slice(one.first, one.y.rows); };
+  const LinearVariant& variant = choose(context, *all[0].w, all[0].y.rows);
   const auto is_alike = [&](const LinearOutput& one) {
-    return !one.w->order && &choose(context, *one.w, x.rows) == &variant;
+    return !one.w->order && &choose(context, *one.w, one.y.rows) == &variant;
   };
   if (!variant.run_together || !std::ranges::all_of(all, is_alike)) {
-    for (const LinearOutput& one : all) linear(context, *one.w, x, one.y);
+    for (const LinearOutput& one : all) linear(context, *one.w, rows_of(one), one.y);
     return;
   }
-  Work work;
+  Work work{4 * x.rows * x.cols, 0, 0};  // x is read once
   for (const LinearOutput& one : all) {
-    check_shapes(*one.w, x, one.y);
-    Work of_one = linear_work(*one.w, x.rows);
-    if (&one != all.begin()) of_one.read_bytes -= 4 * x.rows * x.cols;  // x is read once
+    check_shapes(*one.w, rows_of(one), one.y);
+    Work of_one = linear_work(*one.w, one.y.rows);
+    of_one.read_bytes -= 4 * one.y.rows * x.cols;
     work += of_one;
   }
-  const TracedOp traced(context, linear_op(x.rows), variant.name, work, [&] { return shapes_of(all); });
+  const TracedOp traced(context, linear_op(all[0].y.rows), variant.name, work, [&] { return shapes_of(all); });
   variant.run_together(context, x, all);
   for (const LinearOutput& one : all) apply_scale(*one.w, one.y);
 }
