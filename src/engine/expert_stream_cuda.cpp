@@ -39,7 +39,8 @@ void ExpertStream::bring(gpu::StreamHandle stream, int layer, std::span<const in
   const LayerWeights& weights = weights_.layers[size_t(layer)];
   const ExpertParts gate_up = expert_gate_up_of(plan, weights), down = expert_down_of(plan, weights);
   std::vector<bool> chosen(weights.experts.size());
-  for (const int32_t number : numbers) chosen[size_t(number)] = true;
+  for (const int32_t number : numbers)  // a row of padding may have chosen none
+    if (number >= 0 && number < ssize(chosen)) chosen[size_t(number)] = true;
   size_t turn = 0;
   std::vector<Piece> pieces;
   for (size_t e = 0; e < chosen.size(); ++e) {

@@ -429,6 +429,31 @@ TEST(Panels, I8mmGivesTheBitsOfNeon) {
 }
 #endif
 
+/// As experts of a few tokens are multiplied: every matrix has rows of its own, many enough for tiles, one, and some.
+TEST(Linears, RowsOfOneInputGiveTheBitsOfSingleCalls) {
+  struct Rows {
+    int64_t first, n;
+  };
+  constexpr Rows kRows[] = {{0, 7}, {7, 1}, {5, 2}, {0, 12}};
+  constexpr int64_t kTokens = 12;
+  for (const WeightFormat& format : weight_formats()) {
+    const LinearCase c = fitted(format, {53, 544, int(kTokens)});
+    const Problem p(format, c, Fill::normal, 23);
+    const Linear w = p.linear();
+    const View2<const float> x(p.x.data(), kTokens, c.n_in);
+    std::vector<std::vector<float>> together, alone;
+    std::vector<LinearOutput> all;
+    for (const Rows& rows : kRows) {
+      together.emplace_back(size_t(rows.n * c.n_out), NAN);
+      all.push_back({&w, {together.back().data(), rows.n, c.n_out}, rows.first});
+      linear(test_context(), w, x.slice(rows.first, rows.n),
+             {alone.emplace_back(size_t(rows.n * c.n_out), NAN).data(), rows.n, c.n_out});
+    }
+    linear(test_context(), x, all);
+    EXPECT_EQ(together, alone) << format.name;
+  }
+}
+
 TEST(Linears, MatricesOfOneInputGiveTheBitsOfSingleCalls) {
   // Formats of panels together; one without panels among them, so that each matrix is on its own.
   constexpr int kIn = 512;
