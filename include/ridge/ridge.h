@@ -73,9 +73,11 @@ typedef int (*ridge_progress_callback)(void* user, int64_t done, int64_t total);
 
 typedef struct ridge_load_options {
   size_t size;
-  const char* device;  ///< "cpu", "cuda", "cuda:1" ...; NULL: "cpu"
-  const char* isa;     ///< limit of the instruction set: "scalar", "avx2", ...; NULL: the best there is
-  int32_t n_threads;   ///< 0: one a processor
+  const char* device;     ///< "cpu", "cuda", "cuda:1" ...; NULL: "cpu"
+  const char* isa;        ///< limit of the instruction set: "scalar", "avx2", ...; NULL: the best there is
+  int32_t n_threads;      ///< 0: one a processor
+  int32_t n_cpu_moe;      ///< on a GPU: experts of the first so many layers stay in host memory
+  double moe_device_gib;  ///< the same of as many layers as leave at most so many GiB of experts there; 0: no limit
 } ridge_load_options;
 void ridge_load_options_init(ridge_load_options* options, size_t size);
 

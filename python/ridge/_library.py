@@ -55,7 +55,8 @@ class TokenBuffer(Structure):
 
 class LoadOptions(Structure):
     """ridge_load_options"""
-    _fields_ = [("size", c_size_t), ("device", c_char_p), ("isa", c_char_p), ("n_threads", c_int32)]
+    _fields_ = [("size", c_size_t), ("device", c_char_p), ("isa", c_char_p), ("n_threads", c_int32),
+                ("n_cpu_moe", c_int32), ("moe_device_gib", c_double)]
 
 
 class ModelInfo(Structure):

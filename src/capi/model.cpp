@@ -11,7 +11,11 @@ using serve::Json;
 
 LoadOptions load_options(const ridge_load_options* options) {
   const ridge_load_options read = read_struct(options, {});
-  return {.device = text_or(read.device, "cpu"), .n_threads = read.n_threads, .isa = text_or(read.isa, "")};
+  return {.device = text_or(read.device, "cpu"),
+          .n_threads = read.n_threads,
+          .isa = text_or(read.isa, ""),
+          .n_cpu_moe = read.n_cpu_moe,
+          .moe_device_gib = read.moe_device_gib > 0 ? read.moe_device_gib : -1};
 }
 
 const SharedModel& shared(const ridge_model* model) { return *given(model, "model").shared; }
