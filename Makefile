@@ -49,7 +49,7 @@ debug:  ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan:  ## tests under ThreadSanitizer
 	cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan
 
-fuzz:  ## libFuzzer targets in build/fuzz (clang-14); runs their corpora
+fuzz:  ## libFuzzer targets in build/fuzz (clang-19, libclang-rt-19-dev); runs their corpora
 	cmake --preset fuzz && cmake --build --preset fuzz && ctest --preset fuzz
 
 cuda:  ## build with CUDA in build/cuda (nvcc 13)
