@@ -15,7 +15,7 @@ View2<const float> CudaOutputs::logits() {
   gpu::use_device(device_);
   float* const host = host_.ensure(std::max<int64_t>(1, n_rows_ * vocab_size_));
   gpu::download(stream_, host, rows_.as<void>(), 4 * n_rows_ * vocab_size_);
-  stream_.synchronize();
+  finish();
   return {host, n_rows_, vocab_size_};
 }
 
@@ -23,7 +23,7 @@ View2<const float> CudaOutputs::hidden() {
   gpu::use_device(device_);
   float* const host = host_hidden_.ensure(std::max<int64_t>(1, n_hidden_ * d_model_));
   gpu::download(stream_, host, hidden_.as<void>(), 4 * n_hidden_ * d_model_);
-  stream_.synchronize();
+  finish();
   return {host, n_hidden_, d_model_};
 }
 
@@ -52,7 +52,7 @@ std::vector<RowScore> CudaOutputs::take_scores() {
   gpu::use_device(device_);
   std::vector<RowScore> scores(static_cast<size_t>(n_scores_));
   gpu::download(stream_, scores.data(), scores_.as<void>(), n_scores_ * int64_t(sizeof(RowScore)));
-  stream_.synchronize();
+  finish();
   n_scores_ = 0;
   return scores;
 }
@@ -111,7 +111,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<KvMemory> open_memory(std::span<const KvLayerConfig> layers, std::span<const KvMetricView> metrics,
                                         PageNumbers n_pages, SlotNumbers slots) override;
   std::unique_ptr<Outputs> make_outputs() override {
-    return std::make_unique<CudaOutputs>(runner_.stream(), runner_.device(), runner_.plan().vocab_size);
+    return std::make_unique<CudaOutputs>(runner_.stream(), runner_.device(), runner_.plan().vocab_size,
+                                         runner_.experts_of_host());
   }
   void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) override {
     runner_.run(batch, pool, static_cast<DeviceKvMemory&>(memory), static_cast<CudaOutputs&>(outputs), nullptr);

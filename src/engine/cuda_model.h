@@ -142,8 +142,9 @@ struct LatentOffsets {
 
 class CudaOutputs final : public Outputs {
  public:
-  CudaOutputs(const gpu::Stream& stream, int device, int vocab_size)
-      : stream_(stream), device_(device), vocab_size_(vocab_size) {}
+  /// With `host`, what goes wrong there is thrown by those who ask for what came of it.
+  CudaOutputs(const gpu::Stream& stream, int device, int vocab_size, HostExperts* host = nullptr)
+      : stream_(stream), device_(device), vocab_size_(vocab_size), host_experts_(host) {}
 
   int64_t n_rows() const override { return n_rows_; }
   View2<const float> logits() override;
@@ -167,8 +168,14 @@ class CudaOutputs final : public Outputs {
   }
 
  private:
+  void finish() const {
+    stream_.synchronize();
+    if (host_experts_) host_experts_->rethrow();
+  }
+
   const gpu::Stream& stream_;
   const int device_, vocab_size_;
+  HostExperts* const host_experts_;
   gpu::Buffer rows_;  // [.., vocab_size]
   int64_t n_rows_ = 0;
   gpu::Buffer hidden_;  // [n_hidden_, d_model_]
@@ -319,6 +326,8 @@ class CudaRunner {
   const CudaModel& model() const { return model_; }
   const DeviceOptions& options() const { return options_; }
   int device() const { return device_; }
+  /// Null where no experts are on the host.
+  HostExperts* experts_of_host() { return host_experts_ ? &*host_experts_ : nullptr; }
 
  private:
   std::vector<const void*> places() const;

@@ -255,6 +255,18 @@ TEST_F(ModelCuda, ExpertsInHostMemorySampleTheCpusTokens) {
   EXPECT_EQ(generated[2], generated[0]);
 }
 
+/// What goes wrong on the host ends the step that asked for it, and no other.
+TEST_F(ModelCuda, ErrorsOfExpertsInHostMemoryEndTheStep) {
+  const Model model = Model::load("synth:tiny-experts@weights=f32", {.device = "cuda", .n_threads = 2, .n_cpu_moe = 1});
+  Session session(model, {.n_ctx = 64});
+  session.prefill(tokens_of(5, model.info().vocab_size, 1));
+  auto& experts = const_cast<Weights&>(model.engine().weights()).layers[0].experts;
+  for (ExpertWeights& expert : experts) expert.down.n_in += 32;
+  EXPECT_THROW(session.decode(1), Error);
+  for (ExpertWeights& expert : experts) expert.down.n_in -= 32;
+  EXPECT_TRUE(std::isfinite(session.decode(1)[0]));
+}
+
 TEST_F(ModelCuda, ExpertsStayInHostMemoryOfOneGpuAlone) {
   const auto refused = [](const char* spec, const LoadOptions& options, const char* why) {
     try {
