@@ -62,11 +62,7 @@ lab::BenchParams read_params(const BenchFlags& flags) {
   KvListOrAuto caches = read_kv(flags);
   params.kv = std::move(caches.kv);
   params.by_record = std::move(caches.by_record);
-  params.device = flags.device.device;
-  params.n_stages = flags.device.load_options().n_stages;
-  params.isa = flags.device.isa;
-  params.kernels = flags.device.kernels;
-  params.moe_device_gib = flags.device.moe_device_gib;
+  params.load = flags.device.load_options();
   if (lab::bench_tests(params).empty())
     throw Error(ErrorKind::usage, "nothing to measure: -p and -n are 0 (give -p 512, -n 128 or -pg 512,128)");
   return params;

@@ -140,20 +140,17 @@ int run_bench(const BenchParams& params, const BenchHooks& hooks) {
   const std::vector<BenchTest> tests = bench_tests(params);
   std::vector<LoadOptions> loads;
   for (const int n_threads : params.n_threads)
-    for (const int n_cpu_moe : params.n_cpu_moe)
-      loads.push_back({.device = params.device,
-                       .n_stages = params.n_stages,
-                       .n_threads = n_threads,
-                       .isa = params.isa,
-                       .kernels = params.kernels,
-                       .n_cpu_moe = n_cpu_moe,
-                       .moe_device_gib = params.moe_device_gib});
+    for (const int n_cpu_moe : params.n_cpu_moe) {
+      LoadOptions& load = loads.emplace_back(params.load);
+      load.n_threads = n_threads;
+      load.n_cpu_moe = n_cpu_moe;
+    }
   int n_failed = 0, done = 0;
   const int total = int(params.models.size() * (loads.size() * tests.size() + (params.check ? 1 : 0)));
   const auto status = [&](const std::string& what) { hooks.on_status(what, done, total); };
   const auto step = [&](const std::string& what) { hooks.on_status(what, done++, total); };
   for (const std::string& path : params.models) {
-    check_layers_are_distinct(path, params.device);
+    check_layers_are_distinct(path, params.load.device);
     status("loading " + path);
     std::optional<BenchReference> reference;
     if (params.check) {

@@ -27,9 +27,7 @@ inline constexpr int kWarmUpTokens = 4;
 struct BenchParams {
   std::vector<std::string> models;
   std::vector<int> n_prompt{512}, n_gen{128}, n_depth{0}, n_batch{2048}, n_ubatch{512};
-  std::vector<int> n_threads{0};  ///< 0: one per processor
-  std::vector<int> n_cpu_moe{0};  ///< as LoadOptions has it
-  double moe_device_gib = -1;     ///< likewise
+  std::vector<int> n_threads{0}, n_cpu_moe{0};  ///< as LoadOptions has them, in place of `load`'s
   std::vector<PromptGen> prompt_gen;
   std::vector<KvChoice> kv{KvChoice{}};
   KvByRecord by_record;  ///< set: one more cache, behind the others, that every test asks for when its model is loaded
@@ -40,10 +38,7 @@ struct BenchParams {
   std::optional<double> check_bound;  ///< on the NMSE; unset: as derived for each block
   float temperature = 0;              ///< above 0: steps sample their tokens, with the sampler's other defaults
   uint64_t seed = 42;
-  std::string device = "cpu";
-  int n_stages = 1;  ///< of several devices
-  std::string isa;
-  std::vector<std::string> kernels;
+  LoadOptions load;
 };
 
 /// Throws usage for a synth: model with shared=1 on the CPU, which would read shared layers from its caches.

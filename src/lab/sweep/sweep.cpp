@@ -104,8 +104,8 @@ void run_decode(const SweepSpec& spec, const SweepPlan& plan, Batch& batch) {
   params.n_threads = {plan.target.n_threads};
   params.repeats = spec.repeats;
   params.seed = spec.seed;
-  params.device = plan.target.device;
-  params.isa = plan.target.isa;
+  params.load.device = plan.target.device;
+  params.load.isa = plan.target.isa;
   params.kv.clear();
   for (size_t i = 0; i < batch.size(); ++i) params.kv.push_back(parse_kv_choice(batch.at(i).cell.format).or_throw());
   BenchHooks hooks;
