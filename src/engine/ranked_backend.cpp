@@ -104,12 +104,16 @@ class RankedMemory final : public KvMemory {
           layers_of_part(layers, sides), metrics_of_part(layers, metrics, sides), n_pages, slots);
     });
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const auto has_same = [&](size_t before) {
-        return std::ranges::equal(parts.sides[before], parts.sides[rank], [](const SidePart& a, const SidePart& b) {
-          return a.heads.first == b.heads.first && a.heads.count == b.heads.count;
-        });
+      const auto same = [](const SidePart& a, const SidePart& b) {
+        return a.heads.first == b.heads.first && a.heads.count == b.heads.count;
       };
-      if (rank == 0 || !has_same(rank - 1)) different_.push_back(rank);
+      const auto& sides = parts.sides[rank];
+      const auto& before = parts.sides[rank == 0 ? 0 : rank - 1];
+      if (rank == 0 || !std::ranges::equal(before, sides, same)) different_.push_back(rank);
+      bool shares = false;
+      for (size_t i = 0; i < sides.size(); ++i)
+        shares = shares || (sides[i].heads.count > 0 && same(before[i], sides[i]));
+      seeds_.push_back(rank == 0 ? 0 : seeds_.back() + !shares);
     }
   }
 
@@ -152,10 +156,7 @@ class RankedMemory final : public KvMemory {
     for_all([&](KvMemory& m, size_t rank) { m.write(cut_image(layouts_, image, parts_.sides[rank]), place); });
   }
   void fill(const SequencePlace& place, uint64_t seed) override {
-    // Ranks with the same heads hold the same rows.
-    for_all([&](KvMemory& m, size_t rank) {
-      m.fill(place, seed + uint64_t(std::ranges::upper_bound(different_, rank) - different_.begin() - 1));
-    });
+    for_all([&](KvMemory& m, size_t rank) { m.fill(place, seed + seeds_[rank]); });
   }
 
   PageCounts counts(int layer, KvSide side, int page) override {
@@ -202,7 +203,8 @@ class RankedMemory final : public KvMemory {
 
   const RankedParts& parts_;
   std::vector<std::unique_ptr<KvMemory>> ranks_;
-  std::vector<size_t> different_;
+  std::vector<size_t> different_;  // the first of each group of ranks that have the same heads of all layers
+  std::vector<uint64_t> seeds_;    // of random rows: equal where ranks share heads of some layer
 };
 
 /// Every rank has the logits of all; those of rank 0 are handed on.
