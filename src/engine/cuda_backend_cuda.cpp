@@ -290,8 +290,8 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
       add(of_experts, {"ints"});
     if (runner_.plan().layers[i].experts.on_host) add(of_experts, {"cpu"});
     if (layer_of.slot >= 0) add(of_experts, {"streamed"});
-    add(of_experts, layer_of.expert_gate_up.kernels());
-    add(of_experts, layer_of.expert_down.kernels());
+    add(of_experts, layer_of.experts.gate_up.kernels());
+    add(of_experts, layer_of.experts.down.kernels());
   }
   for (const LayerPlan& of : runner_.plan().layers) {
     if (of.mixer != MixerKind::delta) continue;

@@ -25,7 +25,7 @@ BrickGlu glu_of(Activation activation) {
 
 /// Whether the products of a token's experts are added up as one long row.
 bool sums_at_once(const CudaLayer& layer, const ExpertsPlan& plan, const ExpertChoice& choice) {
-  return choice.n_tokens <= kMostSummedTokens && layer.expert_down.can_sum() && choice.shared == plan.shared;
+  return choice.n_tokens <= kMostSummedTokens && layer.experts.down.can_sum() && choice.shared == plan.shared;
 }
 
 }  // namespace
@@ -33,8 +33,8 @@ bool sums_at_once(const CudaLayer& layer, const ExpertsPlan& plan, const ExpertC
 bool has_late_choice(const CudaLayer& layer, const ExpertsPlan& plan) {
   const ExpertChoice choice{
       .n_tokens = 1, .n_experts = plan.n_experts, .n_used = plan.rule.n_used, .shared = layer.joins_shared};
-  return layer.expert_gate_up.is_gated() && sums_at_once(layer, plan, choice) &&
-         layer.expert_gate_up.can_choose(choice, plan.rule) && layer.expert_down.can_choose(choice, plan.rule);
+  return layer.experts.gate_up.is_gated() && sums_at_once(layer, plan, choice) &&
+         layer.experts.gate_up.can_choose(choice, plan.rule) && layer.experts.down.can_choose(choice, plan.rule);
 }
 
 /// A token goes through its experts alone: all of them together are rows of products. Of few tokens the shared expert
@@ -46,10 +46,9 @@ void CudaRunner::experts(int i, const StepPlan& step) {
   StepWorkspace<gpu::Buffer>& r = buffers_;
   const int64_t n = step.n_rows();
   const bool normed = plan.norms != NormPlace::after, few = n <= kFewRoutedTokens;
-  const bool streamed = !step.recorded && layer.slot >= 0 && streams_experts(e, n), summed = e.on_host && !streamed;
-  const DeviceExpertMatmul& gate_up = streamed ? model_.slots[size_t(layer.slot)].gate_up : layer.expert_gate_up;
-  const DeviceExpertMatmul& down = streamed ? model_.slots[size_t(layer.slot)].down : layer.expert_down;
-  const bool groups = !few && gate_up.can_group() && down.can_group();
+  const bool streamed = !step.recorded && streams_experts(layer, e, n), summed = e.on_host && !streamed;
+  const ExpertMatmuls& matmuls = streamed ? model_.slots[size_t(layer.slot)] : layer.experts;
+  const bool groups = !few && matmuls.can_group();
   const ExpertChoice choice{.n_tokens = n,
                             .n_experts = e.n_experts,
                             .n_used = e.rule.n_used,
@@ -101,19 +100,19 @@ void CudaRunner::experts(int i, const StepPlan& step) {
     host_experts(i, choice, in.x);
   } else {
     const gpu::OpRange range([&] {
-      const int64_t bytes = gate_up.bytes() + down.bytes(), n_experts = e.n_experts + layer.joins_shared;
+      const int64_t bytes = matmuls.bytes(), n_experts = e.n_experts + layer.joins_shared;
       return gpu::LoggedOp{.op = "experts",
                            .layer = i,
                            .read_bytes = bytes / n_experts * std::min<int64_t>(n_experts, choice.n_slots()),
                            .flops = 6 * choice.n_slots() * e.d_ff * plan_.d_model};
     });
     if (groups) {
-      gate_up.run_groups(stream_, of_groups, matmul_scratch_.bricks);
+      matmuls.gate_up.run_groups(stream_, of_groups, matmul_scratch_.bricks);
       if (!e.gated) device_relu2(stream_, choice.n_slots() * e.d_ff, of_groups.y);
       of_groups.x = of_groups.y;
       of_groups.share = 1;
       of_groups.y = r[B::expert_out].as<float>();
-      down.run_groups(stream_, of_groups, matmul_scratch_.bricks);
+      matmuls.down.run_groups(stream_, of_groups, matmul_scratch_.bricks);
     } else if (late) {
       IntExpertsCall call{.choice = choice,
                           .router = router,
@@ -123,12 +122,12 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                           .glu = of_groups.glu,
                           .y = of_groups.y,
                           .overlap = step.overlap};
-      layer.expert_gate_up.run_chosen(stream_, call);
+      layer.experts.gate_up.run_chosen(stream_, call);
       call.x = call.y;
       call.norm_weight = nullptr;
       call.add = out.output == MatmulOutput::add;
       call.y = out.y[0];
-      layer.expert_down.run_chosen(stream_, call);
+      layer.experts.down.run_chosen(stream_, call);
     } else {
       few_experts(i, choice, in, out);
     }
@@ -196,23 +195,23 @@ void CudaRunner::few_experts(int i, const ExpertChoice& choice, const MatmulCall
                   .y = {buffers_[B::expert_gate].as<float>(), buffers_[B::expert_up].as<float>()},
                   .glu = glu_of(e.activation),
                   .overlap = in.overlap};
-  layer.expert_gate_up.run(stream_, call);
+  layer.experts.gate_up.run(stream_, call);
   if (!e.gated) device_relu2(stream_, choice.n_slots() * e.d_ff, call.y[0]);
-  else if (!layer.expert_gate_up.is_gated())
+  else if (!layer.experts.gate_up.is_gated())
     activate(stream_, e.activation, choice.n_slots() * e.d_ff, call.y[0], call.y[1]);
   if (sums_at_once(layer, e, choice))
-    return layer.expert_down.run_sum(stream_, {.n_tokens = choice.n_tokens,
-                                               .n_slots = choice.n_chosen(),
-                                               .experts = choice.experts,
-                                               .weights = choice.weights,
-                                               .x = call.y[0],
-                                               .add = out.output == MatmulOutput::add,
-                                               .y = out.y[0],
-                                               .overlap = in.overlap});
+    return layer.experts.down.run_sum(stream_, {.n_tokens = choice.n_tokens,
+                                                .n_slots = choice.n_chosen(),
+                                                .experts = choice.experts,
+                                                .weights = choice.weights,
+                                                .x = call.y[0],
+                                                .add = out.output == MatmulOutput::add,
+                                                .y = out.y[0],
+                                                .overlap = in.overlap});
   call.x = call.y[0];
   call.share = 1;
   call.y[0] = buffers_[B::expert_out].as<float>();
-  layer.expert_down.run(stream_, call);
+  layer.experts.down.run(stream_, call);
 }
 
 void CudaRunner::sum_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out,

@@ -26,6 +26,24 @@
 
 namespace ridge {
 
+/// What a DeviceExpertMatmul is made of: of every role the experts' matrices and biases.
+struct ExpertParts {
+  std::vector<std::vector<const Linear*>> matrices;
+  std::vector<std::vector<const std::vector<float>*>> biases;
+  bool glu = false;
+};
+ExpertParts expert_gate_up_of(const LayerPlan& plan, const LayerWeights& l);
+ExpertParts expert_down_of(const LayerPlan& plan, const LayerWeights& l);
+
+/// The products of a layer's experts.
+struct ExpertMatmuls {
+  DeviceExpertMatmul gate_up, down;
+
+  bool can_group() const { return gate_up.can_group() && down.can_group(); }
+  int64_t bytes() const { return gate_up.bytes() + down.bytes(); }
+  int64_t source_bytes() const { return gate_up.source_bytes() + down.source_bytes(); }
+};
+
 struct CudaLayer {
   // Empty where the model has none.
   gpu::Buffer attn_norm, q_norm, k_norm, attn_sub_norm, attn_post_norm, ffn_norm, ffn_sub_norm, ffn_post_norm,
@@ -43,32 +61,16 @@ struct CudaLayer {
   gpu::Buffer router, router_bias,
       choice_bias;  // router: float32 [n_experts, d_model], behind it the shared expert's gate
   gpu::Buffer router_scale, expert_scale, expert_norm, dense_post_norm, expert_post_norm;
-  DeviceExpertMatmul expert_gate_up, expert_down;
+  ExpertMatmuls experts;
   int slot = -1;              // of CudaModel::slots, where experts are in host memory and prompts bring them
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
 
-/// What a DeviceExpertMatmul is made of: of every role the experts' matrices and biases.
-struct ExpertParts {
-  std::vector<std::vector<const Linear*>> matrices;
-  std::vector<std::vector<const std::vector<float>*>> biases;
-  bool glu = false;
-};
-ExpertParts expert_gate_up_of(const LayerPlan& plan, const LayerWeights& l);
-ExpertParts expert_down_of(const LayerPlan& plan, const LayerWeights& l);
-
-/// Device memory that layers of one shape, whose experts are in host memory, use in turn: a prompt brings the experts
-/// of a layer (engine/expert_stream.h).
-struct ExpertSlot {
-  DeviceExpertMatmul gate_up, down;
-
-  int64_t source_bytes() const { return gate_up.source_bytes() + down.source_bytes(); }
-};
 /// Whether n tokens bring a layer's experts from host memory: from some tokens an expert on, copies take less time than
 /// the CPU's products.
-inline bool streams_experts(const ExpertsPlan& plan, int64_t n) {
+inline bool streams_experts(const CudaLayer& layer, const ExpertsPlan& plan, int64_t n) {
   constexpr int64_t kTokensOfExpert = 8;
-  return plan.on_host && n > kFewRoutedTokens && n * plan.rule.n_used >= kTokensOfExpert * plan.n_experts;
+  return layer.slot >= 0 && n > kFewRoutedTokens && n * plan.rule.n_used >= kTokensOfExpert * plan.n_experts;
 }
 
 /// Whether one token's products with experts can choose them from the scores (op/experts/int_experts_cuda.h).
@@ -118,7 +120,9 @@ struct CudaModel {
   DeviceMatmul layer_inputs;
   gpu::Buffer layer_inputs_norm;  // over the square root of 2, as the sum of both is
   std::vector<CudaLayer> layers;
-  std::vector<ExpertSlot> slots;
+  /// Memory that layers of one shape, whose experts are in host memory, use in turn: a prompt brings the experts of a
+  /// layer (engine/expert_stream.h).
+  std::vector<ExpertMatmuls> slots;
   gpu::Buffer slot_source;  // what an expert of a slot is made of
   // Of an MTP head: the halves of the join that take embeddings and hidden states, normed by these; else empty.
   DeviceMatmul join_embedding, join_hidden;
@@ -240,8 +244,8 @@ template <class Buffer>
 using StepWorkspace = EnumArray<StepBuffer, Buffer>;
 /// Grows the buffers to be large enough for a step of `plan` over a cache: DeviceKvMemory, or PlannedSides.
 template <class Buffer, class Memory>
-void reserve_step_buffers(StepWorkspace<Buffer>& workspace, const StepPlan& step, const ModelPlan& plan, bool joins,
-                          const Memory& memory);
+void reserve_step_buffers(StepWorkspace<Buffer>& workspace, const StepPlan& step, const ModelPlan& plan,
+                          const CudaModel& model, const Memory& memory);
 
 /// What a recorded step samples with: tokens that it starts from, and its samplers.
 struct SamplingWorkspace {

@@ -211,7 +211,7 @@ struct Uploader {
     return {stream, parts.matrices, parts.biases, parts.glu};
   }
   DeviceExpertMatmul slot(const ExpertParts& parts) const {
-    return DeviceExpertMatmul::slot(stream, parts.matrices, parts.biases, parts.glu);
+    return DeviceExpertMatmul::slot(parts.matrices, parts.biases, parts.glu);
   }
   gpu::Buffer room(int64_t bytes) const { return gpu::Buffer(bytes); }
   gpu::Buffer router(const LayerWeights& l) const {
@@ -307,8 +307,8 @@ void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, C
   if (plan.feed_forward != FeedForwardKind::experts) return;
   layer.router = maker.router(from);
   if (plan.experts.on_host) return;
-  layer.expert_gate_up = maker.experts(expert_gate_up_of(plan, from));
-  layer.expert_down = maker.experts(expert_down_of(plan, from));
+  layer.experts.gate_up = maker.experts(expert_gate_up_of(plan, from));
+  layer.experts.down = maker.experts(expert_down_of(plan, from));
   layer.joins_shared = joins_shared(plan, from);
 }
 
@@ -434,7 +434,7 @@ int64_t CudaModel::step_bytes(const ModelPlan& plan) const {
     const ExpertsPlan& e = plan.layers[i].experts;
     if (e.n_experts > 0)
       sum += l.router.bytes() +
-             (l.expert_gate_up.bytes() + l.expert_down.bytes()) / (e.n_experts + l.joins_shared) * e.rule.n_used;
+             (l.experts.gate_up.bytes() + l.experts.down.bytes()) / (e.n_experts + l.joins_shared) * e.rule.n_used;
   }
   return sum;
 }

@@ -59,7 +59,7 @@ std::vector<const void*> CudaRunner::places() const {
 }
 
 template <class Buffer, class Memory>
-void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const ModelPlan& plan, bool joins,
+void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const ModelPlan& plan, const CudaModel& model,
                           const Memory& memory) {
   const int64_t n = step.n_rows();
   r[B::tokens].template ensure<int32_t>(n);
@@ -72,7 +72,7 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
   r[B::cosines].ensure(std::max<int64_t>(1, n_angles));
   r[B::sines].ensure(std::max<int64_t>(1, n_angles));
   r[B::x].ensure(n * plan.d_model);
-  if (joins) {
+  if (model.join_hidden.bytes() > 0) {
     r[B::join].ensure(n * plan.d_model);
     r[B::hidden].ensure(n * plan.d_model);
   }
@@ -81,7 +81,8 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
   r[B::ff].ensure(2 * n * plan.d_ff());  // gate and up, where they are not one product
   if (!std::ranges::all_of(plan.layers, adds_at_once)) r[B::block].ensure(n * plan.d_model);
   r[B::sequences].template ensure<DeltaSpan>(ssize(step.sequences));
-  for (const LayerPlan& layer : plan.layers) {
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    const LayerPlan& layer = plan.layers[i];
     if (layer.mixer == MixerKind::latent) r[B::latent].ensure(LatentOffsets(layer, n).end);
     r[B::qkv].ensure(n * (layer.attention.q_rows() + 2 * layer.attention.kv_dim()));
     const DeltaPlan& d = layer.delta;
@@ -111,7 +112,7 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     r[B::expert_weights].ensure(choice.n_slots());
     r[B::expert_numbers].template ensure<int32_t>(choice.n_slots());
     r[B::packs].template ensure<ExpertPack>(choice.n_packs());
-    const bool summed = e.on_host && (step.recorded || !streams_experts(e, n));
+    const bool summed = e.on_host && (step.recorded || !streams_experts(model.layers[i], e, n));
     r[B::expert_out].ensure((summed ? n : choice.n_slots()) * plan.d_model);
     if (summed) continue;
     r[B::expert_counts].template ensure<int32_t>(choice.n_scores());
@@ -148,10 +149,10 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     }
 }
 
-template void reserve_step_buffers(StepWorkspace<gpu::Buffer>&, const StepPlan&, const ModelPlan&, bool,
+template void reserve_step_buffers(StepWorkspace<gpu::Buffer>&, const StepPlan&, const ModelPlan&, const CudaModel&,
                                    const DeviceKvMemory&);
-template void reserve_step_buffers(StepWorkspace<gpu::PlannedBuffer>&, const StepPlan&, const ModelPlan&, bool,
-                                   const PlannedSides&);
+template void reserve_step_buffers(StepWorkspace<gpu::PlannedBuffer>&, const StepPlan&, const ModelPlan&,
+                                   const CudaModel&, const PlannedSides&);
 
 CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights, const DeviceOptions& options,
                        std::optional<CudaRank> rank)
@@ -527,7 +528,7 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
   float* const logits = outputs.reserve(ssize(step.logit_rows), step.n_logits());
   {
     const gpu::MemoryLabel label(gpu::MemoryOf::activations);
-    reserve_step_buffers(buffers_, step, plan_, model_.join_hidden.bytes() > 0, memory);
+    reserve_step_buffers(buffers_, step, plan_, model_, memory);
     if (rank_) reserve_rank_buffers(step.n_rows(), step.n_logits());
     if (host_experts_) reserve_host_rows(step.n_rows());
   }

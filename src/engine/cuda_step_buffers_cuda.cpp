@@ -23,7 +23,7 @@ class Steps {
                            : shape.n_logits >= shape.n_seqs * shape.n_tokens ? LogitRows::all
                                                                              : LogitRows::last;
     const StepPlan step = plan_shape(n_seqs, shape.n_tokens, shape.n_past, rows, sides_, plan_);
-    reserve_step_buffers(buffers_, step, plan_, model_.join_hidden.bytes() > 0, sides_);
+    reserve_step_buffers(buffers_, step, plan_, model_, sides_);
     const int64_t n = step.n_rows();
     for (const LayerPlan& layer : plan_.layers)
       if (layer.mixer == MixerKind::latent) {
@@ -97,13 +97,11 @@ void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int6
       add(of.down, call(n, layer.dense.down_norm, has_experts ? MatmulOutput::store : out));
     }
     const ExpertsPlan& e = layer.experts;
-    const bool streamed = of.slot >= 0 && streams_experts(e, n);
-    const DeviceExpertMatmul& gate_up = streamed ? model.slots[size_t(of.slot)].gate_up : of.expert_gate_up;
-    const DeviceExpertMatmul& down = streamed ? model.slots[size_t(of.slot)].down : of.expert_down;
-    if (!has_experts || few || down.bytes() == 0 || !gate_up.can_group() || !down.can_group()) continue;
+    const ExpertMatmuls& experts = streams_experts(of, e, n) ? model.slots[size_t(of.slot)] : of.experts;
+    if (!has_experts || few || experts.down.bytes() == 0 || !experts.can_group()) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
     const ExpertGroups groups{.width = choice.group_columns(), .most_areas = choice.n_areas()};
-    for (const DeviceExpertMatmul* product : {&gate_up, &down})
+    for (const DeviceExpertMatmul* product : {&experts.gate_up, &experts.down})
       scratch.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
   }
   if (n_logits > 0 && model.output.bytes() > 0) model.output.plan_scratch(call(n_logits, !plan.layer_norm), scratch);

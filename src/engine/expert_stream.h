@@ -11,7 +11,7 @@
 
 namespace ridge {
 
-struct ExpertSlot;  // engine/cuda_model.h
+struct ExpertMatmuls;  // engine/cuda_model.h
 
 class ExpertStream {
  public:
@@ -22,7 +22,7 @@ class ExpertStream {
   /// Queues on `stream` what brings the experts of a layer that `numbers` name, in host memory, to its slot. Threads copy
   /// an expert's blocks to page-locked memory while the device fetches the one before. `source`: of the slot, on the
   /// device. Returns when the last copy is queued.
-  void bring(gpu::StreamHandle stream, int layer, std::span<const int32_t> numbers, ExpertSlot& slot,
+  void bring(gpu::StreamHandle stream, int layer, std::span<const int32_t> numbers, ExpertMatmuls& slot,
              std::byte* source);
 
  private:

@@ -33,7 +33,7 @@ void add_pieces(const DeviceExpertMatmul& product, const ExpertParts& parts, siz
 
 }  // namespace
 
-void ExpertStream::bring(gpu::StreamHandle stream, int layer, std::span<const int32_t> numbers, ExpertSlot& slot,
+void ExpertStream::bring(gpu::StreamHandle stream, int layer, std::span<const int32_t> numbers, ExpertMatmuls& slot,
                          std::byte* source) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const LayerWeights& weights = weights_.layers[size_t(layer)];

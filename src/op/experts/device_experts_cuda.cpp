@@ -77,16 +77,6 @@ DeviceExpertMatmul::DeviceExpertMatmul(const gpu::Stream& stream, std::span<cons
   for (Group& g : groups_) g.one = {};
 }
 
-DeviceExpertMatmul DeviceExpertMatmul::slot(const gpu::Stream& stream,
-                                            std::span<const std::vector<const Linear*>> matrices,
-                                            std::span<const std::vector<const std::vector<float>*>> biases, bool glu) {
-  DeviceExpertMatmul product;
-  product.plan(matrices, biases, glu);
-  product.reserve();
-  stream.synchronize();
-  return product;
-}
-
 std::vector<DeviceExpertMatmul::SourceRole> DeviceExpertMatmul::source_roles() const {
   constexpr int64_t kAlignment = 256;
   const auto aligned = [](int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };

@@ -103,8 +103,12 @@ class DeviceExpertMatmul {
                      std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
 
   /// Memory for the experts, and none of them yet: fill() brings them.
-  static DeviceExpertMatmul slot(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
-                                 std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
+  static DeviceExpertMatmul slot(std::span<const std::vector<const Linear*>> matrices,
+                                 std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false) {
+    DeviceExpertMatmul product = planned(matrices, biases, glu);
+    product.reserve();
+    return product;
+  }
   /// Where fill() reads a role of an expert: blocks as in the file, behind them the biases, which may be none.
   struct SourceRole {
     int64_t blocks = 0, biases = 0;  ///< offsets in bytes
