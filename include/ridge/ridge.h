@@ -77,7 +77,7 @@ typedef struct ridge_load_options {
   const char* isa;        ///< limit of the instruction set: "scalar", "avx2", ...; NULL: the best there is
   int32_t n_threads;      ///< 0: one a processor
   int32_t n_cpu_moe;      ///< on a GPU: experts of the first so many layers stay in host memory
-  double moe_device_gib;  ///< the same of as many layers as leave at most so many GiB of experts there; 0: no limit
+  double moe_device_gib;  ///< and of as many more as leave at most so many GiB of experts on it; 0: no limit
 } ridge_load_options;
 void ridge_load_options_init(ridge_load_options* options, size_t size);
 

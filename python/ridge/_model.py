@@ -352,7 +352,8 @@ class Model(_Handle):
     kv is the cache format of its sessions as `ridge run --kv-quant` takes it ("f16", "rotor-3",
     "q8_0/rotor-3:window=32"), device "cpu" or "cuda[:N]", threads 0 for one a processor, n_ctx 0 for the context that
     the model was trained for. On a GPU n_cpu_moe keeps the experts of the first so many layers in host memory, and
-    moe_device_gib those of as many layers as leave at most so many GiB of experts there. Threads may share a model: each needs a session of its own, and calls wait for one another.
+    moe_device_gib those of as many more as leave at most so many GiB of experts on it. Threads may share a model: each
+    needs a session of its own, and calls wait for one another.
     """
 
     _kind = "model"

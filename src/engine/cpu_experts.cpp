@@ -18,7 +18,8 @@ void activate(CpuContext& context, Activation activation, View2<float> gate, Vie
 
 namespace {
 
-/// Choices of few tokens: eight tokens of eight experts. Of more, products of one expert are large enough for all threads.
+/// Rows that experts are multiplied together for, as many as eight tokens of eight experts have: products of one row or a
+/// few are too small for all threads. An expert of more rows is on its own.
 constexpr int64_t kTogether = 64;
 
 /// An expert of a group: its rows, and the choices that they are for.

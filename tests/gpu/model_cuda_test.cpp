@@ -194,7 +194,8 @@ TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
 }
 
 /// The router's choice goes to the host, the experts' sums come back: of one layer and of all, in recorded steps and in
-/// prompts, where the device computes and the experts come to it. Gates and no gates, biases, a shared expert with and without a gate, experts beside a dense feed-forward.
+/// prompts, where the device computes and the experts come to it. Gates and no gates, biases, a shared expert with and
+/// without a gate, experts beside a dense feed-forward.
 TEST_F(ModelCuda, ExpertsInHostMemoryAreTheReferences) {
   const auto data = reference_data();
   if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
