@@ -110,7 +110,7 @@ TEST(Bench, AFailedCheckGivesNoSpeed) {
   EXPECT_EQ(rows, 2);
   EXPECT_EQ(failed, 0);
   params.check_bound = 0;
-  params.isa = "";
+  params.load.isa = "";
   rows = 0;
   EXPECT_EQ(run_bench(params, hooks), detect_isa() == Isa::scalar ? 0 : 2);
   EXPECT_EQ(failed, detect_isa() == Isa::scalar ? 0 : 2);
