@@ -124,24 +124,32 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                                   .scale = plan.scale,
                                   .sink_logits = plan.sink_logits ? layer.sink_logits.as<float>() : nullptr,
                                   .k = sides[0],
-                                  .v = sides[1],
+                                  .v = sides[is_latent ? 0 : 1],
                                   .q = buffers_[B::q].as<float>(),
                                   .q_weights = q_weights,
                                   .out = buffers_[B::attn].as<float>()};
-  if (is_latent)
-    return latent_attn(stream_, attention, plan_.layers[size_t(i)].latent.rank,
-                       buffers_[B::attn_scratch].as<std::byte>());
+  const BlockKernel kernel = block_kernel(sides[0], sides[1]);
+  const int n_out = is_latent ? plan_.layers[size_t(i)].latent.rank : plan.head_dim;
+  if (is_latent && !latent_in_blocks(kernel, sub))
+    return latent_attn(stream_, attention, n_out, buffers_[B::attn_scratch].as<std::byte>());
   if (in_fragments && !sub.is_long)
     return tile_attn(stream_, attention, buffers_[B::attn_scratch].as<std::byte>(),
                      {.overlap = step.overlap && !sub.calibrates});  // the centre is read early
-  const int group = plan.n_heads / plan.n_kv_heads;
-  const int queries = in_fragments ? prefill_attn_plan(plan.head_dim).queries : rows_attn_queries(plan.head_dim);
-  const BlockRange blocks = sub.blocks.at({plan.n_kv_heads, group, queries, plan.window});
-  const AttnBlock* const list = buffers_[B::blocks].as<AttnBlock>() + blocks.first;
-  if (in_fragments)
-    prefill_attn(stream_, attention,
-                 {list, blocks.n, queries, blocks.part_rows, buffers_[B::attn_scratch].as<std::byte>()});
-  else rows_attn(stream_, attention, list, blocks.n);
+  const BlockRange blocks = sub.blocks.at({.kernel = kernel,
+                                           .n_kv_heads = plan.n_kv_heads,
+                                           .group = plan.n_heads / plan.n_kv_heads,
+                                           .head_dim = plan.head_dim,
+                                           .window = plan.window});
+  const PrefillList list{.blocks = buffers_[B::blocks].as<AttnBlock>() + blocks.first,
+                         .n = blocks.n,
+                         .queries = blocks.queries,
+                         .part_rows = blocks.part_rows,
+                         .scratch = buffers_[B::attn_scratch].as<std::byte>()};
+  switch (kernel) {
+    case BlockKernel::prefill: return prefill_attn(stream_, attention, list);
+    case BlockKernel::rows_f16: return rows_f16_attn(stream_, attention, list, n_out);
+    case BlockKernel::rows: return rows_attn(stream_, attention, list.blocks, list.n);
+  }
 }
 
 /// RMSNorm of all heads of q together, and of k. Ranks of a stage have parts of them, and add up the squares; several

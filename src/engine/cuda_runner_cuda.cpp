@@ -126,11 +126,15 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     r[B::logit_rows].template ensure<int32_t>(ssize(step.logit_rows));
     r[B::logit_x].ensure(ssize(step.logit_rows) * plan.d_model);
   }
-  for (const SubBatch& sub : step.sub_batches)
+  for (const SubBatch& sub : step.sub_batches) {
+    for (const auto& [key, blocks] : sub.blocks)
+      r[B::attn_scratch].template ensure<std::byte>(
+          prefill_attn_scratch_bytes(blocks.part_rows, key.n_kv_heads, key.head_dim));
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
       const AttentionPlan& a = plan.layers[size_t(layer)].attention;
       if (a.n_heads == 0) continue;
-      if (plan.layers[size_t(layer)].mixer == MixerKind::latent)
+      if (plan.layers[size_t(layer)].mixer == MixerKind::latent &&
+          !latent_in_blocks(block_kernel(memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v)), sub))
         r[B::attn_scratch].template ensure<std::byte>(latent_attn_scratch_bytes(sub.n_rows, a.n_heads, a.head_dim));
       if (!sub.is_long && memory.in_fragments(layer) && memory.tiles(layer, KvSide::k).turn.n_pairs > 0)
         r[B::q_weights].ensure(n * plan.q_dim());
@@ -138,8 +142,6 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
         r[B::attn_scratch].template ensure<std::byte>(
             tile_attn_scratch_bytes(sub.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks()));
       if (!sub.is_long) continue;
-      for (const auto& [key, blocks] : sub.blocks)
-        r[B::attn_scratch].template ensure<std::byte>(prefill_attn_scratch_bytes(blocks.part_rows, key[0], a.head_dim));
       const auto ring = [&](Buffer& buffer, const KvTiles& t) {
         buffer.template ensure<std::byte>(int64_t(sub.n_spans) * t.n_kv_heads * sub.ring_tiles * t.ring_tile_bytes +
                                           64);
@@ -147,6 +149,7 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
       ring(r[B::k_ring], memory.tiles(layer, KvSide::k));
       ring(r[B::v_ring], memory.tiles(layer, KvSide::v));
     }
+  }
 }
 
 template void reserve_step_buffers(StepWorkspace<gpu::Buffer>&, const StepPlan&, const ModelPlan&, const CudaModel&,
@@ -543,10 +546,15 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
   } else {
     const DeviceSampler::Needs needs = workspace ? workspace->sampler.needs() : DeviceSampler::Needs{};
     const SubBatch& sub = step.sub_batches[0];
-    const std::vector<int64_t> key{
-        int64_t(memory.serial()), sub.n_rows,           sub.most,
-        step.n_logits(),          step.logits_in_order, next_power_of_two(step.n_leaving),
-        ssize(step.blocks),       int64_t(workspace),   2 * int64_t(needs.kind) + needs.penalty};
+    std::vector<int64_t> key{int64_t(memory.serial()),
+                             sub.n_rows,
+                             sub.most,
+                             step.n_logits(),
+                             step.logits_in_order,
+                             next_power_of_two(step.n_leaving),
+                             int64_t(workspace),
+                             2 * int64_t(needs.kind) + needs.penalty};
+    for (const auto& [layers, blocks] : sub.blocks) key.push_back(blocks.n);
     if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
     replay(recorded_[key], logits, queue_all);
   }

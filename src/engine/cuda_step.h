@@ -13,13 +13,25 @@
 
 namespace ridge {
 
-/// Blocks of attention kernels in a list of all: for one number of kv heads, query heads of each, queries a block, and
-/// window.
+/// Kernels of attention that take blocks of queries from a list.
+enum class BlockKernel : uint8_t { prefill, rows_f16, rows };
+/// Of latent rows, which are both sides, v has no heads.
+BlockKernel block_kernel(const KvTiles& k, const KvTiles& v);
+
+/// Layers whose blocks are the same.
+struct BlockKey {
+  BlockKernel kernel;
+  int n_kv_heads, group;  ///< query heads of a kv head
+  int head_dim, window;
+
+  auto operator<=>(const BlockKey&) const = default;
+};
+/// Their blocks in a list of all.
 struct BlockRange {
   int first = 0, n = 0;
-  int part_rows = 0;  ///< of prompts: PrefillList's
+  int queries = 0;    ///< of a block
+  int part_rows = 0;  ///< PrefillList's
 };
-using BlockKey = std::array<int, 4>;  ///< kv heads, query heads of each, queries a block, window
 
 /// Rows of different sequences that are appended and then attend together. Sub-batches run one after another: a prompt
 /// that completes calibration comes in up to three.
@@ -34,6 +46,11 @@ struct SubBatch {
   std::vector<KvSpan> kv_spans;  ///< for the launch log
   std::map<BlockKey, BlockRange> blocks;
 };
+
+/// Whether latent rows of a sub-batch are read in blocks; else latent_attn() reads them, a block a row.
+inline bool latent_in_blocks(BlockKernel kernel, const SubBatch& sub) {
+  return sub.is_long && kernel == BlockKernel::rows_f16;
+}
 
 /// What the kernels of a step read from device memory, as the host makes it.
 struct StepPlan {

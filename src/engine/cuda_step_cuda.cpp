@@ -122,34 +122,47 @@ class Planner {
   /// The blocks of kernels for many queries: of prompts, and of everything where tiles hold rows.
   void add_blocks(const std::vector<KvSpan>& spans, SubBatch& sub) {
     for (int layer = 0; layer < memory_.n_layers(); ++layer) {
-      if (model_.layers[size_t(layer)].mixer == MixerKind::latent) continue;  // a block a row
       const AttentionPlan& attention = model_.layers[size_t(layer)].attention;
-      const bool rows = !memory_.in_fragments(attention.kv_layer >= 0 ? attention.kv_layer : layer);
-      if (!rows && !sub.is_long) continue;
       if (attention.n_kv_heads == 0) continue;
-      const int group = attention.n_heads / attention.n_kv_heads;
-      PrefillPlan prefill = rows ? PrefillPlan{} : prefill_attn_plan(attention.head_dim);
-      prefill.window = attention.window;
-      const int queries = rows ? rows_attn_queries(attention.head_dim) : prefill.queries;
-      const auto [at, is_new] = sub.blocks.try_emplace({attention.n_kv_heads, group, queries, attention.window});
-      if (!is_new) continue;
-      BlockRange& range = at->second;
-      range.first = int(plan_.blocks.size());
-      int first = 0;  // of the sub-batch's rows
-      for (const KvSpan& span : spans) {
-        // The device advances each row of a recorded step by itself: a block a row.
-        const int n_rows = sub.is_long ? span.n_rows : 1;
-        for (int row = first; row < first + span.n_rows; row += n_rows)
-          if (!rows)
-            range.part_rows = add_prefill_blocks(prefill, {.first = row, .n = n_rows, .n_past = span.n_past}, group,
-                                                 attention.n_kv_heads, range.part_rows, plan_.blocks);
-          else
-            for (int query = (n_rows * group - 1) / queries * queries; query >= 0; query -= queries)
-              plan_.blocks.push_back({.first = row, .n = n_rows, .first_query = query});
-        first += span.n_rows;
-      }
-      range.n = int(plan_.blocks.size()) - range.first;
+      const int from = attention.kv_layer >= 0 ? attention.kv_layer : layer;
+      const BlockKernel kernel = block_kernel(memory_.tiles(from, KvSide::k), memory_.tiles(from, KvSide::v));
+      if (kernel == BlockKernel::prefill && !sub.is_long) continue;
+      if (model_.layers[size_t(layer)].mixer == MixerKind::latent && !latent_in_blocks(kernel, sub)) continue;
+      const BlockKey key{.kernel = kernel,
+                         .n_kv_heads = attention.n_kv_heads,
+                         .group = attention.n_heads / attention.n_kv_heads,
+                         .head_dim = attention.head_dim,
+                         .window = attention.window};
+      const auto [at, is_new] = sub.blocks.try_emplace(key);
+      if (is_new) at->second = blocks_of(key, spans, sub);
     }
+  }
+
+  BlockRange blocks_of(const BlockKey& key, const std::vector<KvSpan>& spans, const SubBatch& sub) {
+    PrefillPlan prefill = key.kernel == BlockKernel::prefill ? prefill_attn_plan(key.head_dim)
+                          : key.kernel == BlockKernel::rows_f16
+                              ? rows_f16_attn_plan(key.head_dim, sub.is_long)
+                              : PrefillPlan{.queries = rows_attn_queries(key.head_dim)};
+    prefill.window = key.window;
+    BlockRange range{.first = int(plan_.blocks.size()), .queries = prefill.queries};
+    const int n_parts = rows_f16_attn_parts(sub.n_rows, key.group, key.n_kv_heads);
+    int first = 0;  // of the sub-batch's rows
+    for (const KvSpan& span : spans) {
+      // The device advances each row of a recorded step by itself: a block a row.
+      const int n_rows = sub.is_long ? span.n_rows : 1;
+      for (int row = first; row < first + span.n_rows; row += n_rows)
+        if (key.kernel == BlockKernel::rows)
+          for (int query = (n_rows * key.group - 1) / prefill.queries * prefill.queries; query >= 0;
+               query -= prefill.queries)
+            plan_.blocks.push_back({.first = row, .n = n_rows, .first_query = query});
+        else if (sub.is_long)
+          range.part_rows = add_prefill_blocks(prefill, {.first = row, .n = n_rows, .n_past = span.n_past}, key.group,
+                                               key.n_kv_heads, range.part_rows, plan_.blocks);
+        else range.part_rows = add_row_blocks(prefill, row, key.group, n_parts, range.part_rows, plan_.blocks);
+      first += span.n_rows;
+    }
+    range.n = int(plan_.blocks.size()) - range.first;
+    return range;
   }
 
   void pad() {
@@ -215,6 +228,11 @@ StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, cons
   const std::vector<SeqTokens> seqs(size_t(n_seqs), SeqTokens{SeqId{}, n_tokens});
   const PlannedPool pool{n_past, sides.calibrates && n_past == 0};
   return Planner(Batch{.tokens = tokens, .seqs = seqs, .logits = logits}, pool, sides, model, 0).plan();
+}
+
+BlockKernel block_kernel(const KvTiles& k, const KvTiles& v) {
+  if (k.kind != TileKind::rows) return BlockKernel::prefill;
+  return can_run_rows_f16_attn(k, v.n_kv_heads > 0 ? v : k) ? BlockKernel::rows_f16 : BlockKernel::rows;
 }
 
 int padded_rows(int n) {

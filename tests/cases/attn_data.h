@@ -214,23 +214,27 @@ struct CentreScore {
 struct AttendOracle {
   std::vector<double> out, bound;
 
-  /// key(i) and value(i) give the rows the query sees, i < n, more(i) what is added to the product with a key.
+  /// key(i) and value(i) give the rows the query sees, i < n, more(i) what is added to the product with a key. Kernels
+  /// on tensor cores round queries, keys, weights and values to f16: by 2^-11 of a value, at least by 2^-25.
   template <class Key, class Value, class More>
-  AttendOracle(const float* q, int n, int head_dim, double scale, Key key, Value value, More more)
+  AttendOracle(const float* q, int n, int head_dim, double scale, Key key, Value value, More more, bool in_f16 = false)
       : out(size_t(head_dim)), bound(size_t(head_dim)) {
-    constexpr double kUnit = 0x1p-24;
+    constexpr double kUnit = 0x1p-24, kFloor = 0x1p-25;
+    const double coarse = in_f16 ? 2.01 * 0x1p-11 : 0;  // of two factors
     std::vector<double> weight(size_t(n), 0.0), magnitude(size_t(head_dim), 0.0);
     double score_error = 0, top = -INFINITY, least = INFINITY, total = 0, largest = 0;
     for (int i = 0; i < n; ++i) {
       const float* row = key(i);
       const CentreScore of_centre = more(i);
-      double dot = of_centre.score, size = 2 * of_centre.size;
+      double dot = of_centre.score, size = 2 * of_centre.size, sums = 0;
       for (int d = 0; d < head_dim; ++d) {
         dot += double(q[d]) * row[d];
         size += std::abs(double(q[d]) * row[d]);
+        sums += std::abs(q[d]) * std::abs(scale) + std::abs(row[d]);  // queries are rounded with the scale on them
       }
       weight[size_t(i)] = dot * scale;
-      score_error = std::max(score_error, (head_dim + 2) * kUnit * size * std::abs(scale));
+      score_error = std::max(score_error,
+                             ((head_dim + 2) * kUnit + coarse) * size * std::abs(scale) + (in_f16 ? kFloor * sums : 0));
       top = std::max(top, dot * scale);
       least = std::min(least, dot * scale);
     }
@@ -245,7 +249,7 @@ struct AttendOracle {
     }
     const double e = 2 * score_error + 4 * kUnit * std::min(top - least, 87.0) + 6e-7;
     for (size_t d = 0; d < out.size(); ++d)
-      bound[d] = (2 * e + 2 * (n + 8) * kUnit) * magnitude[d] + n * 2e-38 * largest;
+      bound[d] = (2 * e + coarse + 2 * (n + 8) * kUnit) * magnitude[d] + n * (in_f16 ? 2 * kFloor : 2e-38) * largest;
   }
 };
 

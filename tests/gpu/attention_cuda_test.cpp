@@ -23,7 +23,10 @@ namespace {
 constexpr double kF16Error = 0x1p-11;  // how far rounding to f16 moves a value, relative to it
 constexpr double kFloor = 0x1p-25;     // and at least, where f16 has no exponent left
 
-enum class Kernel { tiles, prefill, rows };
+enum class Kernel { tiles, prefill, rows, rows_f16 };
+bool reads_rows(Kernel kernel) { return kernel == Kernel::rows || kernel == Kernel::rows_f16; }
+/// Rounds queries, keys, weights and values to f16.
+bool rounds_to_f16(Kernel kernel) { return kernel == Kernel::prefill || kernel == Kernel::rows_f16; }
 
 /// What a code and its scale stand for: decode attention has integers for the levels of rotor formats, prefill f16.
 double value_of(TileKind kind, uint32_t code, double scale, Kernel kernel) {
@@ -131,6 +134,7 @@ struct Case {
   bool sink_logits = false;
   int padding = 0;     ///< rows of no sequence behind the others
   bool alone = false;  ///< every row in a block of its own, as recorded steps have it
+  int row_parts = 3;   ///< then, of rows_f16_attn
   int slots = 0;       ///< at least: cases with as many have the same caches
   TileAttnPlan plan = {.blocks = 3};
   int prefill_shared_bytes = 227 << 10;             ///< of the device that prefill attention is cut for
@@ -156,7 +160,7 @@ struct Side {
     KvLayerConfig layer{c.k, c.v, c.n_kv_heads, c.dim, c.window};
     layer.rope.halves = c.halves;
     for (int i = 0; i < c.n_pairs; ++i) layer.rope.frequency.push_back(std::pow(1e-4, double(i) / c.n_pairs));
-    const KvLayout layout(layer, side, kernel != Kernel::rows);
+    const KvLayout layout(layer, side, !reads_rows(kernel));
     tiles = layout.tiles;
     Rng rng(side == KvSide::k ? 1 : 2);
     head_scale = normal_floats(rng.next(), tiles.n_kv_heads);
@@ -178,7 +182,7 @@ struct Side {
           fill(ring, tiles.recent_kind, layout.config.recent(), n_slots * heads, tiles.ring_tiles, kTilePositions);
     if (tiles.n_sinks > 0)
       tiles.sinks =
-          fill(sinks, kernel == Kernel::rows ? TileKind::rows : TileKind::f16, f16, n_slots * heads, 1, tiles.n_sinks);
+          fill(sinks, reads_rows(kernel) ? TileKind::rows : TileKind::f16, f16, n_slots * heads, 1, tiles.n_sinks);
     if (layout.config.policy.centre) {
       centre = normal_floats(rng.next(), n_slots * heads * c.dim);
       on_device[0] = gpu::to_device(stream, std::span<const float>(centre));
@@ -260,11 +264,11 @@ struct Oracle {
       if (k.turn.n_pairs > 0) {  // its own sum of products, or a part of the keys, rounded with them and before
         double q2 = 0, c2 = 0;
         for (int d = 0; d < dim; ++d) q2 += double(q[d]) * q[d], c2 += double(centre[size_t(d)]) * centre[size_t(d)];
-        error += 2 * std::sqrt(q2 * c2) * ((dim + 8) * 0x1p-23 + (kernel == Kernel::prefill ? 2.01 * kF16Error : 0));
+        error += 2 * std::sqrt(q2 * c2) * ((dim + 8) * 0x1p-23 + (rounds_to_f16(kernel) ? 2.01 * kF16Error : 0));
       }
       if (kernel == Kernel::tiles) error += k_size * q_top * 0x1p-15 * 1.01;
-      if (kernel == Kernel::prefill) error += size * 2.01 * kF16Error + kFloor * q_sum;
-      off[size_t(p)] = scale * error + (kernel == Kernel::prefill ? kFloor * k_size : 0);
+      if (rounds_to_f16(kernel)) error += size * 2.01 * kF16Error + kFloor * q_sum;
+      off[size_t(p)] = scale * error + (rounds_to_f16(kernel) ? kFloor * k_size : 0);
       top = std::max(top, weight[size_t(p)]);
       least = std::min(least, weight[size_t(p)]);
       most_off = std::max(most_off, off[size_t(p)]);
@@ -294,7 +298,7 @@ struct Oracle {
         size += w * std::abs(x);
         const double x_scale =
             std::abs(values[size_t(p)].region->scale(values[size_t(p)].tile, values[size_t(p)].p)[d]);
-        if (kernel == Kernel::prefill) {
+        if (rounds_to_f16(kernel)) {
           coarse += w * std::abs(x) * 2.01 * kF16Error + kFloor * (std::abs(x) / total + w);
         } else if (kernel == Kernel::tiles && x_scale > 0) {
           const int tile = p / kTilePositions;
@@ -337,7 +341,9 @@ class AttentionCuda : public OnDevice {
 
     std::vector<StepRow> rows;
     std::vector<AttnBlock> blocks;
-    PrefillPlan prefill = prefill_attn_plan(c.dim, std::min(c.prefill_shared_bytes, gpu::most_shared_bytes()));
+    PrefillPlan prefill = kernel == Kernel::rows_f16
+                              ? rows_f16_attn_plan(c.dim, !c.alone)
+                              : prefill_attn_plan(c.dim, std::min(c.prefill_shared_bytes, gpu::most_shared_bytes()));
     prefill.blocks = c.prefill_blocks;
     prefill.least_tiles = c.prefill_least_tiles;
     prefill.window = c.window;
@@ -345,7 +351,10 @@ class AttentionCuda : public OnDevice {
     for (int s = 0; s < n_seqs; ++s) {
       const auto [n_past, n_new] = c.sequences[size_t(s)];
       const int first = int(rows.size()), n = c.alone ? 1 : n_new, queries = rows_attn_queries(c.dim);
-      if (kernel == Kernel::prefill)
+      if (kernel == Kernel::rows_f16 && c.alone)
+        for (int row = first; row < first + n_new; ++row)
+          part_rows = add_row_blocks(prefill, row, c.group, c.row_parts, part_rows, blocks);
+      else if (rounds_to_f16(kernel))
         part_rows = add_prefill_blocks(prefill, {first, n_new, n_past}, c.group, c.n_kv_heads, part_rows, blocks);
       else
         for (int row = first; row < first + n_new; row += n)
@@ -400,12 +409,14 @@ class AttentionCuda : public OnDevice {
     split_ = part_rows > 0;
     std::vector<float> result;
     for (int repeat = 0; repeat < 2; ++repeat) {  // the second launch finds the scratch of the first
-      if (kernel == Kernel::tiles) tile_attn(stream(), a, scratch.as<std::byte>(), c.plan);
-      else if (kernel == Kernel::prefill)
-        prefill_attn(
-            stream(), a,
-            {dblocks.as<AttnBlock>(), int(blocks.size()), prefill.queries, part_rows, prefill_scratch.as<std::byte>()});
-      else rows_attn(stream(), a, dblocks.as<AttnBlock>(), int(blocks.size()));
+      const PrefillList list{dblocks.as<AttnBlock>(), int(blocks.size()), prefill.queries, part_rows,
+                             prefill_scratch.as<std::byte>()};
+      switch (kernel) {
+        case Kernel::tiles: tile_attn(stream(), a, scratch.as<std::byte>(), c.plan); break;
+        case Kernel::prefill: prefill_attn(stream(), a, list); break;
+        case Kernel::rows_f16: rows_f16_attn(stream(), a, list, c.dim); break;
+        case Kernel::rows: rows_attn(stream(), a, list.blocks, list.n); break;
+      }
       const auto all = down(out.as<float>(), ssize(q) + 2 * kGuard);
       for (int i = 0; i < kGuard; ++i)
         EXPECT_TRUE(all[size_t(i)] == kUnwritten && all[all.size() - 1 - size_t(i)] == kUnwritten)
@@ -644,7 +655,7 @@ TEST_F(AttentionCuda, PacksOfHeads) {
 TEST_F(AttentionCuda, OutputsLeaveCacheSpace) {
   for (const int dim : {64, 128, 256})
     for (const Rotation rotation : {Rotation::hadamard, Rotation::planar})
-      for (const Kernel kernel : {Kernel::tiles, Kernel::prefill, Kernel::rows})
+      for (const Kernel kernel : {Kernel::tiles, Kernel::prefill, Kernel::rows, Kernel::rows_f16})
         check({.k = side("rotor-3", {rotation, true, 32}),
                .v = side("rotor-4", {rotation, true, 32}),
                .dim = dim,
@@ -713,6 +724,77 @@ TEST_F(AttentionCuda, RowsOfWindowsAndSinks) {
                .padding = alone ? 2 : 0,
                .alone = alone},
               Kernel::rows);
+}
+
+TEST_F(AttentionCuda, RowsInF16OfEveryFormat) {
+  for (const KvFormat& format : kv_formats()) {
+    if (format.name == "f32" || format.name == "bf16") continue;
+    for (const int dim : {32, 96})
+      for (const bool alone : {false, true})
+        check({.k = side(format.name.data()),
+               .v = side(format.name.data()),
+               .dim = dim,
+               .group = 3,
+               .sequences = {{37, 5}},
+               .alone = alone},
+              Kernel::rows_f16);
+  }
+  for (const int dim : {16, 80, 128, 192, 256, 320, 512}) {
+    check({.k = side("f16"), .v = side("q8_0"), .dim = dim / 32 * 32 + 32 * (dim < 32), .sequences = {{20, 30}}},
+          Kernel::rows_f16);
+    check({.k = side("f16"), .v = side("f16"), .dim = dim, .sequences = {{70, 2}}, .alone = true}, Kernel::rows_f16);
+  }
+  check({.k = side("q8_0", kWindow), .v = side("q4_0", kWide), .dim = 512, .sequences = {{70, 2}}}, Kernel::rows_f16);
+}
+
+TEST_F(AttentionCuda, RowsInF16OfWindowsAndSinks) {
+  const std::pair<KvSideConfig, KvSideConfig> mixes[] = {
+      {side("f16"), side("rotor-3s", kCentred)},
+      {side("rotor-3", kCentred), side("rotor-3u", {Rotation::hadamard, true, 0, 3})},
+      {side("q8_0", kWindow), side("q4_0", kWide)},
+      {side("i8r", kSinks), side("f16", {Rotation::planar, true, 0, 0})}};
+  for (const auto& [k, v] : mixes)
+    for (const bool alone : {false, true})
+      for (const Sequence s : {Sequence{0, 1}, {0, 40}, {64, 9}, {63, 1}, {150, 20}})
+        check({.k = k,
+               .v = v,
+               .dim = 32,
+               .group = 2,
+               .sequences = {s, {70, 2}},
+               .padding = alone ? 2 : 0,
+               .alone = alone,
+               .row_parts = s.n_new == 9 ? 8 : 3,  // more parts than tiles
+               .prefill_blocks = 8,
+               .prefill_least_tiles = 1},
+              Kernel::rows_f16);
+}
+
+/// Groups that fill no block, and more than one.
+TEST_F(AttentionCuda, RowsInF16OfAnyGroup) {
+  for (const int group : {1, 16, 17, 40})
+    for (const bool alone : {false, true})
+      check({.k = side("f16"),
+             .v = side("f16"),
+             .dim = 96,
+             .n_kv_heads = 1,
+             .group = group,
+             .sequences = {{40, 4}},
+             .sink_logits = true,
+             .alone = alone},
+            Kernel::rows_f16);
+}
+
+/// A centre of K that turns is added to keys before they are rounded.
+TEST_F(AttentionCuda, RowsInF16WithATurningCentre) {
+  for (const int dim : {96, 512})
+    for (const bool alone : {false, true})
+      check({.k = side("rotor-3", kCentred),
+             .v = side("rotor-3", kCentred),
+             .dim = dim,
+             .sequences = {{90, 3}},
+             .n_pairs = 16,
+             .alone = alone},
+            Kernel::rows_f16);
 }
 
 /// Blocks whose tiles are in parts, of devices with much shared memory and with little.
@@ -852,17 +934,18 @@ TEST_F(AttentionCuda, AttentionWindowsOfPrompts) {
 }
 
 TEST_F(AttentionCuda, AttentionWindowsOverRows) {
-  for (const auto& [k, v] : {std::pair{kPlain, kPlain}, {kCentred, kWindow}, {kSinks, kWide}})
-    for (const int window : {1, 31, 32, 63, 97, 400})
-      for (const bool alone : {false, true})
-        check({.k = side("rotor-3", k),
-               .v = side("q8_0", v),
-               .dim = 32,
-               .sequences = {{190, 20}, {2, 40}},
-               .window = window,
-               .sink_logits = window % 2 == 1,
-               .alone = alone},
-              Kernel::rows);
+  for (const Kernel kernel : {Kernel::rows, Kernel::rows_f16})
+    for (const auto& [k, v] : {std::pair{kPlain, kPlain}, {kCentred, kWindow}, {kSinks, kWide}})
+      for (const int window : {1, 31, 32, 63, 97, 400})
+        for (const bool alone : {false, true})
+          check({.k = side("rotor-3", k),
+                 .v = side("q8_0", v),
+                 .dim = 32,
+                 .sequences = {{190, 20}, {2, 40}},
+                 .window = window,
+                 .sink_logits = window % 2 == 1,
+                 .alone = alone},
+                kernel);
 }
 
 /// Sink logits beside whole sequences, in one part and in many.
@@ -881,7 +964,7 @@ TEST_F(AttentionCuda, SinkLogits) {
 
 /// Kernels for many queries: a sequence's result is the same bits alone and beside others.
 TEST_F(AttentionCuda, SequencesSideBySideGiveTheBitsOfOneAlone) {
-  for (const Kernel kernel : {Kernel::prefill, Kernel::rows}) {
+  for (const Kernel kernel : {Kernel::prefill, Kernel::rows, Kernel::rows_f16}) {
     Case c{.k = side("q8_0", kWindow),
            .v = side("rotor-3", kWindow),
            .dim = 64,
@@ -890,13 +973,13 @@ TEST_F(AttentionCuda, SequencesSideBySideGiveTheBitsOfOneAlone) {
            .prefill_blocks = 6,
            .prefill_least_tiles = 1};
     auto beside = check(c, kernel);
-    EXPECT_EQ(split_, kernel == Kernel::prefill);
+    EXPECT_EQ(split_, kernel != Kernel::rows);
     c.sequences.pop_back();
     const auto alone = check(c, kernel);
     beside.resize(alone.size());
     EXPECT_TRUE(beside == alone);
     c.alone = true;  // rows: in whichever block
-    EXPECT_TRUE(kernel == Kernel::prefill || check(c, kernel) == alone);
+    EXPECT_TRUE(kernel != Kernel::rows || check(c, kernel) == alone);
   }
 }
 

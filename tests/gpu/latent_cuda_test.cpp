@@ -5,6 +5,7 @@
 
 #include "cases/attn_data.h"
 #include "gpu/device_step.h"
+#include "op/attn/device_attention.h"
 #include "op/cache/append.h"
 
 namespace ridge {
@@ -55,21 +56,35 @@ class LatentCuda : public OnDevice {
       values.v = values.k;
       const std::vector<int32_t> tokens(size_t(n), 0);
       DeviceStep step(stream(), plan_step({tokens, batch}, device, memory, plan), memory);
-      ASSERT_TRUE(step.plan().blocks.empty());
       const int64_t n_rows = std::max<int64_t>(n, ssize(step.plan().rows));
       const gpu::Buffer out = up(std::vector<float>(size_t(n_rows * c.n_heads * c.n_out + 1), 7.0f));
       const float scale = float(1 / std::sqrt(double(c.dim)));
       step.append(0, c.n_heads, values, [&](const SubBatch& sub, std::span<const KvTiles> sides, const float* q) {
-        const gpu::Buffer scratch(latent_attn_scratch_bytes(sub.n_rows, c.n_heads, c.dim));
-        latent_attn(stream(),
-                    {.rows = step.rows_of(sub),
-                     .n_heads = c.n_heads,
-                     .scale = scale,
-                     .k = sides[0],
-                     .q = q,
-                     .out = out.as<float>()},
-                    c.n_out, scratch.as<std::byte>());
+        const DeviceAttention attention{.rows = step.rows_of(sub),
+                                        .n_heads = c.n_heads,
+                                        .scale = scale,
+                                        .k = sides[0],
+                                        .v = sides[0],
+                                        .q = q,
+                                        .out = out.as<float>()};
+        if (sub.blocks.empty()) {
+          const gpu::Buffer scratch(latent_attn_scratch_bytes(sub.n_rows, c.n_heads, c.dim));
+          latent_attn(stream(), attention, c.n_out, scratch.as<std::byte>());
+          stream().synchronize();
+          return;
+        }
+        ASSERT_TRUE(sub.is_long && sub.blocks.size() == 1);
+        const BlockRange& blocks = sub.blocks.begin()->second;
+        const gpu::Buffer scratch(prefill_attn_scratch_bytes(blocks.part_rows, 1, c.dim));
+        rows_f16_attn(stream(), attention,
+                      {.blocks = step.blocks() + blocks.first,
+                       .n = blocks.n,
+                       .queries = blocks.queries,
+                       .part_rows = blocks.part_rows,
+                       .scratch = scratch.as<std::byte>()},
+                      c.n_out);
         stream().synchronize();
+        n_in_f16_ += 1;
       });
       const std::vector<float> got = down(out.as<float>(), n_rows * c.n_heads * c.n_out + 1);
       EXPECT_EQ(got.back(), 7.0f) << what << " wrote past its end";
@@ -79,7 +94,9 @@ class LatentCuda : public OnDevice {
                                            host.calibrates(tokens_of.seq))) {
           kv_append(context, k, v, {&span, 1}, {values.k.data(), n, c.dim}, {values.v.data(), n, c.dim});
           for (int i = 0; i < span.n_rows; ++i) {
-            hold(what, c, k, span, i, scale, &values.q[size_t((span.first_row + i) * c.n_heads * c.dim)],
+            const bool in_f16 = tokens_of.n_tokens > kShortTokens && c.dim % 16 == 0 && c.side.format->name != "f32" &&
+                                c.side.format->name != "bf16";
+            hold(what, c, k, span, i, scale, in_f16, &values.q[size_t((span.first_row + i) * c.n_heads * c.dim)],
                  &got[size_t((span.first_row + i) * c.n_heads * c.n_out)]);
             if (HasFatalFailure()) return;
           }
@@ -91,10 +108,12 @@ class LatentCuda : public OnDevice {
     }
   }
 
+  int n_in_f16_ = 0;  // sub-batches that rows_f16_attn computed
+
  private:
   /// Query i of a span: q [n_heads, dim] not in cache space, got [n_heads, n_out].
   static void hold(const std::string& what, const LatentCase& c, const KvTiles& k, const KvSpan& span, int i,
-                   float scale, const float* q, const float* got) {
+                   float scale, bool in_f16, const float* q, const float* got) {
     const int n = span.n_past + i + 1;
     std::vector<float> rows(size_t(n * c.dim));
     std::vector<float> centre(static_cast<size_t>(c.dim));
@@ -110,7 +129,8 @@ class LatentCuda : public OnDevice {
     for (int head = 0; head < c.n_heads; head += std::max(1, c.n_heads - 1)) {  // the first and the last
       std::vector<float> turned(q + head * c.dim, q + (head + 1) * c.dim);
       k.rotation.forward(turned.data());
-      const AttendOracle oracle(turned.data(), n, c.dim, scale, row, row, [](int) { return CentreScore(); });
+      const AttendOracle oracle(
+          turned.data(), n, c.dim, scale, row, row, [](int) { return CentreScore(); }, in_f16);
       std::vector<float> expected(oracle.out.begin(), oracle.out.end());
       double size = 0, together = 0;
       for (int d = 0; d < c.dim; ++d) {
@@ -135,6 +155,7 @@ KvSideConfig nearest(std::string_view name) { return side_of(kv(name), kv(name).
 TEST_F(LatentCuda, AttentionReadsEveryFormat) {
   for (const KvFormat& format : kv_formats())
     check(std::string(format.name), {.side = nearest(format.name), .dim = 96, .n_out = 64, .n_heads = 4});
+  EXPECT_GT(n_in_f16_, 0);
 }
 
 /// Heads of several blocks, the last one not full; rows of the widest models and of no power of two; sinks, windows and
@@ -145,7 +166,9 @@ TEST_F(LatentCuda, AttentionOfManyHeadsAndWidths) {
   check("rotor-3 of 576", {.side = nearest("rotor-3"), .dim = 576, .n_out = 512, .n_heads = 2, .steps = few});
   check("q8_0 of 320", {.side = nearest("q8_0"), .dim = 320, .n_out = 256, .n_heads = 3, .steps = few});
   check("f32 of 50", {.side = nearest("f32"), .dim = 50, .n_out = 50, .n_heads = 17});
+  check("q8_0 of many heads", {.side = nearest("q8_0"), .dim = 64, .n_out = 32, .n_heads = 70, .steps = few});
   check("p8 with everything", {.side = side_of(kv("p8"), kFullPolicy), .dim = 96, .n_out = 64, .n_heads = 5});
+  EXPECT_GT(n_in_f16_, 0);
 }
 
 /// Norm and RoPE of a row's parts: queries keep their absorbed part.

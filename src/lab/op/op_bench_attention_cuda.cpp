@@ -12,7 +12,7 @@
 namespace ridge::lab {
 namespace {
 
-enum class Kernel : uint8_t { rows, prefill, tiles };
+enum class Kernel : uint8_t { rows, rows_f16, prefill, tiles };
 
 struct Launch {
   std::string_view name;
@@ -50,17 +50,22 @@ class AttentionOnDevice : public OpRun {
       return;
     }
     std::vector<AttnBlock> blocks;
-    if (launch.kernel == Kernel::prefill) {
-      const PrefillPlan plan = prefill_attn_plan(p.head_dim);
-      for (int seq = 0; seq < p.n_seq; ++seq)
+    if (launch.kernel == Kernel::rows) {
+      blocks = caches_.blocks(group_of(p), rows_attn_queries(p.head_dim));
+    } else {
+      const bool is_long = launch.kernel == Kernel::prefill || p.n_new > kShortTokens;
+      const PrefillPlan plan =
+          launch.kernel == Kernel::prefill ? prefill_attn_plan(p.head_dim) : rows_f16_attn_plan(p.head_dim, is_long);
+      const int n_rows = p.n_seq * p.n_new;
+      for (int row = 0; row < n_rows; row += is_long ? p.n_new : 1)
         list_.part_rows =
-            add_prefill_blocks(plan, {.first = seq * p.n_new, .n = p.n_new, .n_past = int(p.n_keys) - p.n_new},
-                               group_of(p), p.n_kv_heads, list_.part_rows, blocks);
+            is_long ? add_prefill_blocks(plan, {.first = row, .n = p.n_new, .n_past = int(p.n_keys) - p.n_new},
+                                         group_of(p), p.n_kv_heads, list_.part_rows, blocks)
+                    : add_row_blocks(plan, row, group_of(p), rows_f16_attn_parts(n_rows, group_of(p), p.n_kv_heads),
+                                     list_.part_rows, blocks);
       list_.queries = plan.queries;
       scratch_ = gpu::Buffer(prefill_attn_scratch_bytes(list_.part_rows, p.n_kv_heads, p.head_dim));
       list_.scratch = scratch_.as<std::byte>();
-    } else {
-      blocks = caches_.blocks(group_of(p), rows_attn_queries(p.head_dim));
     }
     blocks_ = gpu::to_device(stream, std::span<const AttnBlock>(blocks));
     list_.blocks = blocks_.as<AttnBlock>();
@@ -79,6 +84,7 @@ class AttentionOnDevice : public OpRun {
     switch (launch_.kernel) {
       case Kernel::tiles: return tile_attn(stream, a, scratch_.as<std::byte>(), {.overlap = launch_.overlap});
       case Kernel::prefill: return prefill_attn(stream, a, list_);
+      case Kernel::rows_f16: return rows_f16_attn(stream, a, list_, p_.head_dim);
       case Kernel::rows: return rows_attn(stream, a, list_.blocks, list_.n);
     }
   }
@@ -135,6 +141,7 @@ class AttentionOnDevice : public OpRun {
     const double of_floats = float_attention_error(r.score_error, p_.n_keys);
     switch (launch_.kernel) {
       case Kernel::rows: return of_floats * of_floats * r.amplification;
+      case Kernel::rows_f16:
       case Kernel::prefill: {
         // q, k, weights and values are rounded to f16, each off by a relative u / sqrt(3) on the mean. A score is
         // off by sqrt(2/3) u times |(q_d k_d)_d|_2, at most |q|_4 |k|_4. Errors of different keys are random in sign,
@@ -184,7 +191,8 @@ OpKernel kernel_row(const Launch& launch) {
           .name = launch.name,
           .supports = [launch](const OpProblem& p, const OpDevice&) -> Support {
             if (p.k.policy.centre || p.v.policy.centre) return {false, "a centre is not part of this bench"};
-            if (launch.kernel == Kernel::rows && device_tiles(p.layer()).ok)
+            const bool of_rows = launch.kernel == Kernel::rows || launch.kernel == Kernel::rows_f16;
+            if (of_rows && device_tiles(p.layer()).ok)
               return {false, "the cache's tiles are in the order of tensor cores"};
             return launch.variant->supports({p.layer(), p.n_new});
           },
@@ -201,9 +209,10 @@ OpKernel kernel_row(const Launch& launch) {
 std::vector<OpKernel> gpu_attention_kernels() {
   std::vector<OpKernel> kernels;
   for (const DeviceAttentionVariant& variant : device_attention_variants()) {
-    const Kernel kernel = variant.name == "tiles"     ? Kernel::tiles
-                          : variant.name == "prefill" ? Kernel::prefill
-                                                      : Kernel::rows;
+    const Kernel kernel = variant.name == "tiles"      ? Kernel::tiles
+                          : variant.name == "prefill"  ? Kernel::prefill
+                          : variant.name == "rows-f16" ? Kernel::rows_f16
+                                                       : Kernel::rows;
     if (kernel == Kernel::tiles) kernels.push_back(kernel_row({"tiles-overlap", &variant, kernel, true}));
     kernels.push_back(kernel_row({variant.name, &variant, kernel, false}));
   }

@@ -9,9 +9,10 @@
 // over the newest positions only where the tiles have an attention window: tiles before it are not read. A sink logit
 // is the score of one more key of a head, without a value.
 //
-// A query sees a row coded or exact by its own position. There are four kernels: decode (each query on its own over
-// packed tiles), prefill (many queries of a sequence, tiles turned to f16 as they come), rows (any format in
-// floats) and latent (rows that are K and V in one). device_attention.h says which serves what.
+// A query sees a row coded or exact by its own position. There are five kernels: decode (each query on its own over
+// packed tiles), prefill (many queries of a sequence, tiles turned to f16 as they come), rows-f16 (tiles of rows, turned
+// to f16), rows (the same of any format in floats) and latent (rows that are K and V in one). device_attention.h says
+// which serves what.
 #pragma once
 
 #include <cstddef>
@@ -78,10 +79,11 @@ struct alignas(16) AttnBlock {
 
 /// How prefill attention is cut on a device.
 struct PrefillPlan {
-  int queries = 0;      ///< of a block
-  int blocks = 0;       ///< that run side by side
-  int least_tiles = 8;  ///< of a part
-  int window = 0;       ///< KvTiles::attention_window
+  int queries = 0;           ///< of a block
+  int blocks = 0;            ///< that run side by side
+  int least_tiles = 8;       ///< of a part
+  int window = 0;            ///< KvTiles::attention_window
+  bool keeps_parts = false;  ///< blocks of a single part have rows of scratch too
 };
 PrefillPlan prefill_attn_plan(int head_dim);
 /// Of a device that gives a block as much shared memory.
@@ -96,6 +98,9 @@ struct PrefillSpan {
 /// each; returned is where the next rows are.
 int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int group, int n_kv_heads, int part_rows,
                        std::vector<AttnBlock>& blocks);
+/// The same of one row of the list, whose tiles are cut into n_parts wherever its position is: for recorded steps.
+int add_row_blocks(const PrefillPlan& plan, int row, int group, int n_parts, int part_rows,
+                   std::vector<AttnBlock>& blocks);
 /// Of so many rows: they grow with the queries of a step, not with the length of a cache.
 int64_t prefill_attn_scratch_bytes(int part_rows, int n_kv_heads, int head_dim);
 
@@ -115,6 +120,17 @@ struct PrefillList {
 /// output by at most twice the largest error of a score (relative, to first order) plus 2 u, times the weighted mean of
 /// |v|. Values beyond 65504 become infinite. A sequence's result has the same bits alone and beside others.
 void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list);
+
+/// Attention on tensor cores over tiles of rows, which are turned to f16 in shared memory as they come. Blocks are those
+/// of add_prefill_blocks() with rows_f16_attn_plan(), and of add_row_blocks() for short spans; errors are bounded as
+/// prefill_attn()'s. Parts are put together in their order: results do not depend on timing. Of latent rows a.v is a.k,
+/// and a.out [rows of the step, n_heads, n_out] gets the first n_out values of each head's output; else n_out is head_dim.
+void rows_f16_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list, int n_out);
+/// Whether f16 holds the values of both sides, and a block of the current device has the shared memory.
+bool can_run_rows_f16_attn(const KvTiles& k, const KvTiles& v);
+PrefillPlan rows_f16_attn_plan(int head_dim, bool is_long);
+/// Parts of each of n_rows rows with blocks of their own.
+int rows_f16_attn_parts(int n_rows, int group, int n_kv_heads);
 
 /// Attention in floats over tiles of rows of any format, as rows_attn_queries() cuts it.
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);

@@ -3,7 +3,7 @@
 namespace ridge {
 namespace {
 
-constexpr int kMostHeadDim = 256;
+constexpr int kMostHeadDim = 512, kMostF16Dim = 576;
 
 Support latent_support(const DeviceAttentionProblem& p) {
   if (!p.layer.v_is_k) return {false, "K and V have rows of their own"};
@@ -16,6 +16,19 @@ Support rows_support(const DeviceAttentionProblem& p) {
   if (p.layer.v_is_k) return {false, "latent rows"};
   if (p.layer.head_dim > kMostHeadDim)
     return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostHeadDim)};
+  return {};
+}
+
+Support rows_f16_support(const DeviceAttentionProblem& p) {
+  if (p.layer.v_is_k && p.n_new <= kShortTokens)
+    return {false, fmt::format("up to {} new tokens read latent rows one by one", kShortTokens)};
+  if (p.layer.head_dim > kMostF16Dim)
+    return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostF16Dim)};
+  if (p.layer.head_dim % 16 != 0) return {false, fmt::format("head_dim {} is no multiple of 16", p.layer.head_dim)};
+  for (const KvSide side : kKvSides)
+    for (const KvFormat* format : {p.layer.side(side).format, &p.layer.side(side).recent()})
+      if (format->name == "f32" || format->name == "bf16")
+        return {false, fmt::format("f16 does not hold all values of {}", format->name)};
   return {};
 }
 
@@ -33,10 +46,8 @@ Support tiles_support(const DeviceAttentionProblem& p) {
 
 std::span<const DeviceAttentionVariant> device_attention_variants() {
   static constexpr DeviceAttentionVariant kVariants[] = {
-      {"latent", latent_support},
-      {"rows", rows_support},
-      {"prefill", prefill_support},
-      {"tiles", tiles_support},
+      {"latent", latent_support},   {"rows", rows_support},   {"rows-f16", rows_f16_support},
+      {"prefill", prefill_support}, {"tiles", tiles_support},
   };
   return kVariants;
 }

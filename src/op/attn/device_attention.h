@@ -26,7 +26,7 @@ struct DeviceAttentionVariant {
 /// Worst to best; op/attn/attn_cuda.h has the kernels.
 std::span<const DeviceAttentionVariant> device_attention_variants();
 
-/// The best row that supports the problem; there always is one up to head_dim 256, or of latent rows up to
+/// The best row that supports the problem; there always is one up to head_dim 512, or of latent rows up to
 /// kMostLatentDim.
 const DeviceAttentionVariant& choose_device_attention(const DeviceAttentionProblem& p);
 

@@ -3,13 +3,12 @@
 // serve scores and sums of all these heads. Running softmax (maximum m, sum l, weighted values); a second kernel puts
 // the parts together in their order.
 #include <algorithm>
-#include <type_traits>
 
 #include "gpu/tensor.h"
 #include "op/attn/attn_cuda.h"
 #include "op/attn/latent_dim.h"
-#include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
+#include "op/cache/row_pieces.h"
 
 namespace ridge {
 namespace {
@@ -32,69 +31,12 @@ struct Parts {
   float* tops = nullptr;
 };
 
-/// Values [first, first + n) of a row; n is a piece of the format or what is left of the row.
-template <class F>
-__device__ __forceinline__ void decode_piece(const std::byte* row, [[maybe_unused]] int dim, int first, int n,
-                                             const KvCoding& coding, float* out) {
-  if constexpr (std::is_same_v<F, KvI8r>) decode_int8(row + first, n, row + dim, out);
-  else if constexpr (std::is_same_v<F, KvP8>) decode_int8(row + first, n, row + dim + first / F::kGroup * 2, out);
-  else if constexpr (requires { typename F::Codes; })
-    F::Codes::decode(row + F::Codes::bytes(first), n, F::row_scale(row, dim, coding), out);
-  else F::decode(row + first / F::kGroup * F::row_bytes(F::kGroup), n, coding, out);
-}
-
 /// Row `position` as a query that sees n positions does.
-struct CachedRow {
-  const std::byte* bytes;
-  int format;
-  KvCoding coding;
-};
 __device__ __forceinline__ CachedRow cached_row(const KvTiles& t, const StepRow& of, const int32_t* pages, int position,
                                                 int n) {
   if (position < t.n_sinks || position >= t.retention.coded_end(n))
     return {exact_row(t, of, 0, position), exact_format(t, position), {}};
   return {t.coded_row(pages, 0, position), t.format, t.coding(of.slot, 0)};
-}
-
-template <class F>
-constexpr bool kIsFloats = std::is_same_v<F, KvF32> || std::is_same_v<F, KvF16> || std::is_same_v<F, KvBf16>;
-
-/// Eight values of a row of floats, 16 bytes at a time.
-template <class F>
-__device__ __forceinline__ void load_eight(const std::byte* at, float (&values)[8]) {
-  const auto* const from = reinterpret_cast<const uint4*>(at);
-#pragma unroll
-  for (int i = 0; i < (std::is_same_v<F, KvF32> ? 2 : 1); ++i) {
-    const uint4 four = from[i];
-    const uint32_t words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if constexpr (std::is_same_v<F, KvF32>) {
-        values[4 * i + j] = __uint_as_float(words[j]);
-      } else if constexpr (std::is_same_v<F, KvF16>) {
-        values[2 * j] = gpu::f16_to_float(uint16_t(words[j]));
-        values[2 * j + 1] = gpu::f16_to_float(uint16_t(words[j] >> 16));
-      } else {
-        values[2 * j] = __uint_as_float(words[j] << 16);
-        values[2 * j + 1] = __uint_as_float(words[j] & 0xFFFF0000u);
-      }
-    }
-  }
-}
-
-/// Values of a piece: a block of the format, or eight.
-template <class F>
-constexpr int kPieceOf = F::kGroup > 8 ? F::kGroup : 8;
-
-/// Values from `first` on, as many as a piece and the row have.
-template <class F>
-__device__ __forceinline__ void fetch_piece(const CachedRow& row, int dim, int first, float (&values)[kPieceOf<F>]) {
-  const int n = min(kPieceOf<F>, dim - first);
-  if constexpr (kIsFloats<F>)
-    if (F::row_bytes(dim) % 16 == 0 && n == 8)  // every row begins at a multiple of 16 bytes
-      return load_eight<F>(row.bytes + F::row_bytes(first), values);
-  if (n == kPieceOf<F>) decode_piece<F>(row.bytes, dim, first, kPieceOf<F>, row.coding, values);
-  else decode_piece<F>(row.bytes, dim, first, n, row.coding, values);
 }
 
 /// The part of the block's rows [kKeys, pitch] that has format F, from first_key on; the block, without a barrier.

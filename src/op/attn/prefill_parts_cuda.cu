@@ -94,9 +94,20 @@ int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int gro
                         .part = part,
                         .n_parts = n_parts,
                         .place = part_rows});
-      if (n_parts > 1) part_rows += std::min(plan.queries, n - query);
+      if (n_parts > 1 || plan.keeps_parts) part_rows += std::min(plan.queries, n - query);
     }
   }
+  return part_rows;
+}
+
+int add_row_blocks(const PrefillPlan& plan, int row, int group, int n_parts, int part_rows,
+                   std::vector<AttnBlock>& blocks) {
+  for (int query = 0; query < group; query += plan.queries)
+    for (int part = 0; part < n_parts; ++part) {
+      blocks.push_back(
+          {.first = row, .n = 1, .first_query = query, .part = part, .n_parts = n_parts, .place = part_rows});
+      part_rows += std::min(plan.queries, group - query);
+    }
   return part_rows;
 }
 

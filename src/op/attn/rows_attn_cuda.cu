@@ -1,9 +1,9 @@
-// Attention in floats over tiles of rows: for formats and head sizes that have no order for tensor cores. A block takes
-// some queries of a span; the 32 rows of a tile are decoded by the host's code, a thread a row, into shared memory.
-// Running softmax (maximum m, sum l, weighted values).
+// Attention in floats over tiles of rows: for formats that f16 does not hold, and head sizes that tensor cores do not
+// take (rows_f16_attn_cuda.cu). A block takes
+// some queries of a span; its threads decode the 32 rows of a tile into shared memory. Running softmax (maximum m, sum l, weighted values).
 #include "op/attn/attn_cuda.h"
-#include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
+#include "op/cache/row_pieces.h"
 
 namespace ridge {
 namespace {
@@ -22,20 +22,6 @@ size_t shared_bytes(int head_dim, int n_queries) {
   return sizeof(float) * size_t(n_rows * tile_pitch(head_dim) + n_queries * kWeightPitch);
 }
 bool fits(int head_dim, int n_queries) { return shared_bytes(head_dim, n_queries) <= size_t(gpu::most_shared_bytes()); }
-
-/// Row `position` of a side as coded or as exact; zeros where no query sees that form, and in channels up to the pitch.
-__device__ void decode_key(const KvTiles& t, const StepRow& of, const int32_t* pages, int head, bool coded,
-                           int position, int n, float* row) {
-  const bool sink = position < t.n_sinks;
-  if (position < n && (sink || (coded ? position < t.retention.coded_end(n) : t.ring_tiles > 0))) {
-    if (!coded || sink) read_exact_row(t, of, head, position, row);
-    else
-      decode_row(t.format, KvFormatTypes(), t.coded_row(pages, head, position), t.head_dim, t.coding(of.slot, head),
-                 row);
-  } else {
-    for (int d = 0; d < t.head_dim; ++d) row[d] = 0;
-  }
-}
 
 /// Blocks: (block of the list, kv head). kDims: head_dim rounded up to 32 times this.
 template <int kDims, int kQueries>
@@ -68,7 +54,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
   // Query i of this warp sees positions below n_visible(i), from its window on; those past the last one repeat it and
   // are not stored.
   const auto n_visible = [&](int i) { return of.position + query(warp * kPerWarp + i) / group + 1; };
-  const int block_last = of.position + query(kQueries - 1) / group + 1;
+  const int block_first = of.position + query(0) / group + 1,
+            block_last = of.position + query(kQueries - 1) / group + 1;
 
   float m[kPerWarp], l[kPerWarp], sum[kPerWarp][kDims];
 #pragma unroll
@@ -79,8 +66,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
     for (int j = 0; j < kDims; ++j) sum[i][j] = 0;
   }
 
-  const int block_first = a.k.first_seen(of.position + query(0) / group + 1) / kKeys * kKeys;
-  for (int first = block_first; first < block_last; first += kKeys) {
+  for (int first = a.k.first_seen(block_first) / kKeys * kKeys; first < block_last; first += kKeys) {
     if (a.k.turn.n_pairs > 0 && warp == 2)  // since the last barrier nobody reads the one before
       put_centre({a.k, of.slot, kv_head, first / kTilePositions}, lane, centre);
     // A tile may be coded for some queries of the block and exact for others, on either side: each pair of sources is
@@ -100,13 +86,12 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
         wanted = wanted || here;
       }
       if (!__syncthreads_or(wanted)) continue;  // also: everyone has done with the tile before
-      if (warp == 0) {
-        decode_key(a.k, of, pages, kv_head, k_coded, key, block_last, keys + lane * pitch);
-        if (a.k.turn.n_pairs > 0)
-          for (int d = 0; d < dim; ++d) keys[lane * pitch + d] += centre[d];
-      }
+      const int tile = first / kTilePositions;
+      decode_tile(KvFormatTypes(), {a.k, of, pages, kv_head, tile, block_first, block_last, k_coded}, kThreads, pitch,
+                  a.k.turn.n_pairs > 0 ? centre : nullptr, keys);
       const auto decode_values = [&] {
-        if (warp == 1) decode_key(a.v, of, pages, kv_head, v_coded, key, block_last, values + lane * pitch);
+        decode_tile(KvFormatTypes(), {a.v, of, pages, kv_head, tile, block_first, block_last, v_coded}, kThreads, pitch,
+                    nullptr, values);
       };
       if constexpr (!kShares) decode_values();
       __syncthreads();

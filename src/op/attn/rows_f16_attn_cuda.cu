@@ -1,0 +1,424 @@
+// Attention on tensor cores over tiles of rows: for head sizes that have no order for tensor cores, and for prompts over
+// latent rows. A block takes some queries of a span and a part of their tiles. The 32 rows of a tile are decoded to f16 into shared memory by all
+// threads, K first, then V in the same place. Running softmax (maximum m, sum l, weighted values); a second kernel puts
+// the parts together in their order.
+#include <algorithm>
+
+#include "gpu/tensor.h"
+#include "op/attn/attn_cuda.h"
+#include "op/cache/rotate_warp.h"
+#include "op/cache/row_pieces.h"
+
+namespace ridge {
+namespace {
+
+constexpr int kKeys = kTilePositions;
+constexpr float kLog2E = 1.44269504f;
+constexpr int kMostParts = 64;  // of a short row's positions
+constexpr int kJoinWarps = 8;
+
+/// A block of kQueries queries over heads of up to kDim values: kM x kN warps, each with 16 queries, a kN-th of the keys
+/// for scores and a kN-th of the channels for outputs.
+template <int kDim_, int kQueries_>
+struct Cut {
+  static constexpr int kDim = kDim_, kQueries = kQueries_;
+  static constexpr int kM = kQueries / 16, kWarps = kM == 1 ? 4 : 8, kN = kWarps / kM, kThreads = 32 * kWarps;
+  static constexpr int kOwnKeys = kKeys / kN, kOwnChannels = kDim / kN;
+  /// Rows of K and of queries, f16; V as words of two keys. Eight neighbours begin at different banks.
+  static constexpr int kPitch = kDim + 8;
+  static constexpr int kScorePitch = kKeys + 4;   // floats
+  static constexpr int kWeightPitch = kKeys + 8;  // f16
+  static constexpr size_t kShared =
+      size_t(kQueries + kKeys) * kPitch * 2 + size_t(kQueries) * (kScorePitch * 4 + kWeightPitch * 2 + 4) + kDim * 4;
+};
+
+/// Where the word of keys 2 pair, 2 pair + 1 in a channel is. Channels are turned within groups of eight, so that 32
+/// threads that write eight channels each hit different banks.
+__device__ __forceinline__ int value_word(int pitch, int pair, int channel) {
+  return pair * pitch + (channel & ~7) + ((channel + (channel >> 5)) & 7);
+}
+
+/// A piece of a row as f16, two channels a word, plus a centre where there is one.
+template <class F>
+__device__ __forceinline__ void fetch_words(const CachedRow& row, int dim, int first, const float* centre,
+                                            uint32_t (&words)[kPieceOf<F> / 2]) {
+  if constexpr (std::is_same_v<F, KvF16>)
+    if (!centre && dim % 8 == 0) {  // every row begins at a multiple of 16 bytes
+      const uint4 four = *reinterpret_cast<const uint4*>(row.bytes + 2 * first);
+      words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+      return;
+    }
+  float values[kPieceOf<F>] = {};
+  fetch_piece<F>(row, dim, first, values);
+#pragma unroll
+  for (int i = 0; i < kPieceOf<F> / 2; ++i) {
+    const bool there = centre && first + 2 * i < dim;
+    words[i] = gpu::pack_f16(values[2 * i] + (there ? centre[first + 2 * i] : 0.0f),
+                             values[2 * i + 1] + (there ? centre[first + 2 * i + 1] : 0.0f));
+  }
+}
+
+/// Rows of K in format F: keys [kKeys, pitch] of f16. Rows that the form does not hold stay what they are.
+template <class F>
+__device__ void decode_keys(int format, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
+                            uint32_t* keys) {
+  constexpr int kPiece = kPieceOf<F>;
+  const int dim = rows.t.head_dim, pieces = (dim + kPiece - 1) / kPiece;
+  for (int i = int(threadIdx.x); i < kKeys * pieces; i += n_threads) {
+    const int key = i / pieces, first = i % pieces * kPiece;
+    if (!rows.holds(key)) continue;
+    const CachedRow row = rows.row(key);
+    if (row.format != format) continue;
+    uint32_t words[kPiece / 2];
+    fetch_words<F>(row, dim, first, centre, words);
+#pragma unroll
+    for (int j = 0; j < kPiece / 2; j += 4)
+      if (first + 2 * j < dim)
+        *reinterpret_cast<uint4*>(keys + (key * pitch + first) / 2 + j) =
+            make_uint4(words[j], words[j + 1], words[j + 2], words[j + 3]);
+  }
+}
+
+/// Rows of V in format F: values [kKeys / 2, pitch] of words. Rows that the form does not hold become zeros with the
+/// first of its formats: their weights are 0.
+template <class F>
+__device__ void decode_values(int format, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
+                              uint32_t* values) {
+  constexpr int kPiece = kPieceOf<F>;
+  const int dim = rows.t.head_dim, pieces = (dim + kPiece - 1) / kPiece;
+  const int first_format = __ffs(int(rows.formats())) - 1;
+  for (int i = int(threadIdx.x); i < kKeys / 2 * pieces; i += n_threads) {
+    const int pair = i / pieces, first = i % pieces * kPiece;
+    uint32_t words[2][kPiece / 2] = {};
+    bool is_own[2];
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const bool held = rows.holds(2 * pair + u);
+      is_own[u] = !held && format == first_format;
+      if (!held) continue;
+      const CachedRow row = rows.row(2 * pair + u);
+      is_own[u] = row.format == format;
+      if (is_own[u]) fetch_words<F>(row, dim, first, centre, words[u]);
+    }
+#pragma unroll
+    for (int d = 0; d < kPiece; ++d) {
+      if (first + d >= dim) break;
+      uint32_t* const to = values + value_word(pitch, pair, first + d);
+      const uint32_t low = words[0][d / 2] >> (16 * (d % 2)) & 0xFFFFu,
+                     high = words[1][d / 2] >> (16 * (d % 2)) & 0xFFFFu;
+      if (is_own[0] && is_own[1]) *to = low | high << 16;
+      else if (is_own[0]) reinterpret_cast<uint16_t*>(to)[0] = uint16_t(low);
+      else if (is_own[1]) reinterpret_cast<uint16_t*>(to)[1] = uint16_t(high);
+    }
+  }
+}
+
+/// Formats whose values f16 cannot hold have attention in floats.
+template <class F>
+constexpr bool kFitsF16 = !std::is_same_v<F, KvF32> && !std::is_same_v<F, KvBf16>;
+
+template <class... F>
+__device__ void decode_keys(KvTypes<F...>, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
+                            uint32_t* keys) {
+  int i = 0;
+  const auto decode = [&]<class One>() {
+    if constexpr (kFitsF16<One>)
+      if (rows.formats() >> i & 1) decode_keys<One>(i, rows, n_threads, pitch, centre, keys);
+    ++i;
+  };
+  (decode.template operator()<F>(), ...);
+}
+template <class... F>
+__device__ void decode_values(KvTypes<F...>, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
+                              uint32_t* values) {
+  int i = 0;
+  const auto decode = [&]<class One>() {
+    if constexpr (kFitsF16<One>)
+      if (rows.formats() >> i & 1) decode_values<One>(i, rows, n_threads, pitch, centre, values);
+    ++i;
+  };
+  (decode.template operator()<F>(), ...);
+}
+
+/// What a query sees: positions [first, n); where its coded rows end on each side.
+struct Sight {
+  int first, n, k_coded, v_coded;
+};
+/// Whether a query that sees rows coded up to coded_end reads a position in this form.
+__device__ __forceinline__ bool in_form(const KvTiles& t, int position, int coded_end, bool coded) {
+  return (position >= t.n_sinks && position < coded_end) == coded;
+}
+
+struct Parts {
+  float* out = nullptr;     // [rows, kv heads, head_dim], not yet divided by the total
+  float2* state = nullptr;  // [rows, kv heads] top (of powers of two) and total
+};
+Parts parts_of(const DeviceAttention& a, const PrefillList& list) {
+  auto* const out = reinterpret_cast<float*>(list.scratch);
+  return {out, reinterpret_cast<float2*>(out + int64_t(list.part_rows) * a.k.n_kv_heads * a.k.head_dim)};
+}
+
+/// Blocks: (block of the list, kv head).
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    rows_f16_kernel(const DeviceAttention a, const AttnBlock* blocks, const Parts parts) {
+  constexpr int kPitch = C::kPitch, kScorePitch = C::kScorePitch, kWeightPitch = C::kWeightPitch;
+  auto* const queries = gpu::dynamic_shared<uint32_t>();                     // [kQueries, kPitch] f16
+  uint32_t* const rows = queries + C::kQueries * kPitch / 2;                 // K or V of a tile
+  auto* const scores = reinterpret_cast<float*>(rows + kKeys * kPitch / 2);  // [kQueries, kScorePitch]
+  auto* const weights =
+      reinterpret_cast<uint32_t*>(scores + C::kQueries * kScorePitch);  // [kQueries, kWeightPitch] f16
+  auto* const shrinks = reinterpret_cast<float*>(weights + C::kQueries * kWeightPitch / 2);  // [kQueries]
+  float* const centre = shrinks + C::kQueries;                                               // [head_dim], of K's tile
+  const AttnBlock block = blocks[blockIdx.x];
+  const StepRow* const span = a.rows.rows + block.first;
+  const StepRow of = span[0];
+  if (of.slot < 0) return;
+  const int kv_head = int(blockIdx.y), group = a.group(), dim = a.k.head_dim;
+  const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32, r = lane / 4, c = lane % 4;
+  const int m = warp / C::kN, n = warp % C::kN;  // of the warps
+  const int32_t* const pages = a.rows.pages + int64_t(of.slot) * a.rows.page_pitch;
+  const int n_queries = min(C::kQueries, block.n * group - block.first_query);
+  const auto query = [&](int i) { return block.first_query + min(i, n_queries - 1); };
+  const int n_first = of.position + query(0) / group + 1, n_last = of.position + query(C::kQueries - 1) / group + 1;
+
+  for (int i = thread; i < C::kQueries * (dim / 2); i += C::kThreads) {
+    const int at = i / (dim / 2), d = 2 * (i % (dim / 2)), q = query(at);
+    const float* const from = a.q + (int64_t(span[q / group].row) * a.n_heads + kv_head * group + q % group) * dim + d;
+    queries[(at * kPitch + d) / 2] = gpu::pack_f16(from[0] * (a.scale * kLog2E), from[1] * (a.scale * kLog2E));
+  }
+  Sight sights[2];  // of queries 16 m + r and + 8
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int seen = of.position + query(16 * m + r + 8 * h) / group + 1;
+    sights[h] = {a.k.first_seen(seen), seen, a.k.retention.coded_end(seen), a.v.retention.coded_end(seen)};
+  }
+  // Softmax: some keys of one query a thread.
+  constexpr int kSoft = kKeys * C::kQueries / C::kThreads, kPeers = kKeys / kSoft;
+  const int own = thread / kPeers, own_key = thread % kPeers * kSoft;
+  float top = -INFINITY, total = 0;
+  float out[C::kOwnChannels / 8][4] = {};
+
+  const int first_tile = a.k.first_seen(n_first) / kKeys, n_tiles = (n_last - 1) / kKeys + 1 - first_tile;
+  const int begin = first_tile + int(int64_t(n_tiles) * block.part / block.n_parts),
+            end = first_tile + int(int64_t(n_tiles) * (block.part + 1) / block.n_parts);
+  for (int tile = begin; tile < end; ++tile) {
+    const FormOfRows k_exact{a.k, of, pages, kv_head, tile, n_first, n_last, false},
+        v_exact{a.v, of, pages, kv_head, tile, n_first, n_last, false};
+    FormOfRows k_rows = k_exact, v_rows = v_exact;
+    bool is_first = true;
+    for (int coded = 0; coded < 2; ++coded) {
+      k_rows.coded = coded > 0;
+      if (!k_rows.any()) continue;
+      __syncthreads();  // the rows before have been used
+      if (is_first && a.k.turn.n_pairs > 0) {
+        if (warp == 0) put_centre({a.k, of.slot, kv_head, tile}, lane, centre);
+        __syncthreads();
+      }
+      decode_keys(KvFormatTypes(), k_rows, C::kThreads, kPitch, a.k.turn.n_pairs > 0 ? centre : nullptr, rows);
+      __syncthreads();
+      float dots[C::kOwnKeys / 8][4] = {};
+      for (int d = 0; d < dim; d += 16) {
+        const uint32_t* const q = queries + ((16 * m + r) * kPitch + d) / 2 + c;
+        const uint32_t x[4] = {q[0], q[4 * kPitch], q[4], q[4 * kPitch + 4]};
+#pragma unroll
+        for (int j = 0; j < C::kOwnKeys / 8; ++j) {
+          const uint32_t* const k = rows + ((C::kOwnKeys * n + 8 * j + r) * kPitch + d) / 2 + c;
+          gpu::mma_f16(dots[j], x, k[0], k[4]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < C::kOwnKeys / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = C::kOwnKeys * n + 8 * j + 2 * c + i % 2, position = tile * kKeys + key;
+          const Sight& sight = sights[i / 2];
+          const bool seen =
+              position >= sight.first && position < sight.n && in_form(a.k, position, sight.k_coded, k_rows.coded);
+          float& score = scores[(16 * m + r + 8 * (i / 2)) * kScorePitch + key];
+          if (seen) score = dots[j][i];
+          else if (is_first) score = -INFINITY;
+        }
+      is_first = false;
+    }
+    __syncthreads();
+    {
+      float x[kSoft], most = top;
+#pragma unroll
+      for (int i = 0; i < kSoft; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(scores + own * kScorePitch + own_key + i);
+        x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+      }
+#pragma unroll
+      for (int i = 0; i < kSoft; ++i) most = fmaxf(most, x[i]);
+#pragma unroll
+      for (int step = kPeers / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(gpu::kAllLanes, most, step));
+      const float base = most == -INFINITY ? 0.0f : most, shrink = top == -INFINITY ? 0.0f : gpu::fast_exp2(top - base);
+      total *= shrink;
+      top = most;
+#pragma unroll
+      for (int i = 0; i < kSoft; i += 2) {
+        const float low = gpu::fast_exp2(x[i] - base), high = gpu::fast_exp2(x[i + 1] - base);
+        total += low + high;
+        weights[(own * kWeightPitch + own_key + i) / 2] = gpu::pack_f16(low, high);
+      }
+      if (own_key == 0) shrinks[own] = shrink;
+    }
+    bool is_shrunk = false;
+    v_rows.coded = true;
+    const bool both = v_rows.any() && v_exact.any();
+    for (int coded = 0; coded < 2; ++coded) {
+      v_rows.coded = coded > 0;
+      if (!v_rows.any()) continue;
+      if (is_shrunk) __syncthreads();
+      decode_values(KvFormatTypes(), v_rows, C::kThreads, kPitch, a.v.turn.n_pairs > 0 ? centre : nullptr, rows);
+      __syncthreads();
+      if (!is_shrunk) {
+        const float shrink[2] = {shrinks[16 * m + r], shrinks[16 * m + r + 8]};
+#pragma unroll
+        for (int e = 0; e < C::kOwnChannels / 8; ++e)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) out[e][i] *= shrink[i / 2];
+        is_shrunk = true;
+      }
+#pragma unroll
+      for (int j = 0; j < kKeys / 16; ++j) {
+        const uint32_t* const w = weights + ((16 * m + r) * kWeightPitch + 16 * j) / 2 + c;
+        uint32_t x[4] = {w[0], w[4 * kWeightPitch], w[4], w[4 * kWeightPitch + 4]};
+        if (both)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int position = tile * kKeys + 16 * j + 8 * (i / 2) + 2 * c;
+            const int coded_end = sights[i % 2].v_coded;
+            if (!in_form(a.v, position, coded_end, v_rows.coded)) x[i] &= 0xFFFF0000u;
+            if (!in_form(a.v, position + 1, coded_end, v_rows.coded)) x[i] &= 0xFFFFu;
+          }
+#pragma unroll
+        for (int e = 0; e < C::kOwnChannels / 8; ++e) {
+          const int channel = C::kOwnChannels * n + 8 * e + r;
+          gpu::mma_f16(out[e], x, rows[value_word(kPitch, 8 * j + c, channel)],
+                       rows[value_word(kPitch, 8 * j + 4 + c, channel)]);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int step = kPeers / 2; step > 0; step /= 2) total += __shfl_xor_sync(gpu::kAllLanes, total, step);
+  if (own_key == 0 && own < n_queries)
+    parts.state[int64_t(block.place + own) * a.k.n_kv_heads + kv_head] = make_float2(top, total);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int i = 16 * m + r + 8 * h;
+    if (i >= n_queries) continue;
+    float* const to = parts.out + (int64_t(block.place + i) * a.k.n_kv_heads + kv_head) * dim;
+#pragma unroll
+    for (int e = 0; e < C::kOwnChannels / 8; ++e) {
+      const int channel = C::kOwnChannels * n + 8 * e + 2 * c;
+      if (channel < dim) *reinterpret_cast<float2*>(to + channel) = make_float2(out[e][2 * h], out[e][2 * h + 1]);
+    }
+  }
+}
+
+/// Blocks as rows_f16_kernel's; part i of n takes the i-th n-th of their queries, a warp a query: parts together, out of
+/// cache space.
+__global__ void __launch_bounds__(32 * kJoinWarps)
+    rows_join_kernel(const DeviceAttention a, const AttnBlock* blocks, int most_queries, const Parts parts, int n_out) {
+  const AttnBlock block = blocks[blockIdx.x];
+  const StepRow* const span = a.rows.rows + block.first;
+  if (span[0].slot < 0) return;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
+  const int group = a.group(), n = min(most_queries, block.n * group - block.first_query), dim = a.k.head_dim;
+  float* const row = gpu::dynamic_shared<float>() + warp * dim;
+  const int64_t stride = int64_t(n) * a.k.n_kv_heads;  // rows of a part
+  for (int i = n * block.part / block.n_parts + warp; i < n * (block.part + 1) / block.n_parts; i += kJoinWarps) {
+    const int64_t first = int64_t(block.place - block.part * n + i) * a.k.n_kv_heads + kv_head;
+    const int query = block.first_query + i, head = kv_head * group + query % group;
+    const float sink = a.sink_logits ? a.sink_logits[head] * kLog2E : -INFINITY;
+    float top = sink;
+    for (int part = lane; part < block.n_parts; part += 32) top = fmaxf(top, parts.state[first + part * stride].x);
+    top = gpu::warp_max(top);
+    float total = a.sink_logits ? gpu::fast_exp2(sink - top) : 0.0f;
+    for (int d = lane; d < dim; d += 32) row[d] = 0;
+    for (int part = 0; part < block.n_parts; ++part) {
+      const float2 state = parts.state[first + part * stride];
+      if (state.y == 0) continue;  // no positions
+      const float weight = gpu::fast_exp2(state.x - top);
+      total += weight * state.y;
+      const float* const out = parts.out + (first + part * stride) * dim;
+      for (int d = lane; d < dim; d += 32) row[d] = fmaf(weight, out[d], row[d]);
+    }
+    for (int d = lane; d < dim; d += 32) row[d] /= total;
+    rotate_shared_row(a.v.rotation, false, lane, row);
+    __syncwarp();
+    float* const to = a.out + (int64_t(span[query / group].row) * a.n_heads + head) * n_out;
+    const bool still = a.v.centre && a.v.turn.n_pairs == 0;  // one that turns is in the values already
+    for (int d = lane; d < n_out; d += 32) to[d] = row[d] + (still ? a.v.centre_of(span[0].slot, kv_head)[d] : 0.0f);
+    __syncwarp();
+  }
+}
+
+template <int kDim, int kQueries>
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
+  using C = Cut<kDim, kQueries>;
+  const auto kernel = rows_f16_kernel<C>;
+  gpu::allow_shared_bytes("attention over rows in f16", kernel, C::kShared);
+  gpu::launch("attention over rows in f16", kernel,
+              {dim3(unsigned(list.n), unsigned(a.k.n_kv_heads)), C::kThreads, C::kShared, stream}, a, list.blocks,
+              parts_of(a, list));
+}
+
+constexpr int kManyQueries = 64, kFewQueries = 16;
+constexpr int kMostDim = 576;  // latent rows of DeepSeek and GLM
+
+template <int kDim>
+constexpr bool fits(int most_shared_bytes, int queries) {
+  return int(queries == kFewQueries ? Cut<kDim, kFewQueries>::kShared : Cut<kDim, kManyQueries>::kShared) <=
+         most_shared_bytes;
+}
+bool fits(int head_dim, int most_shared_bytes, int queries) {
+  if (head_dim <= 128) return fits<128>(most_shared_bytes, queries);
+  if (head_dim <= 256) return fits<256>(most_shared_bytes, queries);
+  if (head_dim <= 512) return fits<512>(most_shared_bytes, queries);
+  return head_dim <= kMostDim && fits<kMostDim>(most_shared_bytes, queries);
+}
+
+template <int kQueries>
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
+  if (a.k.head_dim <= 128) launch<128, kQueries>(stream, a, list);
+  else if (a.k.head_dim <= 256) launch<256, kQueries>(stream, a, list);
+  else if (a.k.head_dim <= 512) launch<512, kQueries>(stream, a, list);
+  else launch<kMostDim, kQueries>(stream, a, list);
+}
+
+}  // namespace
+
+bool can_run_rows_f16_attn(const KvTiles& k, const KvTiles& v) {
+  const auto fits_f16 = [](const KvTiles& t) {
+    return ((1u << t.format | 1u << t.recent) & (1u << kNumberOfF32 | 1u << kNumberOfBf16)) == 0;
+  };
+  return k.head_dim % 16 == 0 && fits_f16(k) && fits_f16(v) && fits(k.head_dim, gpu::most_shared_bytes(), kFewQueries);
+}
+
+PrefillPlan rows_f16_attn_plan(int head_dim, bool is_long) {
+  const int most_bytes = gpu::most_shared_bytes();
+  const int queries = is_long && fits(head_dim, most_bytes, kManyQueries) ? kManyQueries : kFewQueries;
+  return {.queries = queries, .blocks = 2 * gpu::multiprocessors(), .keeps_parts = true};
+}
+
+int rows_f16_attn_parts(int n_rows, int group, int n_kv_heads) {
+  const int blocks = n_rows * n_kv_heads * int(gpu::ceil_div(group, kFewQueries));
+  return std::clamp(2 * gpu::multiprocessors() / std::max(1, blocks), 1, kMostParts);
+}
+
+void rows_f16_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list, int n_out) {
+  if (list.n == 0) return;
+  if (list.queries == kManyQueries) launch<kManyQueries>(stream, a, list);
+  else launch<kFewQueries>(stream, a, list);
+  gpu::launch("attention over rows in f16, parts", rows_join_kernel,
+              {dim3(unsigned(list.n), unsigned(a.k.n_kv_heads)), 32 * kJoinWarps,
+               sizeof(float) * size_t(kJoinWarps * a.k.head_dim), stream},
+              a, list.blocks, list.queries, parts_of(a, list), n_out);
+}
+
+}  // namespace ridge
