@@ -10,6 +10,26 @@ namespace {
 
 constexpr int kWarps = 8, kRows = 4;  // of a block, of a warp
 
+/// Values of a block that are multiplied in a row of code, for several slots: of 256 times eight the compiler would make
+/// minutes of work, and no faster code.
+template <class F>
+constexpr int kFewUnrolled = F::kGroup <= 32 ? F::kGroup : 8;
+
+/// sums[t] += the block's values times those of slot t, t < n: x [slots, kGroup, pitch].
+template <class F, int kSlots, int kUnrolled>
+__device__ __forceinline__ void multiply(const typename F::Block& block, const float* x, int pitch, int n,
+                                         float (&sums)[ExpertPack::kMost]) {
+  float values[F::kGroup];
+  F::decode(block, values);
+#pragma unroll
+  for (int t = 0; t < kSlots; ++t) {
+    if (t >= n) break;
+    const float* const of_x = x + t * F::kGroup * pitch;
+#pragma unroll kUnrolled
+    for (int i = 0; i < F::kGroup; ++i) sums[t] = fmaf(values[i], of_x[i * pitch], sums[t]);
+  }
+}
+
 /// The x of a pack's slots lies in shared memory, slot by slot [kGroup][blocks of a row]: a lane multiplies blocks of
 /// its own, and neighbours read neighbouring values. `at_once`: slots that there is room for.
 template <class F>
@@ -34,15 +54,9 @@ __global__ void __launch_bounds__(32 * kWarps)
     for (int64_t row = first_row; row < min(w.n_out, first_row + kWarps * kRows); row += kWarps) {
       float sums[ExpertPack::kMost] = {};
       for (int b = lane; b < per_row; b += 32) {
-        float values[F::kGroup];
-        F::decode(blocks[row * per_row + b], values);
-#pragma unroll
-        for (int t = 0; t < ExpertPack::kMost; ++t) {
-          if (t >= n) break;
-          const float* const of_x = shared + t * F::kGroup * pitch + b;
-#pragma unroll
-          for (int i = 0; i < F::kGroup; ++i) sums[t] = fmaf(values[i], of_x[i * pitch], sums[t]);
-        }
+        const auto& block = blocks[row * per_row + b];
+        if (n == 1) multiply<F, 1, F::kGroup>(block, shared + b, pitch, n, sums);
+        else multiply<F, ExpertPack::kMost, kFewUnrolled<F>>(block, shared + b, pitch, n, sums);
       }
 #pragma unroll
       for (int t = 0; t < ExpertPack::kMost; ++t) {
