@@ -130,7 +130,7 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                                   .out = buffers_[B::attn].as<float>()};
   const BlockKernel kernel = block_kernel(sides[0], sides[1]);
   const int n_out = is_latent ? plan_.layers[size_t(i)].latent.rank : plan.head_dim;
-  if (is_latent && !latent_in_blocks(kernel, sub))
+  if (is_latent && kernel == BlockKernel::rows)
     return latent_attn(stream_, attention, n_out, buffers_[B::attn_scratch].as<std::byte>());
   if (in_fragments && !sub.is_long)
     return tile_attn(stream_, attention, buffers_[B::attn_scratch].as<std::byte>(),
@@ -144,7 +144,8 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                          .n = blocks.n,
                          .queries = blocks.queries,
                          .part_rows = blocks.part_rows,
-                         .scratch = buffers_[B::attn_scratch].as<std::byte>()};
+                         .scratch = buffers_[B::attn_scratch].as<std::byte>(),
+                         .of_rows = !sub.is_long};
   switch (kernel) {
     case BlockKernel::prefill: return prefill_attn(stream_, attention, list);
     case BlockKernel::rows_f16: return rows_f16_attn(stream_, attention, list, n_out);

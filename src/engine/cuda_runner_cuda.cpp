@@ -134,7 +134,7 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
       const AttentionPlan& a = plan.layers[size_t(layer)].attention;
       if (a.n_heads == 0) continue;
       if (plan.layers[size_t(layer)].mixer == MixerKind::latent &&
-          !latent_in_blocks(block_kernel(memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v)), sub))
+          block_kernel(memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v)) == BlockKernel::rows)
         r[B::attn_scratch].template ensure<std::byte>(latent_attn_scratch_bytes(sub.n_rows, a.n_heads, a.head_dim));
       if (!sub.is_long && memory.in_fragments(layer) && memory.tiles(layer, KvSide::k).turn.n_pairs > 0)
         r[B::q_weights].ensure(n * plan.q_dim());

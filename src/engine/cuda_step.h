@@ -13,7 +13,7 @@
 
 namespace ridge {
 
-/// Kernels of attention that take blocks of queries from a list.
+/// Kernels of attention that take blocks of queries from a list; `rows` of latent rows is latent_attn(), a block a row.
 enum class BlockKernel : uint8_t { prefill, rows_f16, rows };
 /// Of latent rows, which are both sides, v has no heads.
 BlockKernel block_kernel(const KvTiles& k, const KvTiles& v);
@@ -46,11 +46,6 @@ struct SubBatch {
   std::vector<KvSpan> kv_spans;  ///< for the launch log
   std::map<BlockKey, BlockRange> blocks;
 };
-
-/// Whether latent rows of a sub-batch are read in blocks; else latent_attn() reads them, a block a row.
-inline bool latent_in_blocks(BlockKernel kernel, const SubBatch& sub) {
-  return sub.is_long && kernel == BlockKernel::rows_f16;
-}
 
 /// What the kernels of a step read from device memory, as the host makes it.
 struct StepPlan {

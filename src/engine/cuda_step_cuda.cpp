@@ -127,7 +127,7 @@ class Planner {
       const int from = attention.kv_layer >= 0 ? attention.kv_layer : layer;
       const BlockKernel kernel = block_kernel(memory_.tiles(from, KvSide::k), memory_.tiles(from, KvSide::v));
       if (kernel == BlockKernel::prefill && !sub.is_long) continue;
-      if (model_.layers[size_t(layer)].mixer == MixerKind::latent && !latent_in_blocks(kernel, sub)) continue;
+      if (model_.layers[size_t(layer)].mixer == MixerKind::latent && kernel == BlockKernel::rows) continue;
       const BlockKey key{.kernel = kernel,
                          .n_kv_heads = attention.n_kv_heads,
                          .group = attention.n_heads / attention.n_kv_heads,
@@ -141,11 +141,11 @@ class Planner {
   BlockRange blocks_of(const BlockKey& key, const std::vector<KvSpan>& spans, const SubBatch& sub) {
     PrefillPlan prefill = key.kernel == BlockKernel::prefill ? prefill_attn_plan(key.head_dim)
                           : key.kernel == BlockKernel::rows_f16
-                              ? rows_f16_attn_plan(key.head_dim, sub.is_long)
+                              ? rows_f16_attn_plan(key.head_dim, sub.is_long ? INT_MAX : key.group)
                               : PrefillPlan{.queries = rows_attn_queries(key.head_dim)};
     prefill.window = key.window;
     BlockRange range{.first = int(plan_.blocks.size()), .queries = prefill.queries};
-    const int n_parts = rows_f16_attn_parts(sub.n_rows, key.group, key.n_kv_heads);
+    const int n_parts = rows_f16_attn_parts(prefill, sub.n_rows, key.group, key.n_kv_heads);
     int first = 0;  // of the sub-batch's rows
     for (const KvSpan& span : spans) {
       // The device advances each row of a recorded step by itself: a block a row.

@@ -342,7 +342,7 @@ class AttentionCuda : public OnDevice {
     std::vector<StepRow> rows;
     std::vector<AttnBlock> blocks;
     PrefillPlan prefill = kernel == Kernel::rows_f16
-                              ? rows_f16_attn_plan(c.dim, !c.alone)
+                              ? rows_f16_attn_plan(c.dim, c.alone ? c.group : 64)
                               : prefill_attn_plan(c.dim, std::min(c.prefill_shared_bytes, gpu::most_shared_bytes()));
     prefill.blocks = c.prefill_blocks;
     prefill.least_tiles = c.prefill_least_tiles;
@@ -409,8 +409,12 @@ class AttentionCuda : public OnDevice {
     split_ = part_rows > 0;
     std::vector<float> result;
     for (int repeat = 0; repeat < 2; ++repeat) {  // the second launch finds the scratch of the first
-      const PrefillList list{dblocks.as<AttnBlock>(), int(blocks.size()), prefill.queries, part_rows,
-                             prefill_scratch.as<std::byte>()};
+      const PrefillList list{dblocks.as<AttnBlock>(),
+                             int(blocks.size()),
+                             prefill.queries,
+                             part_rows,
+                             prefill_scratch.as<std::byte>(),
+                             c.alone};
       switch (kernel) {
         case Kernel::tiles: tile_attn(stream(), a, scratch.as<std::byte>(), c.plan); break;
         case Kernel::prefill: prefill_attn(stream(), a, list); break;

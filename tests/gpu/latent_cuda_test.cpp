@@ -5,7 +5,6 @@
 
 #include "cases/attn_data.h"
 #include "gpu/device_step.h"
-#include "op/attn/device_attention.h"
 #include "op/cache/append.h"
 
 namespace ridge {
@@ -73,7 +72,7 @@ class LatentCuda : public OnDevice {
           stream().synchronize();
           return;
         }
-        ASSERT_TRUE(sub.is_long && sub.blocks.size() == 1);
+        ASSERT_EQ(sub.blocks.size(), 1u);
         const BlockRange& blocks = sub.blocks.begin()->second;
         const gpu::Buffer scratch(prefill_attn_scratch_bytes(blocks.part_rows, 1, c.dim));
         rows_f16_attn(stream(), attention,
@@ -81,7 +80,8 @@ class LatentCuda : public OnDevice {
                        .n = blocks.n,
                        .queries = blocks.queries,
                        .part_rows = blocks.part_rows,
-                       .scratch = scratch.as<std::byte>()},
+                       .scratch = scratch.as<std::byte>(),
+                       .of_rows = !sub.is_long},
                       c.n_out);
         stream().synchronize();
         n_in_f16_ += 1;
@@ -94,8 +94,7 @@ class LatentCuda : public OnDevice {
                                            host.calibrates(tokens_of.seq))) {
           kv_append(context, k, v, {&span, 1}, {values.k.data(), n, c.dim}, {values.v.data(), n, c.dim});
           for (int i = 0; i < span.n_rows; ++i) {
-            const bool in_f16 = tokens_of.n_tokens > kShortTokens && c.dim % 16 == 0 && c.side.format->name != "f32" &&
-                                c.side.format->name != "bf16";
+            const bool in_f16 = c.dim % 16 == 0 && c.side.format->name != "f32" && c.side.format->name != "bf16";
             hold(what, c, k, span, i, scale, in_f16, &values.q[size_t((span.first_row + i) * c.n_heads * c.dim)],
                  &got[size_t((span.first_row + i) * c.n_heads * c.n_out)]);
             if (HasFatalFailure()) return;

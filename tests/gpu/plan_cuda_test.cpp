@@ -282,7 +282,7 @@ TEST_F(PlanCuda, KernelsHaveNames) {
   CpuContext context(1, Isa::scalar);
   for (const auto& [spec, name] : {std::pair{"tiny-oss@layers=1@weights=f32", "experts=rows"},
                                    {"tiny-oss@layers=1@weights=q8_0", "experts=bricks+groups"},
-                                   {"tiny-latent@layers=1@weights=f32", "attention=latent"}}) {
+                                   {"tiny-latent@layers=1@weights=f32", "attention=rows-f16"}}) {
     const LoadedModel model = make_synth_model(context, spec).or_throw();
     const ModelPlan plan = make_plan(model.config);
     const auto layers = layer_configs({.n_ctx = 64}, plan);
@@ -421,7 +421,8 @@ TEST_F(PlanCuda, RowsThatDoNotFitInSharedMemoryAreRefusedByName) {
   EXPECT_EQ(message_of(512, "f16"), "");
   EXPECT_THAT(message_of(512, "f32"), testing::HasSubstr("attention over rows of 512 values"));
   EXPECT_THAT(message_of(256, "rotor-3"), testing::HasSubstr("calibrate rows of 256 values"));
-  EXPECT_THAT(message_of(576, "f16", true), testing::HasSubstr("attention over rows of 576 values"));
+  EXPECT_EQ(message_of(576, "f16", true), "");
+  EXPECT_THAT(message_of(576, "f32", true), testing::HasSubstr("attention over rows of 576 values"));
 }
 
 /// Rounding that kernels of wide rows do not know.

@@ -2,6 +2,7 @@
 // sequence as queries, all sequences in one call. tiles-overlap is tiles with programmatic dependent launch: a call
 // starts while the one before it drains.
 #include <algorithm>
+#include <climits>
 #include <cmath>
 
 #include "lab/op/device_caches.h"
@@ -54,16 +55,19 @@ class AttentionOnDevice : public OpRun {
       blocks = caches_.blocks(group_of(p), rows_attn_queries(p.head_dim));
     } else {
       const bool is_long = launch.kernel == Kernel::prefill || p.n_new > kShortTokens;
-      const PrefillPlan plan =
-          launch.kernel == Kernel::prefill ? prefill_attn_plan(p.head_dim) : rows_f16_attn_plan(p.head_dim, is_long);
+      const PrefillPlan plan = launch.kernel == Kernel::prefill
+                                   ? prefill_attn_plan(p.head_dim)
+                                   : rows_f16_attn_plan(p.head_dim, is_long ? INT_MAX : group_of(p));
       const int n_rows = p.n_seq * p.n_new;
       for (int row = 0; row < n_rows; row += is_long ? p.n_new : 1)
         list_.part_rows =
-            is_long ? add_prefill_blocks(plan, {.first = row, .n = p.n_new, .n_past = int(p.n_keys) - p.n_new},
-                                         group_of(p), p.n_kv_heads, list_.part_rows, blocks)
-                    : add_row_blocks(plan, row, group_of(p), rows_f16_attn_parts(n_rows, group_of(p), p.n_kv_heads),
-                                     list_.part_rows, blocks);
+            is_long
+                ? add_prefill_blocks(plan, {.first = row, .n = p.n_new, .n_past = int(p.n_keys) - p.n_new}, group_of(p),
+                                     p.n_kv_heads, list_.part_rows, blocks)
+                : add_row_blocks(plan, row, group_of(p), rows_f16_attn_parts(plan, n_rows, group_of(p), p.n_kv_heads),
+                                 list_.part_rows, blocks);
       list_.queries = plan.queries;
+      list_.of_rows = !is_long;
       scratch_ = gpu::Buffer(prefill_attn_scratch_bytes(list_.part_rows, p.n_kv_heads, p.head_dim));
       list_.scratch = scratch_.as<std::byte>();
     }

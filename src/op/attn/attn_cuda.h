@@ -110,6 +110,7 @@ struct PrefillList {
   int queries = 0;    ///< PrefillPlan's
   int part_rows = 0;  ///< of all blocks
   std::byte* scratch = nullptr;
+  bool of_rows = false;  ///< blocks are those of add_row_blocks(), in many parts
 };
 
 /// Attention of many queries a sequence on tensor cores, tiles in their order: a block walks over its tiles with a
@@ -128,9 +129,10 @@ void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const Pref
 void rows_f16_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list, int n_out);
 /// Whether f16 holds the values of both sides, and a block of the current device has the shared memory.
 bool can_run_rows_f16_attn(const KvTiles& k, const KvTiles& v);
-PrefillPlan rows_f16_attn_plan(int head_dim, bool is_long);
+/// For spans of so many queries a kv head, or more.
+PrefillPlan rows_f16_attn_plan(int head_dim, int n_queries);
 /// Parts of each of n_rows rows with blocks of their own.
-int rows_f16_attn_parts(int n_rows, int group, int n_kv_heads);
+int rows_f16_attn_parts(const PrefillPlan& plan, int n_rows, int group, int n_kv_heads);
 
 /// Attention in floats over tiles of rows of any format, as rows_attn_queries() cuts it.
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);

@@ -20,8 +20,6 @@ Support rows_support(const DeviceAttentionProblem& p) {
 }
 
 Support rows_f16_support(const DeviceAttentionProblem& p) {
-  if (p.layer.v_is_k && p.n_new <= kShortTokens)
-    return {false, fmt::format("up to {} new tokens read latent rows one by one", kShortTokens)};
   if (p.layer.head_dim > kMostF16Dim)
     return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostF16Dim)};
   if (p.layer.head_dim % 16 != 0) return {false, fmt::format("head_dim {} is no multiple of 16", p.layer.head_dim)};

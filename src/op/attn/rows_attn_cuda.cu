@@ -23,6 +23,42 @@ size_t shared_bytes(int head_dim, int n_queries) {
 }
 bool fits(int head_dim, int n_queries) { return shared_bytes(head_dim, n_queries) <= size_t(gpu::most_shared_bytes()); }
 
+/// Rows [32, pitch] of a tile in shared memory, plus a centre where there is one.
+struct FloatTile {
+  const float* centre;
+  float* rows;
+  int pitch;
+};
+
+template <class F>
+__device__ void decode_range(const RowRange& rows, const FloatTile& to) {
+  constexpr int kPiece = kPieceOf<F>;
+  const PieceOfRows own(rows.head_dim, kPiece, kThreads);
+  for (int p = rows.begin + own.row; p < rows.end; p += own.step) {
+    float values[kPiece] = {};
+    fetch_piece<F>(rows.row(p), rows.head_dim, own.first, values);
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i)
+      if (const int d = own.first + i; d < rows.head_dim)
+        to.rows[p * to.pitch + d] = values[i] + (to.centre ? to.centre[d] : 0.0f);
+  }
+}
+
+/// A side's rows as coded or as exact; zeros where no query sees that form.
+__device__ void decode_tile(const KvTiles& t, const ReadTile& read, bool coded, const FloatTile& to) {
+  const RowRange front(t, read, coded ? RowSource::coded : RowSource::sinks), back(t, read, RowSource::ring);
+  const auto decode = [&](const RowRange& rows) {
+    if (!rows.empty()) with_format(KvFormatTypes(), rows, [&]<class F>() { decode_range<F>(rows, to); });
+  };
+  decode(front);
+  if (!coded) decode(back);
+  for (int i = int(threadIdx.x); i < kKeys * t.head_dim; i += kThreads) {
+    const int p = i / t.head_dim;
+    const bool held = (p >= front.begin && p < front.end) || (!coded && p >= back.begin && p < back.end);
+    if (!held) to.rows[p * to.pitch + i % t.head_dim] = 0;
+  }
+}
+
 /// Blocks: (block of the list, kv head). kDims: head_dim rounded up to 32 times this.
 template <int kDims, int kQueries>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a, const AttnBlock* blocks) {
@@ -86,13 +122,9 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
         wanted = wanted || here;
       }
       if (!__syncthreads_or(wanted)) continue;  // also: everyone has done with the tile before
-      const int tile = first / kTilePositions;
-      decode_tile(KvFormatTypes(), {a.k, of, pages, kv_head, tile, block_first, block_last, k_coded}, kThreads, pitch,
-                  a.k.turn.n_pairs > 0 ? centre : nullptr, keys);
-      const auto decode_values = [&] {
-        decode_tile(KvFormatTypes(), {a.v, of, pages, kv_head, tile, block_first, block_last, v_coded}, kThreads, pitch,
-                    nullptr, values);
-      };
+      const ReadTile read{of, pages, kv_head, first / kTilePositions, block_first, block_last};
+      decode_tile(a.k, read, k_coded, {a.k.turn.n_pairs > 0 ? centre : nullptr, keys, pitch});
+      const auto decode_values = [&] { decode_tile(a.v, read, v_coded, {nullptr, values, pitch}); };
       if constexpr (!kShares) decode_values();
       __syncthreads();
       float score[kPerWarp] = {};

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kKeys = kTilePositions;
 constexpr float kLog2E = 1.44269504f;
-constexpr int kMostParts = 64;  // of a short row's positions
+constexpr int kMostParts = 128;  // of a short row's positions
 constexpr int kJoinWarps = 8;
 
 /// A block of kQueries queries over heads of up to kDim values: kM x kN warps, each with 16 queries, a kN-th of the keys
@@ -58,96 +58,72 @@ __device__ __forceinline__ void fetch_words(const CachedRow& row, int dim, int f
   }
 }
 
-/// Rows of K in format F: keys [kKeys, pitch] of f16. Rows that the form does not hold stay what they are.
-template <class F>
-__device__ void decode_keys(int format, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
-                            uint32_t* keys) {
-  constexpr int kPiece = kPieceOf<F>;
-  const int dim = rows.t.head_dim, pieces = (dim + kPiece - 1) / kPiece;
-  for (int i = int(threadIdx.x); i < kKeys * pieces; i += n_threads) {
-    const int key = i / pieces, first = i % pieces * kPiece;
-    if (!rows.holds(key)) continue;
-    const CachedRow row = rows.row(key);
-    if (row.format != format) continue;
-    uint32_t words[kPiece / 2];
-    fetch_words<F>(row, dim, first, centre, words);
-#pragma unroll
-    for (int j = 0; j < kPiece / 2; j += 4)
-      if (first + 2 * j < dim)
-        *reinterpret_cast<uint4*>(keys + (key * pitch + first) / 2 + j) =
-            make_uint4(words[j], words[j + 1], words[j + 2], words[j + 3]);
-  }
-}
-
-/// Rows of V in format F: values [kKeys / 2, pitch] of words. Rows that the form does not hold become zeros with the
-/// first of its formats: their weights are 0.
-template <class F>
-__device__ void decode_values(int format, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
-                              uint32_t* values) {
-  constexpr int kPiece = kPieceOf<F>;
-  const int dim = rows.t.head_dim, pieces = (dim + kPiece - 1) / kPiece;
-  const int first_format = __ffs(int(rows.formats())) - 1;
-  for (int i = int(threadIdx.x); i < kKeys / 2 * pieces; i += n_threads) {
-    const int pair = i / pieces, first = i % pieces * kPiece;
-    uint32_t words[2][kPiece / 2] = {};
-    bool is_own[2];
-#pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      const bool held = rows.holds(2 * pair + u);
-      is_own[u] = !held && format == first_format;
-      if (!held) continue;
-      const CachedRow row = rows.row(2 * pair + u);
-      is_own[u] = row.format == format;
-      if (is_own[u]) fetch_words<F>(row, dim, first, centre, words[u]);
-    }
-#pragma unroll
-    for (int d = 0; d < kPiece; ++d) {
-      if (first + d >= dim) break;
-      uint32_t* const to = values + value_word(pitch, pair, first + d);
-      const uint32_t low = words[0][d / 2] >> (16 * (d % 2)) & 0xFFFFu,
-                     high = words[1][d / 2] >> (16 * (d % 2)) & 0xFFFFu;
-      if (is_own[0] && is_own[1]) *to = low | high << 16;
-      else if (is_own[0]) reinterpret_cast<uint16_t*>(to)[0] = uint16_t(low);
-      else if (is_own[1]) reinterpret_cast<uint16_t*>(to)[1] = uint16_t(high);
-    }
-  }
-}
-
 /// Formats whose values f16 cannot hold have attention in floats.
 template <class F>
 constexpr bool kFitsF16 = !std::is_same_v<F, KvF32> && !std::is_same_v<F, KvBf16>;
+/// Pieces that a thread asks for before it uses the first: memory answers late.
+template <class F>
+constexpr int kAhead = kPieceOf<F> > 8 ? 1 : 4;
 
-template <class... F>
-__device__ void decode_keys(KvTypes<F...>, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
-                            uint32_t* keys) {
-  int i = 0;
-  const auto decode = [&]<class One>() {
-    if constexpr (kFitsF16<One>)
-      if (rows.formats() >> i & 1) decode_keys<One>(i, rows, n_threads, pitch, centre, keys);
-    ++i;
-  };
-  (decode.template operator()<F>(), ...);
+/// Rows of K from a source: keys [kKeys, pitch] of f16. Others stay what they are.
+template <class F>
+__device__ __forceinline__ void decode_keys(const RowRange& rows, int n_threads, int pitch, const float* centre,
+                                            uint32_t* keys) {
+  constexpr int kPiece = kPieceOf<F>;
+  const PieceOfRows own(rows.head_dim, kPiece, n_threads);
+  for (int p = rows.begin + own.row; p < rows.end; p += kAhead<F> * own.step) {
+    uint32_t words[kAhead<F>][kPiece / 2];
+#pragma unroll
+    for (int j = 0; j < kAhead<F>; ++j)
+      if (p + j * own.step < rows.end)
+        fetch_words<F>(rows.row(p + j * own.step), rows.head_dim, own.first, centre, words[j]);
+#pragma unroll
+    for (int j = 0; j < kAhead<F>; ++j) {
+      if (p + j * own.step >= rows.end) break;
+      uint32_t* const to = keys + ((p + j * own.step) * pitch + own.first) / 2;
+#pragma unroll
+      for (int i = 0; i < kPiece / 2; i += 4)
+        if (own.first + 2 * i < rows.head_dim)
+          *reinterpret_cast<uint4*>(to + i) =
+              make_uint4(words[j][i], words[j][i + 1], words[j][i + 2], words[j][i + 3]);
+    }
+  }
 }
-template <class... F>
-__device__ void decode_values(KvTypes<F...>, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
-                              uint32_t* values) {
-  int i = 0;
-  const auto decode = [&]<class One>() {
-    if constexpr (kFitsF16<One>)
-      if (rows.formats() >> i & 1) decode_values<One>(i, rows, n_threads, pitch, centre, values);
-    ++i;
-  };
-  (decode.template operator()<F>(), ...);
+
+/// Rows of V from a source: values [kKeys / 2, pitch] of words. Others become zeros: their weights are 0.
+template <class F>
+__device__ __forceinline__ void decode_values(const RowRange& rows, int n_threads, int pitch, const float* centre,
+                                              uint32_t* values) {
+  constexpr int kPiece = kPieceOf<F>, kPairs = (kAhead<F> + 1) / 2;
+  const PieceOfRows own(rows.head_dim, kPiece, n_threads);
+  for (int pair = own.row; pair < kKeys / 2; pair += kPairs * own.step) {
+    uint32_t words[kPairs][2][kPiece / 2] = {};
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j)
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const int p = 2 * (pair + j * own.step) + u;
+        if (p >= rows.begin && p < rows.end) fetch_words<F>(rows.row(p), rows.head_dim, own.first, centre, words[j][u]);
+      }
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      if (pair + j * own.step >= kKeys / 2) break;
+#pragma unroll
+      for (int d = 0; d < kPiece; d += 2) {
+        if (own.first + d >= rows.head_dim) break;
+        const uint32_t low = words[j][0][d / 2], high = words[j][1][d / 2];
+        const int at = pair + j * own.step;
+        values[value_word(pitch, at, own.first + d)] = (low & 0xFFFFu) | high << 16;
+        values[value_word(pitch, at, own.first + d + 1)] = low >> 16 | (high & 0xFFFF0000u);
+      }
+    }
+  }
 }
 
 /// What a query sees: positions [first, n); where its coded rows end on each side.
 struct Sight {
   int first, n, k_coded, v_coded;
 };
-/// Whether a query that sees rows coded up to coded_end reads a position in this form.
-__device__ __forceinline__ bool in_form(const KvTiles& t, int position, int coded_end, bool coded) {
-  return (position >= t.n_sinks && position < coded_end) == coded;
-}
 
 struct Parts {
   float* out = nullptr;     // [rows, kv heads, head_dim], not yet divided by the total
@@ -203,19 +179,21 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const int begin = first_tile + int(int64_t(n_tiles) * block.part / block.n_parts),
             end = first_tile + int(int64_t(n_tiles) * (block.part + 1) / block.n_parts);
   for (int tile = begin; tile < end; ++tile) {
-    const FormOfRows k_exact{a.k, of, pages, kv_head, tile, n_first, n_last, false},
-        v_exact{a.v, of, pages, kv_head, tile, n_first, n_last, false};
-    FormOfRows k_rows = k_exact, v_rows = v_exact;
+    const ReadTile read{of, pages, kv_head, tile, n_first, n_last};
     bool is_first = true;
-    for (int coded = 0; coded < 2; ++coded) {
-      k_rows.coded = coded > 0;
-      if (!k_rows.any()) continue;
+    for (int i = 0; i < kRowSources; ++i) {
+      const auto source = RowSource(i);
+      const RowRange keys(a.k, read, source);
+      if (keys.empty()) continue;
       __syncthreads();  // the rows before have been used
       if (is_first && a.k.turn.n_pairs > 0) {
         if (warp == 0) put_centre({a.k, of.slot, kv_head, tile}, lane, centre);
         __syncthreads();
       }
-      decode_keys(KvFormatTypes(), k_rows, C::kThreads, kPitch, a.k.turn.n_pairs > 0 ? centre : nullptr, rows);
+      with_format(KvFormatTypes(), keys, [&]<class F>() {
+        if constexpr (kFitsF16<F>)
+          decode_keys<F>(keys, C::kThreads, kPitch, a.k.turn.n_pairs > 0 ? centre : nullptr, rows);
+      });
       __syncthreads();
       float dots[C::kOwnKeys / 8][4] = {};
       for (int d = 0; d < dim; d += 16) {
@@ -234,7 +212,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
           const int key = C::kOwnKeys * n + 8 * j + 2 * c + i % 2, position = tile * kKeys + key;
           const Sight& sight = sights[i / 2];
           const bool seen =
-              position >= sight.first && position < sight.n && in_form(a.k, position, sight.k_coded, k_rows.coded);
+              position >= sight.first && position < sight.n && reads_from(source, a.k, position, sight.k_coded);
           float& score = scores[(16 * m + r + 8 * (i / 2)) * kScorePitch + key];
           if (seen) score = dots[j][i];
           else if (is_first) score = -INFINITY;
@@ -265,13 +243,17 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       if (own_key == 0) shrinks[own] = shrink;
     }
     bool is_shrunk = false;
-    v_rows.coded = true;
-    const bool both = v_rows.any() && v_exact.any();
-    for (int coded = 0; coded < 2; ++coded) {
-      v_rows.coded = coded > 0;
-      if (!v_rows.any()) continue;
+    int n_sources = 0;
+    for (int i = 0; i < kRowSources; ++i) n_sources += !RowRange(a.v, read, RowSource(i)).empty();
+    for (int i = 0; i < kRowSources; ++i) {
+      const auto source = RowSource(i);
+      const RowRange values(a.v, read, source);
+      if (values.empty()) continue;
       if (is_shrunk) __syncthreads();
-      decode_values(KvFormatTypes(), v_rows, C::kThreads, kPitch, a.v.turn.n_pairs > 0 ? centre : nullptr, rows);
+      with_format(KvFormatTypes(), values, [&]<class F>() {
+        if constexpr (kFitsF16<F>)
+          decode_values<F>(values, C::kThreads, kPitch, a.v.turn.n_pairs > 0 ? centre : nullptr, rows);
+      });
       __syncthreads();
       if (!is_shrunk) {
         const float shrink[2] = {shrinks[16 * m + r], shrinks[16 * m + r + 8]};
@@ -285,13 +267,13 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       for (int j = 0; j < kKeys / 16; ++j) {
         const uint32_t* const w = weights + ((16 * m + r) * kWeightPitch + 16 * j) / 2 + c;
         uint32_t x[4] = {w[0], w[4 * kWeightPitch], w[4], w[4 * kWeightPitch + 4]};
-        if (both)
+        if (n_sources > 1)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int position = tile * kKeys + 16 * j + 8 * (i / 2) + 2 * c;
             const int coded_end = sights[i % 2].v_coded;
-            if (!in_form(a.v, position, coded_end, v_rows.coded)) x[i] &= 0xFFFF0000u;
-            if (!in_form(a.v, position + 1, coded_end, v_rows.coded)) x[i] &= 0xFFFFu;
+            if (!reads_from(source, a.v, position, coded_end)) x[i] &= 0xFFFF0000u;
+            if (!reads_from(source, a.v, position + 1, coded_end)) x[i] &= 0xFFFFu;
           }
 #pragma unroll
         for (int e = 0; e < C::kOwnChannels / 8; ++e) {
@@ -320,75 +302,86 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
 }
 
-/// Blocks as rows_f16_kernel's; part i of n takes the i-th n-th of their queries, a warp a query: parts together, out of
-/// cache space.
+/// The parts of queries together, out of cache space. Blocks as rows_f16_kernel's; part i of n takes the i-th n-th of
+/// their queries, kTeam warps a query. Team member w adds up each kTeam-th part: an order that does not depend on timing.
+template <int kDim, int kTeam>
 __global__ void __launch_bounds__(32 * kJoinWarps)
     rows_join_kernel(const DeviceAttention a, const AttnBlock* blocks, int most_queries, const Parts parts, int n_out) {
+  static_assert(kTeam == 1 || kTeam == kJoinWarps);
+  constexpr int kPer = kDim / 32;
+  __shared__ float rows[kJoinWarps][kDim];
   const AttnBlock block = blocks[blockIdx.x];
   const StepRow* const span = a.rows.rows + block.first;
   if (span[0].slot < 0) return;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
   const int group = a.group(), n = min(most_queries, block.n * group - block.first_query), dim = a.k.head_dim;
-  float* const row = gpu::dynamic_shared<float>() + warp * dim;
-  const int64_t stride = int64_t(n) * a.k.n_kv_heads;  // rows of a part
-  for (int i = n * block.part / block.n_parts + warp; i < n * (block.part + 1) / block.n_parts; i += kJoinWarps) {
+  const int64_t stride = int64_t(n) * a.k.n_kv_heads;      // rows of a part
+  const bool still = a.v.centre && a.v.turn.n_pairs == 0;  // one that turns is in the values already
+  for (int i = n * block.part / block.n_parts + warp / kTeam; i < n * (block.part + 1) / block.n_parts;
+       i += kJoinWarps / kTeam) {
     const int64_t first = int64_t(block.place - block.part * n + i) * a.k.n_kv_heads + kv_head;
     const int query = block.first_query + i, head = kv_head * group + query % group;
     const float sink = a.sink_logits ? a.sink_logits[head] * kLog2E : -INFINITY;
-    float top = sink;
+    float top = sink, total = 0;
     for (int part = lane; part < block.n_parts; part += 32) top = fmaxf(top, parts.state[first + part * stride].x);
     top = gpu::warp_max(top);
-    float total = a.sink_logits ? gpu::fast_exp2(sink - top) : 0.0f;
-    for (int d = lane; d < dim; d += 32) row[d] = 0;
-    for (int part = 0; part < block.n_parts; ++part) {
+    for (int part = lane; part < block.n_parts; part += 32) {
       const float2 state = parts.state[first + part * stride];
-      if (state.y == 0) continue;  // no positions
-      const float weight = gpu::fast_exp2(state.x - top);
-      total += weight * state.y;
-      const float* const out = parts.out + (first + part * stride) * dim;
-      for (int d = lane; d < dim; d += 32) row[d] = fmaf(weight, out[d], row[d]);
+      total = fmaf(gpu::fast_exp2(state.x - top), state.y, total);
     }
-    for (int d = lane; d < dim; d += 32) row[d] /= total;
-    rotate_shared_row(a.v.rotation, false, lane, row);
-    __syncwarp();
-    float* const to = a.out + (int64_t(span[query / group].row) * a.n_heads + head) * n_out;
-    const bool still = a.v.centre && a.v.turn.n_pairs == 0;  // one that turns is in the values already
-    for (int d = lane; d < n_out; d += 32) to[d] = row[d] + (still ? a.v.centre_of(span[0].slot, kv_head)[d] : 0.0f);
-    __syncwarp();
+    total = gpu::warp_sum(total) + (a.sink_logits ? gpu::fast_exp2(sink - top) : 0.0f);
+    float x[kPer] = {};
+#pragma unroll 4
+    for (int part = warp % kTeam; part < block.n_parts; part += kTeam) {  // zeros of a part without positions
+      const float weight = gpu::fast_exp2(parts.state[first + part * stride].x - top);
+      const float* const out = parts.out + (first + part * stride) * dim;
+#pragma unroll
+      for (int j = 0; j < kPer; ++j)
+        if (lane + 32 * j < dim) x[j] = fmaf(weight, out[lane + 32 * j], x[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kPer; ++j)
+      if (lane + 32 * j < dim) rows[warp][lane + 32 * j] = x[j] / total;
+    if constexpr (kTeam > 1) {
+      __syncthreads();
+      for (int d = int(threadIdx.x); d < dim; d += 32 * kJoinWarps) {
+        float sum = rows[0][d];
+#pragma unroll
+        for (int w = 1; w < kTeam; ++w) sum += rows[w][d];
+        rows[0][d] = sum;
+      }
+      __syncthreads();
+    }
+    if (warp % kTeam == 0) {
+      float* const row = rows[kTeam > 1 ? 0 : warp];
+      rotate_shared_row(a.v.rotation, false, lane, row);
+      __syncwarp();
+      float* const to = a.out + (int64_t(span[query / group].row) * a.n_heads + head) * n_out;
+      for (int d = lane; d < n_out; d += 32) to[d] = row[d] + (still ? a.v.centre_of(span[0].slot, kv_head)[d] : 0.0f);
+    }
+    if constexpr (kTeam > 1) __syncthreads();
+    else __syncwarp();
   }
 }
 
-template <int kDim, int kQueries>
-void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
-  using C = Cut<kDim, kQueries>;
-  const auto kernel = rows_f16_kernel<C>;
-  gpu::allow_shared_bytes("attention over rows in f16", kernel, C::kShared);
-  gpu::launch("attention over rows in f16", kernel,
-              {dim3(unsigned(list.n), unsigned(a.k.n_kv_heads)), C::kThreads, C::kShared, stream}, a, list.blocks,
-              parts_of(a, list));
-}
-
-constexpr int kManyQueries = 64, kFewQueries = 16;
 constexpr int kMostDim = 576;  // latent rows of DeepSeek and GLM
 
-template <int kDim>
-constexpr bool fits(int most_shared_bytes, int queries) {
-  return int(queries == kFewQueries ? Cut<kDim, kFewQueries>::kShared : Cut<kDim, kManyQueries>::kShared) <=
-         most_shared_bytes;
+/// Calls visit(Cut) of the kernel for these rows and queries of a block: 16 or 64, of wide rows 32 too.
+template <int kDim, class Visit>
+auto with_queries(int queries, const Visit& visit) {
+  if constexpr (kDim > 256)
+    if (queries == 32) return visit(Cut<kDim, 32>());
+  return queries == 16 ? visit(Cut<kDim, 16>()) : visit(Cut<kDim, 64>());
 }
-bool fits(int head_dim, int most_shared_bytes, int queries) {
-  if (head_dim <= 128) return fits<128>(most_shared_bytes, queries);
-  if (head_dim <= 256) return fits<256>(most_shared_bytes, queries);
-  if (head_dim <= 512) return fits<512>(most_shared_bytes, queries);
-  return head_dim <= kMostDim && fits<kMostDim>(most_shared_bytes, queries);
+template <class Visit>
+auto with_cut(int head_dim, int queries, const Visit& visit) {
+  if (head_dim <= 128) return with_queries<128>(queries, visit);
+  if (head_dim <= 256) return with_queries<256>(queries, visit);
+  if (head_dim <= 512) return with_queries<512>(queries, visit);
+  return with_queries<kMostDim>(queries, visit);
 }
-
-template <int kQueries>
-void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
-  if (a.k.head_dim <= 128) launch<128, kQueries>(stream, a, list);
-  else if (a.k.head_dim <= 256) launch<256, kQueries>(stream, a, list);
-  else if (a.k.head_dim <= 512) launch<512, kQueries>(stream, a, list);
-  else launch<kMostDim, kQueries>(stream, a, list);
+bool fits(int head_dim, int queries) {
+  return with_cut(head_dim, queries, [](auto cut) { return cut.kShared <= size_t(gpu::most_shared_bytes()); });
 }
 
 }  // namespace
@@ -397,28 +390,33 @@ bool can_run_rows_f16_attn(const KvTiles& k, const KvTiles& v) {
   const auto fits_f16 = [](const KvTiles& t) {
     return ((1u << t.format | 1u << t.recent) & (1u << kNumberOfF32 | 1u << kNumberOfBf16)) == 0;
   };
-  return k.head_dim % 16 == 0 && fits_f16(k) && fits_f16(v) && fits(k.head_dim, gpu::most_shared_bytes(), kFewQueries);
+  return k.head_dim % 16 == 0 && k.head_dim <= kMostDim && fits_f16(k) && fits_f16(v) && fits(k.head_dim, 16);
 }
 
-PrefillPlan rows_f16_attn_plan(int head_dim, bool is_long) {
-  const int most_bytes = gpu::most_shared_bytes();
-  const int queries = is_long && fits(head_dim, most_bytes, kManyQueries) ? kManyQueries : kFewQueries;
+PrefillPlan rows_f16_attn_plan(int head_dim, int n_queries) {
+  int queries = n_queries <= 16 ? 16 : n_queries <= 32 && head_dim > 256 ? 32 : 64;
+  while (queries > 16 && !fits(head_dim, queries)) queries = queries == 64 && head_dim > 256 ? 32 : 16;
   return {.queries = queries, .blocks = 2 * gpu::multiprocessors(), .keeps_parts = true};
 }
 
-int rows_f16_attn_parts(int n_rows, int group, int n_kv_heads) {
-  const int blocks = n_rows * n_kv_heads * int(gpu::ceil_div(group, kFewQueries));
-  return std::clamp(2 * gpu::multiprocessors() / std::max(1, blocks), 1, kMostParts);
+int rows_f16_attn_parts(const PrefillPlan& plan, int n_rows, int group, int n_kv_heads) {
+  const int64_t blocks = n_rows * n_kv_heads * gpu::ceil_div(group, plan.queries);
+  return int(std::clamp<int64_t>(plan.blocks / std::max<int64_t>(1, blocks), 1, kMostParts));
 }
 
 void rows_f16_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list, int n_out) {
   if (list.n == 0) return;
-  if (list.queries == kManyQueries) launch<kManyQueries>(stream, a, list);
-  else launch<kFewQueries>(stream, a, list);
-  gpu::launch("attention over rows in f16, parts", rows_join_kernel,
-              {dim3(unsigned(list.n), unsigned(a.k.n_kv_heads)), 32 * kJoinWarps,
-               sizeof(float) * size_t(kJoinWarps * a.k.head_dim), stream},
-              a, list.blocks, list.queries, parts_of(a, list), n_out);
+  with_cut(a.k.head_dim, list.queries, [&]<class C>(C) {
+    const auto kernel = rows_f16_kernel<C>;
+    gpu::allow_shared_bytes("attention over rows in f16", kernel, C::kShared);
+    gpu::launch("attention over rows in f16", kernel,
+                {dim3(unsigned(list.n), unsigned(a.k.n_kv_heads)), C::kThreads, C::kShared, stream}, a, list.blocks,
+                parts_of(a, list));
+    gpu::launch("attention over rows in f16, parts",
+                list.of_rows ? rows_join_kernel<C::kDim, kJoinWarps> : rows_join_kernel<C::kDim, 1>,
+                {dim3(unsigned(list.n), unsigned(a.k.n_kv_heads)), 32 * kJoinWarps, 0, stream}, a, list.blocks,
+                list.queries, parts_of(a, list), n_out);
+  });
 }
 
 }  // namespace ridge

@@ -68,70 +68,73 @@ __device__ __forceinline__ void fetch_piece(const CachedRow& row, int dim, int f
   else decode_piece<F>(row.bytes, dim, first, n, row.coding, values);
 }
 
-/// The rows of one tile of one kv head in one form: as coded, or as exact (sinks and the newest positions). Queries of
-/// several lengths read them: the shortest sees n_first positions, the longest n_last.
-struct FormOfRows {
-  const KvTiles& t;
+/// Where rows of a tile come from: the sinks, coded rows, or the ring of the newest positions.
+enum class RowSource : uint8_t { sinks, coded, ring };
+constexpr int kRowSources = 3;
+
+/// Whether a query that sees rows coded up to coded_end reads a position from a source.
+__device__ __forceinline__ bool reads_from(RowSource source, const KvTiles& t, int position, int coded_end) {
+  if (position < t.n_sinks) return source == RowSource::sinks;
+  return source == (position < coded_end ? RowSource::coded : RowSource::ring);
+}
+
+/// A tile of a kv head, read by queries of several lengths: the shortest sees n_first positions, the longest n_last.
+struct ReadTile {
   StepRow of;
   const int32_t* pages;
   int head, tile, n_first, n_last;
-  bool coded;
+};
 
-  /// Whether some query reads position p of the tile in this form.
-  __device__ bool holds(int p) const {
-    const int position = tile * kTilePositions + p;
-    if (position >= n_last) return false;
-    if (position < t.n_sinks) return !coded;
-    return coded ? position < t.retention.coded_end(n_last)
-                 : t.ring_tiles > 0 && position >= t.retention.coded_end(n_first);
+/// Rows [begin, end) of a tile, those that some query reads from one source: one format, one behind the other.
+struct RowRange {
+  const std::byte* rows = nullptr;  ///< row 0 of the tile
+  int64_t row_bytes = 0;
+  int format = 0, head_dim = 0, begin = 0, end = 0;
+  KvCoding coding;
+
+  __device__ RowRange(const KvTiles& t, const ReadTile& from, RowSource source) : head_dim(t.head_dim) {
+    const int first = from.tile * kTilePositions, last = min(kTilePositions, from.n_last - first);
+    const int sinks_end = max(0, t.n_sinks - first);
+    if (source == RowSource::sinks) {
+      end = min(last, sinks_end);
+      if (!empty()) set(t.sink_row(from.of.slot, from.head, first), 2 * t.head_dim, kNumberOfF16);
+    } else if (source == RowSource::coded) {
+      begin = sinks_end;
+      end = min(last, t.retention.coded_end(from.n_last) - first);
+      if (empty()) return;
+      set(t.coded_row(from.pages, from.head, first), t.row_bytes, t.format);
+      coding = t.coding(from.of.slot, from.head);
+    } else if (t.ring_tiles > 0) {
+      begin = max(sinks_end, t.retention.coded_end(from.n_first) - first);
+      end = last;
+      if (!empty()) set(t.ring_row(from.of.ring, from.head, first), t.recent_row_bytes, t.recent);
+    }
   }
-  __device__ bool any() const {
-    const int begin = tile * kTilePositions, end = min(begin + kTilePositions, n_last);
-    if (coded) return max(begin, t.n_sinks) < min(end, t.retention.coded_end(n_last));
-    return begin < t.n_sinks || (t.ring_tiles > 0 && t.retention.coded_end(n_first) < end);
-  }
-  /// Of a position that holds().
-  __device__ CachedRow row(int p) const {
-    const int position = tile * kTilePositions + p;
-    if (!coded) return {exact_row(t, of, head, position), exact_format(t, position), {}};
-    return {t.coded_row(pages, head, position), t.format, t.coding(of.slot, head)};
-  }
-  /// Bits of the formats that its rows have: of exact ones f16 (sinks) and that of the ring.
-  __device__ unsigned formats() const {
-    return coded ? 1u << t.format
-                 : (tile * kTilePositions < t.n_sinks ? 1u << kNumberOfF16 : 0u) |
-                       (t.ring_tiles > 0 ? 1u << t.recent : 0u);
+  __device__ bool empty() const { return begin >= end; }
+  __device__ CachedRow row(int p) const { return {rows + p * row_bytes, format, coding}; }
+
+ private:
+  __device__ void set(const std::byte* at, int64_t bytes, int number) { rows = at, row_bytes = bytes, format = number; }
+};
+
+/// How n_threads threads share the pieces of rows: a thread has one piece of every step-th row.
+struct PieceOfRows {
+  int first, row, step;  ///< value of a row; row of the range, none below 0
+
+  __device__ PieceOfRows(int head_dim, int piece, int n_threads) {
+    const int pieces = (head_dim + piece - 1) / piece;
+    step = max(1, n_threads / pieces);
+    row = int(threadIdx.x) / pieces;
+    first = (int(threadIdx.x) - row * pieces) * piece;
+    if (row >= step) row = 1 << 20;  // more threads than pieces of the rows of a turn
   }
 };
 
-/// Rows in format F as floats [kTilePositions, pitch], plus a centre where there is one, by n_threads threads. Rows that
-/// the form does not hold become zeros with the first of its formats.
-template <class F>
-__device__ void decode_tile(int format, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
-                            float* to) {
-  constexpr int kPiece = kPieceOf<F>;
-  const int dim = rows.t.head_dim, pieces = (dim + kPiece - 1) / kPiece;
-  const int first_format = __ffs(int(rows.formats())) - 1;
-  for (int i = int(threadIdx.x); i < kTilePositions * pieces; i += n_threads) {
-    const int p = i / pieces, first = i % pieces * kPiece;
-    float values[kPiece] = {};
-    if (rows.holds(p)) {
-      const CachedRow row = rows.row(p);
-      if (row.format != format) continue;
-      fetch_piece<F>(row, dim, first, values);
-    } else if (format != first_format) {
-      continue;
-    }
-#pragma unroll
-    for (int d = 0; d < kPiece; ++d)
-      if (first + d < dim) to[p * pitch + first + d] = values[d] + (centre ? centre[first + d] : 0.0f);
-  }
-}
-template <class... F>
-__device__ void decode_tile(KvTypes<F...>, const FormOfRows& rows, int n_threads, int pitch, const float* centre,
-                            float* to) {
+/// visit(F) of the range's format F.
+template <class... F, class Visit>
+__device__ __forceinline__ void with_format(KvTypes<F...>, const RowRange& rows, const Visit& visit) {
   int i = 0;
-  ((rows.formats() >> i & 1 ? decode_tile<F>(i, rows, n_threads, pitch, centre, to) : void(), ++i), ...);
+  ((i++ == rows.format ? visit.template operator()<F>() : void()), ...);
 }
 
 }  // namespace ridge
