@@ -33,7 +33,7 @@ TEST_F(OpBenchCuda, AttentionOverRowsPasses) {
   params.kv = parse_kv_list("f32,rotor-3:window=0,rotor-3u:window=32:sinks=4,rotor-3u:window=0").or_throw();
   const Found found = run(params);
   expect_timed(found, 24);
-  for (const OpRow& row : found.rows) EXPECT_EQ(row.kernel, "rows");
+  for (const OpRow& row : found.rows) EXPECT_EQ(row.kernel, row.problem.k.format->name == "f32" ? "rows" : "rows-f16");
 }
 
 TEST_F(OpBenchCuda, AttentionOverTilesPassesWithWindowsAndSinks) {

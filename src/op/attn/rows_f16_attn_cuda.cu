@@ -120,6 +120,16 @@ __device__ __forceinline__ void decode_values(const RowRange& rows, int n_thread
   }
 }
 
+/// Tiles that the queries of a block see, and how many parts of them there are: at most a part a tile, whatever the list
+/// says.
+struct TilesOfBlock {
+  int first, n, n_parts;
+
+  __device__ TilesOfBlock(const KvTiles& k, const AttnBlock& block, int n_first, int n_last)
+      : first(k.first_seen(n_first) / kKeys), n((n_last - 1) / kKeys + 1 - first), n_parts(min(block.n_parts, n)) {}
+  __device__ int begin(int part) const { return first + int(int64_t(n) * part / n_parts); }
+};
+
 /// What a query sees: positions [first, n); where its coded rows end on each side.
 struct Sight {
   int first, n, k_coded, v_coded;
@@ -158,10 +168,17 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const auto query = [&](int i) { return block.first_query + min(i, n_queries - 1); };
   const int n_first = of.position + query(0) / group + 1, n_last = of.position + query(C::kQueries - 1) / group + 1;
 
-  for (int i = thread; i < C::kQueries * (dim / 2); i += C::kThreads) {
-    const int at = i / (dim / 2), d = 2 * (i % (dim / 2)), q = query(at);
-    const float* const from = a.q + (int64_t(span[q / group].row) * a.n_heads + kv_head * group + q % group) * dim + d;
-    queries[(at * kPitch + d) / 2] = gpu::pack_f16(from[0] * (a.scale * kLog2E), from[1] * (a.scale * kLog2E));
+  const TilesOfBlock tiles(a.k, block, n_first, n_last);
+  if (block.part >= tiles.n_parts) return;
+
+  for (int i = warp; i < C::kQueries; i += C::kWarps) {
+    const int q = query(i);
+    const float* const from = a.q + (int64_t(span[q / group].row) * a.n_heads + kv_head * group + q % group) * dim;
+#pragma unroll 4
+    for (int d = 2 * lane; d < dim; d += 64) {
+      const float2 x = i < n_queries ? *reinterpret_cast<const float2*>(from + d) : make_float2(0, 0);
+      queries[(i * kPitch + d) / 2] = gpu::pack_f16(x.x * (a.scale * kLog2E), x.y * (a.scale * kLog2E));
+    }
   }
   Sight sights[2];  // of queries 16 m + r and + 8
 #pragma unroll
@@ -175,9 +192,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   float top = -INFINITY, total = 0;
   float out[C::kOwnChannels / 8][4] = {};
 
-  const int first_tile = a.k.first_seen(n_first) / kKeys, n_tiles = (n_last - 1) / kKeys + 1 - first_tile;
-  const int begin = first_tile + int(int64_t(n_tiles) * block.part / block.n_parts),
-            end = first_tile + int(int64_t(n_tiles) * (block.part + 1) / block.n_parts);
+  const int begin = tiles.begin(block.part), end = tiles.begin(block.part + 1);
   for (int tile = begin; tile < end; ++tile) {
     const ReadTile read{of, pages, kv_head, tile, n_first, n_last};
     bool is_first = true;
@@ -315,7 +330,10 @@ __global__ void __launch_bounds__(32 * kJoinWarps)
   if (span[0].slot < 0) return;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
   const int group = a.group(), n = min(most_queries, block.n * group - block.first_query), dim = a.k.head_dim;
-  const int64_t stride = int64_t(n) * a.k.n_kv_heads;      // rows of a part
+  const int64_t stride = int64_t(n) * a.k.n_kv_heads;  // rows of a part
+  const int n_first = span[0].position + block.first_query / group + 1,
+            n_last = span[0].position + (block.first_query + n - 1) / group + 1,
+            n_parts = TilesOfBlock(a.k, block, n_first, n_last).n_parts;
   const bool still = a.v.centre && a.v.turn.n_pairs == 0;  // one that turns is in the values already
   for (int i = n * block.part / block.n_parts + warp / kTeam; i < n * (block.part + 1) / block.n_parts;
        i += kJoinWarps / kTeam) {
@@ -323,16 +341,16 @@ __global__ void __launch_bounds__(32 * kJoinWarps)
     const int query = block.first_query + i, head = kv_head * group + query % group;
     const float sink = a.sink_logits ? a.sink_logits[head] * kLog2E : -INFINITY;
     float top = sink, total = 0;
-    for (int part = lane; part < block.n_parts; part += 32) top = fmaxf(top, parts.state[first + part * stride].x);
+    for (int part = lane; part < n_parts; part += 32) top = fmaxf(top, parts.state[first + part * stride].x);
     top = gpu::warp_max(top);
-    for (int part = lane; part < block.n_parts; part += 32) {
+    for (int part = lane; part < n_parts; part += 32) {
       const float2 state = parts.state[first + part * stride];
       total = fmaf(gpu::fast_exp2(state.x - top), state.y, total);
     }
     total = gpu::warp_sum(total) + (a.sink_logits ? gpu::fast_exp2(sink - top) : 0.0f);
     float x[kPer] = {};
 #pragma unroll 4
-    for (int part = warp % kTeam; part < block.n_parts; part += kTeam) {  // zeros of a part without positions
+    for (int part = warp % kTeam; part < n_parts; part += kTeam) {  // zeros of a part without positions
       const float weight = gpu::fast_exp2(parts.state[first + part * stride].x - top);
       const float* const out = parts.out + (first + part * stride) * dim;
 #pragma unroll
