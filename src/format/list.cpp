@@ -100,6 +100,9 @@ Status encode_rows(const WeightFormat& format, std::span<const float> values, in
     for (int64_t i = 0; i < n_in; ++i)
       if (!std::isfinite(stored[size_t(i)]))
         return bad_file("row {} column {} is {}, in a group too large for {}", row, i, in[i], format.name);
+    if (!format.check) continue;
+    if (const Status ok = format.check(blocks, n_in); !ok)
+      return bad_file("row {} {}: a group too large for {}", row, ok.error().message, format.name);
   }
   return {};
 }

@@ -34,7 +34,7 @@ const WeightFormat* weight_format_of_dtype(std::string_view dtype);
 /// lengths the group does not divide, naming the first place.
 Status encode_rows(const WeightFormat& format, std::span<const float> values, int64_t n_in, std::span<std::byte> out);
 /// Blocks of `n` elements (a multiple of group): normal noise of deviation `size`, encoded, or random codes of about
-/// that size where the format has no encoder.
+/// that size where the format has no encoder or its matrices a scale of their own.
 std::vector<std::byte> random_blocks(const WeightFormat& format, Rng& rng, double size, int64_t n);
 
 }  // namespace ridge

@@ -25,12 +25,16 @@ struct WeightFormat {
   void (*decode)(const std::byte* blocks, int64_t n, float* out);
   /// `n` finite floats (a multiple of group) to packed blocks; nullptr when the format is read only.
   void (*encode)(const float* in, int64_t n, std::byte* blocks) = nullptr;
-  /// Of a format without an encoder: blocks of `n` elements with random codes and about `size` as root mean square.
+  /// Of a format without an encoder of all values: blocks of `n` elements with random codes and about `size` as root
+  /// mean square.
   void (*fill)(Rng& rng, float size, int64_t n, std::byte* blocks) = nullptr;
   int tail_bytes = 0;  ///< bytes behind the last block of a tensor (i2_s: its scale), not counted in bits_per_weight
   /// Fails on blocks of `n` elements that mean nothing (a ternary code 3, a scale that is not finite), naming the
   /// element; nullptr when the format makes no such check.
   Status (*check)(const std::byte* blocks, int64_t n) = nullptr;
+  /// Not 0 where a matrix has a scale beside its blocks, which encode() does not know: what the largest magnitude of a
+  /// matrix is in units of that scale (nvfp4).
+  float largest = 0;
 
   double bits_per_weight() const { return 8.0 * block_bytes / group; }
   /// Bytes of a row of `n` elements; n must be a multiple of group.
@@ -55,9 +59,11 @@ void fill_block(Rng& rng, float size, typename F::Block& block) {
 }
 
 /// Makes the row of a format type F { Block; kName; kGroup; decode(Block, float*) } and, where it has them,
-/// encode(float*, Block), kGgufType, kDtype, kTailBytes and problem(Block).
+/// encode(float*, Block), kGgufType, kDtype, kTailBytes, kLargest and problem(Block).
 template <class F>
 constexpr WeightFormat make_weight_format() {
+  constexpr bool kEncodes = requires(typename F::Block block, const float* in) { F::encode(in, block); };
+  constexpr bool kHasMatrixScale = requires { F::kLargest; };
   WeightFormat format{
       F::kName, -1, "", F::kGroup, int(sizeof(typename F::Block)), [](const std::byte* blocks, int64_t n, float* out) {
         typename F::Block block;  // copied: a tensor may start at any byte of a file
@@ -66,7 +72,7 @@ constexpr WeightFormat make_weight_format() {
           F::decode(block, out + i * F::kGroup);
         }
       }};
-  if constexpr (requires(typename F::Block block, const float* in) { F::encode(in, block); })
+  if constexpr (kEncodes)
     format.encode = [](const float* in, int64_t n, std::byte* blocks) {
       typename F::Block block;
       for (int64_t i = 0; i < n / F::kGroup; ++i) {
@@ -74,7 +80,7 @@ constexpr WeightFormat make_weight_format() {
         std::memcpy(blocks + i * int64_t(sizeof block), &block, sizeof block);
       }
     };
-  else
+  if constexpr (!kEncodes || kHasMatrixScale)
     format.fill = [](Rng& rng, float size, int64_t n, std::byte* blocks) {
       typename F::Block block;
       for (int64_t i = 0; i < n / F::kGroup; ++i) {
@@ -84,6 +90,7 @@ constexpr WeightFormat make_weight_format() {
     };
   if constexpr (requires { F::kGgufType; }) format.gguf_type = F::kGgufType;
   if constexpr (requires { F::kDtype; }) format.safetensors_dtype = F::kDtype;
+  if constexpr (kHasMatrixScale) format.largest = F::kLargest;
   if constexpr (requires { F::kTailBytes; }) format.tail_bytes = F::kTailBytes;
   if constexpr (requires(typename F::Block block) { F::problem(block); })
     format.check = [](const std::byte* blocks, int64_t n) -> Status {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -29,9 +30,9 @@ constexpr Mix kMixes[] = {{"q4_k_m", "q4_k", "q6_k"}, {"q5_k_m", "q5_k", "q6_k"}
 Result<uint64_t> file_type(const QuantizeType& type) {
   if (type.better != type.format) return type.format->name == "q4_k" ? 15 : 17;
   constexpr std::pair<std::string_view, uint64_t> kTypes[] = {
-      {"f32", 0},     {"f16", 1},     {"q4_0", 2},  {"q4_1", 3},   {"q8_0", 7},
-      {"q5_0", 8},    {"q5_1", 9},    {"q4_k", 14}, {"q5_k", 16},  {"q6_k", 18},
-      {"iq4_nl", 25}, {"iq4_xs", 30}, {"bf16", 32}, {"tq1_0", 36}, {"tq2_0", 37}};
+      {"f32", 0},   {"f16", 1},    {"q4_0", 2},   {"q4_1", 3},  {"q8_0", 7},    {"q5_0", 8},
+      {"q5_1", 9},  {"q4_k", 14},  {"q5_k", 16},  {"q6_k", 18}, {"iq4_nl", 25}, {"iq4_xs", 30},
+      {"bf16", 32}, {"tq1_0", 36}, {"tq2_0", 37}, {"nvfp4", 39}};
   for (const auto& [name, id] : kTypes)
     if (type.format->name == name) return id;
   return fail(ErrorKind::usage, "{} has no GGUF file type", type.format->name);
@@ -73,7 +74,7 @@ Status check_type(const Config& c, const QuantizeType& type) {
 /// The format itself, or the next one whose group divides rows of n_in, as GGUF writers fall back.
 const WeightFormat* fitting_format(const WeightFormat* format, int64_t n_in) {
   constexpr std::pair<std::string_view, std::string_view> kNext[] = {
-      {"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}, {"iq4_xs", "iq4_nl"}};
+      {"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}, {"iq4_xs", "iq4_nl"}, {"nvfp4", "iq4_nl"}};
   if (n_in % format->group == 0) return format;
   for (const auto& [from, to] : kNext)
     if (format->name == from) return fitting_format(*find_weight_format(to), n_in);
@@ -110,11 +111,15 @@ int64_t rows_of(const Job& job) {
 /// Whether every row of the output is a row of a source, its blocks as they are.
 bool keeps_blocks(const Job& job) {
   const auto keeps = [&](const io::Tensor* source) {
-    return source->format == job.spec.format && source->scale == 1 && source->order.empty();
+    const bool keeps_scale = source->scale == 1 || source->format->largest > 0;
+    return source->format == job.spec.format && keeps_scale && source->order.empty();
   };
   return job.source && keeps(job.source) && std::ranges::all_of(job.stacked, keeps) && job.scale == 1 &&
          job.offset == 0 && job.columns.empty() && !job.negative_exp;
 }
+
+/// Matrices of a tensor: those that could each have a scale.
+int64_t n_matrices(const Job& job) { return job.spec.shape.size() > 2 ? job.spec.shape[0] : 1; }
 
 /// Where row r of the output comes from.
 struct RowSource {
@@ -153,7 +158,30 @@ void make_row(const Job& job, int64_t r, std::vector<float>& row) {
   }
 }
 
-Status encode_job(ThreadPool& pool, const Job& job, std::vector<std::byte>& out) {
+/// What the blocks of each matrix count, for a format that has such scales: the sources' scales where blocks are kept.
+std::vector<float> matrix_scales(ThreadPool& pool, const Job& job) {
+  const int64_t n_rows = rows_of(job), rows_each = n_rows / n_matrices(job);
+  std::vector<float> scales;
+  if (keeps_blocks(job)) {
+    for (int64_t r = 0; r < n_rows; r += rows_each) scales.push_back(row_source(job, r).tensor.scale);
+    return scales;
+  }
+  std::vector<float> largest(size_t(n_rows), 0.0f);  // encoding refuses what is not finite
+  for_each_row(pool, n_rows, job.spec.shape.back(), [&](int64_t r, std::vector<float>& row) -> Status {
+    make_row(job, r, row);
+    for (const float value : row)
+      if (std::isfinite(value)) largest[size_t(r)] = std::max(largest[size_t(r)], std::abs(value));
+    return {};
+  }).or_throw();
+  for (auto first = largest.begin(); first != largest.end(); first += rows_each) {
+    const float top = *std::max_element(first, first + rows_each);
+    scales.push_back(top > 0 ? std::max(top / job.spec.format->largest, std::numeric_limits<float>::min()) : 1.0f);
+  }
+  return scales;
+}
+
+/// `scales` are those of matrix_scales(), or none.
+Status encode_job(ThreadPool& pool, const Job& job, std::span<const float> scales, std::vector<std::byte>& out) {
   const int64_t n_in = job.spec.shape.back(), n_rows = rows_of(job);
   const WeightFormat& to = *job.spec.format;
   out.resize(size_t(n_rows * to.row_bytes(n_in)));
@@ -165,6 +193,8 @@ Status encode_job(ThreadPool& pool, const Job& job, std::vector<std::byte>& out)
   }
   return for_each_row(pool, n_rows, n_in, [&](int64_t r, std::vector<float>& row) -> Status {
     make_row(job, r, row);
+    if (!scales.empty())
+      for (float& value : row) value /= scales[size_t(r * ssize(scales) / n_rows)];
     const std::span<std::byte> packed(out.data() + r * to.row_bytes(n_in), size_t(to.row_bytes(n_in)));
     const Status encoded = encode_rows(to, row, n_in, packed);
     if (!encoded) return bad_file("tensor {} row {}: {}", job.spec.name, r, encoded.error().message);
@@ -263,11 +293,28 @@ std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType&
       continue;
     }
     const bool better = type.better != type.format && wants_better(job.spec.name, c);
-    const WeightFormat* const wanted = better ? type.better : type.format;
+    const WeightFormat* wanted = better ? type.better : type.format;
+    // Readers of GGUF files look rows of embeddings up without a scale of the matrix.
+    if (wanted->largest > 0 && wanted != job.source->format && name.find("token_embd") != name.npos)
+      wanted = *find_weight_format("q8_0");
     job.spec.format = fitting_format(wanted, n_in);
     if (job.spec.format != wanted) fallbacks.push_back({job.spec.name, wanted, job.spec.format, n_in});
   }
   return fallbacks;
+}
+
+/// Puts a tensor NAME.scale behind each NAME.weight whose format has such a scale; its values come with the matrix's.
+void add_scales(std::vector<Job>& jobs) {
+  constexpr std::string_view kWeight = ".weight";
+  std::vector<Job> all;
+  for (Job& job : jobs) {
+    const bool has_scale = job.spec.format->largest > 0;
+    const std::string base = job.spec.name.substr(0, job.spec.name.rfind(kWeight));
+    const int64_t n = n_matrices(job);
+    all.push_back(std::move(job));
+    if (has_scale) all.push_back({.spec = {.name = base + ".scale", .format = weight_format_of_gguf(0), .shape = {n}}});
+  }
+  jobs = std::move(all);
 }
 
 /// Counts the matrices that are compressed and would be rounded again: loss upon loss. f16 and f32 keep what codes say.
@@ -524,6 +571,7 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
   if (!model.config.ternary) {
     RIDGE_TRY(converted.n_requantized, count_requantized(jobs, type, in));
   }
+  add_scales(jobs);
   metadata["general.file_type"] = type_id;
   metadata["general.quantization_version"] = uint64_t(2);
 
@@ -537,7 +585,9 @@ Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::
   }
   ThreadPool pool(type.n_threads);
   const auto payload = [&](size_t i, std::vector<std::byte>& bytes) -> Status {
-    RIDGE_TRY_STATUS(encode_job(pool, jobs[i], bytes));
+    std::vector<float> scales;
+    if (jobs[i].spec.format->largest > 0) scales = jobs[i + 1].values = matrix_scales(pool, jobs[i]);
+    RIDGE_TRY_STATUS(encode_job(pool, jobs[i], scales, bytes));
     if (progress) progress(int(i) + 1, int(jobs.size()), jobs[i].spec.name);
     return {};
   };

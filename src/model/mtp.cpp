@@ -25,9 +25,12 @@ std::vector<io::Tensor> own_head_tensors(const Weights& model, bool behind) {
   return tensors;
 }
 
-/// The matrix in another format, in a buffer of its own; as it is where the format has no encoder or no such rows.
+/// The matrix in another format, in a buffer of its own; as it is where the format has no encoder or no such rows, or
+/// its blocks need a scale of the matrix.
 Linear encoded(const Linear& m, const WeightFormat* format, std::vector<AlignedBuffer>& buffers) {
-  if (!format->encode || format == m.format || m.n_in % format->group != 0 || format->tail_bytes > 0) return m;
+  if (!format->encode || format == m.format || m.n_in % format->group != 0 || format->tail_bytes > 0 ||
+      format->largest > 0)
+    return m;
   Linear to{.format = format, .n_out = m.n_out, .n_in = m.n_in};
   std::byte* const rows = buffers.emplace_back(to.bytes()).data();
   std::vector<float> row(size_t(m.n_in), 0.0f);

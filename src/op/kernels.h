@@ -17,8 +17,9 @@ using LinearsKernel = void(CpuContext& context, View2<const float> x, std::span<
 LinearsKernel panel_1plane_avxvnni, panel_2planes_avxvnni;
 LinearsKernel panel_1plane_avx2, panel_1plane_avx512, panel_2planes_avx2, panel_2planes_avx512;  // op/gemv/panel_simd.h
 LinearsKernel panel_1plane_neon, panel_2planes_neon;
-LinearsKernel panel_1plane_i8mm, panel_2planes_i8mm;  // op/gemv/panel_i8mm_neon.cpp
-LinearKernel ternary_ref;                             // op/gemv/ternary.cpp: int8 activations one by one, the oracle
+LinearsKernel panel_1plane_i8mm, panel_2planes_i8mm;                   // op/gemv/panel_i8mm_neon.cpp
+LinearsKernel panel_float_avx2, panel_float_avx512, panel_float_neon;  // op/gemv/float_panels_simd.h
+LinearKernel ternary_ref;  // op/gemv/ternary.cpp: int8 activations one by one, the oracle
 LinearKernel ternary_avx2, ternary_avx512, ternary_neon;  // op/gemv/ternary_simd.h
 
 /// Scratch of the kernels, each in the kernel's file.

@@ -187,6 +187,29 @@ TEST(PackedParity, AWrittenCheckpointHasTheBlocksThatLoadingMade) {
   EXPECT_NE(sorted.error().message.find("compressed already"), std::string::npos) << sorted.error().message;
 }
 
+TEST(PackedParity, AWrittenCheckpointOfNvfp4KeepsBlocksAndScales) {
+  const auto data = reference_data();
+  if (!data) GTEST_SKIP() << "reference models are not here (set RIDGE_DATA)";
+  for (const char* name : {"nvfp4_ct", "nvfp4_modelopt"}) {
+    const std::string directory = (*data / "parity/models" / name).native();
+    const TempDir dir;
+    const auto written =
+        convert_to_gguf(directory, dir / "written.gguf", *find_weight_format("nvfp4").or_throw(), nullptr);
+    ASSERT_TRUE(written) << written.error().message;
+    EXPECT_EQ(written->n_requantized, 0);
+    const LoadedModel before = load_model(directory).or_throw(),
+                      after = load_model((dir / "written.gguf").native()).or_throw();
+    for (size_t i = 0; i < before.weights.layers.size(); ++i)
+      for (Linear LayerWeights::*m : {&LayerWeights::o, &LayerWeights::up, &LayerWeights::down}) {
+        const Linear &a = before.weights.layers[i].*m, &b = after.weights.layers[i].*m;
+        ASSERT_EQ(a.format, b.format);
+        EXPECT_NE(a.scale, 1);
+        EXPECT_EQ(a.scale, b.scale);
+        EXPECT_EQ(std::memcmp(a.rows, b.rows, size_t(a.bytes())), 0) << name << " " << i;
+      }
+  }
+}
+
 const Golden kShort{.ids = "input_ids_short", .logits = "logits_short", .greedy = ""};
 INSTANTIATE_TEST_SUITE_P(
     Models, Parity,

@@ -10,6 +10,7 @@
 #include "cases/guarded.h"
 #include "format/iq4.h"
 #include "format/list.h"
+#include "format/nvfp4.h"
 #include "format/q4_0.h"
 #include "format/q8_0.h"
 
@@ -103,7 +104,7 @@ TEST_P(EveryWeightEncoder, ZerosStayZero) {
 }
 
 TEST_P(EveryWeightEncoder, ASingleExtremeKeepsItsPlaceAndSign) {
-  if (format_.tail_bytes > 0) return;  // the scale belongs to the tensor, blocks clamp to it
+  if (format_.tail_bytes > 0 || format_.largest > 0) return;  // the scale belongs to the tensor, blocks clamp to it
   // The super-block's d of iq4_xs is an extreme's 4064th part: of the smallest one a subnormal number of fp16.
   const double rounding = format_.name == "iq4_xs" ? 32 * 127 * 0x1p-25 : 0;
   for (int at = 0; at < group_; ++at)
@@ -160,7 +161,7 @@ TEST_P(EveryWeightEncoder, EncodeRowsRefusesNanAndInfinityByRowAndColumn) {
 }
 
 TEST_P(EveryWeightEncoder, EncodeRowsRefusesWhatItCouldNotDecode) {
-  if (format_.tail_bytes > 0) return;  // as above
+  if (format_.tail_bytes > 0 || format_.largest > 0) return;  // as above
   const int n_in = 2 * group_;
   std::vector<std::byte> out(size_t(format_.row_bytes(2 * n_in)));
   for (const float large : {65504.0f, 1e6f, 1e20f, std::numeric_limits<float>::max()}) {
@@ -239,6 +240,86 @@ TEST(Iq4Weights, TheSearchLosesLessThanTheRangeOfEveryGroup) {
       }
       EXPECT_LT(error, 0.95 * plain) << name << " " << fill_name(kind);
     }
+  }
+}
+
+/// A block of nvfp4 whose groups have one scale; code(i) is that of weight i.
+template <class Code>
+std::vector<float> nvfp4_values(int scale, const Code& code) {
+  NVFP4::Block block{};
+  std::ranges::fill(block.scales, uint8_t(scale));
+  for (int i = 0; i < NVFP4::kGroup; ++i) NVFP4::put_code(code(i), i, block);
+  std::vector<float> values(NVFP4::kGroup);
+  NVFP4::decode(block, values.data());
+  return values;
+}
+
+TEST(Nvfp4Weights, EveryCodeUnderEveryScaleComesBack) {
+  const WeightFormat& format = **find_weight_format("nvfp4");
+  for (int scale = 1; scale < 0x7F; ++scale)
+    for (const int largest : {6, 7}) {  // 4 or 6 times the scale, among all smaller codes of both signs
+      const auto values = nvfp4_values(scale, [&](int i) { return (i + largest) % (largest + 1) | (i & 8); });
+      EXPECT_EQ(decode(format, encode(format, values)), values) << scale << " " << largest;
+    }
+}
+
+/// What one scale loses of 16 weights, in double.
+double nvfp4_error(const float* x, double scale) {
+  double error = 0;
+  for (int i = 0; i < 16; ++i) {
+    double least = INFINITY;
+    for (int code = 0; code < 8; ++code)
+      least = std::min(least, std::abs(std::abs(double(x[i])) - scale * 0.5 * MXFP4::doubled(code)));
+    error += least * least;
+  }
+  return error;
+}
+
+TEST(Nvfp4Weights, NineScalesLoseAsLittleAsAllAndStayWithinTheBound) {
+  const WeightFormat& format = **find_weight_format("nvfp4");
+  for (const Fill kind : {Fill::normal, Fill::outliers, Fill::tiny})
+    for (const float size : {0.01f, 1.0f, 10.0f}) {
+      std::vector<float> in = random_floats(9, 64 * 64, kind);
+      for (float& x : in) x *= size;
+      const std::vector<float> out = decode(format, encode(format, in));
+      double all = 0, least = 0, first = 0;
+      for (size_t at = 0; at < in.size(); at += 16) {
+        float largest = 0;
+        double error = 0, best = INFINITY;
+        for (size_t i = at; i < at + 16; ++i) {
+          largest = std::max(largest, std::abs(in[i]));
+          error += std::pow(double(out[i]) - in[i], 2);
+        }
+        int nearest = 1;
+        for (int code = 1; code < 0x7F; ++code) {
+          if (std::abs(e4m3_value(code) - largest / 6) < std::abs(e4m3_value(nearest) - largest / 6)) nearest = code;
+          best = std::min(best, nvfp4_error(&in[at], e4m3_value(code)));
+        }
+        const double of_nearest = nvfp4_error(&in[at], e4m3_value(nearest));
+        ASSERT_LE(error, of_nearest * (1 + 1e-5) + 1e-30) << fill_name(kind) << " " << size << " at " << at;
+        ASSERT_LE(error, 16 * std::pow(std::max(double(e4m3_value(nearest)), 3.0 / 512), 2));
+        all += error, least += best, first += of_nearest;
+      }
+      EXPECT_LE(all, 1.001 * least + 1e-30) << fill_name(kind) << " " << size;
+      if (kind == Fill::normal && size >= 1) {
+        EXPECT_LT(all, 0.8 * first) << "the search pays";
+      }
+    }
+}
+
+TEST(Nvfp4Weights, EncodeRowsRefusesAGroupBeyondTheLargestScale) {
+  const WeightFormat& format = **find_weight_format("nvfp4");
+  std::vector<std::byte> out(size_t(2 * format.block_bytes));
+  std::vector<float> in(2 * 64, 0.5f);
+  in[70] = -2688;
+  ASSERT_TRUE(encode_rows(format, in, 64, out));
+  EXPECT_EQ(decode(format, out)[70], -2688);
+  for (const float large : {2784.0f, 65504.0f, 1e6f, std::numeric_limits<float>::max()}) {
+    in[70] = -large;
+    const Status status = encode_rows(format, in, 64, out);
+    ASSERT_FALSE(status) << large;
+    EXPECT_EQ(status.error().kind, ErrorKind::bad_file);
+    EXPECT_THAT(status.error().message, testing::AllOf(testing::HasSubstr("row 1"), testing::HasSubstr("nvfp4")));
   }
 }
 

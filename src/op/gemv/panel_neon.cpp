@@ -1,6 +1,7 @@
-// Panel kernels (op/gemv/panel_simd.h) for NEON.
+// Panel kernels (op/gemv/panel_simd.h, op/gemv/float_panels_simd.h) for NEON.
 #include "op/simd/neon.h"
 // The Simd struct above must come first.
+#include "op/gemv/float_panels_simd.h"
 #include "op/gemv/panel_simd.h"
 #include "op/kernels.h"
 
@@ -11,6 +12,9 @@ void panel_1plane_neon(CpuContext& context, View2<const float> x, std::span<cons
 }
 void panel_2planes_neon(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) {
   run_panels<2>(context, x, all);
+}
+void panel_float_neon(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all) {
+  run_float_panels(context, x, all);
 }
 
 }  // namespace ridge

@@ -292,6 +292,23 @@ int64_t pack_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byt
   return first_bad;
 }
 
+/// As pack_panel, for FloatPanels.
+int64_t pack_float_panel(int64_t n_rows, int64_t n_in, const std::byte* rows, std::byte* panel) {
+  const int64_t n_units = n_in / FP8_G32::kGroup;
+  int64_t first_bad = n_rows;
+  for (int64_t unit = 0; unit < n_units; ++unit, panel += FloatPanels::kUnitBytes)
+    for (int row = 0; row < kPanelRows; ++row) {
+      FP8_G32::Block block{};
+      if (row < n_rows) std::memcpy(&block, rows + (row * n_units + unit) * int64_t(sizeof block), sizeof block);
+      const float scale = 256 * block.scale;
+      if (!std::isfinite(scale)) first_bad = std::min<int64_t>(first_bad, row);
+      std::memcpy(panel + 4 * row, &scale, sizeof scale);
+      for (int k = 0; k < kPanelGroup; ++k)
+        panel[FloatPanels::kHeadBytes + kPanelRows * k + row] = std::byte(block.q[k]);
+    }
+  return first_bad;
+}
+
 struct Packing {
   std::string_view name;
   int row_bytes, group;  // of a unit
@@ -299,13 +316,17 @@ struct Packing {
 };
 template <class... F>
 const Packing* find_packing(const WeightFormat& format, PanelFormatList<F...>) {
-  static constexpr Packing kAll[] = {{F::kName, PanelUnit<F>::kBytes / kPanelRows, F::kGroup, pack_panel<F>}...};
+  static constexpr Packing kAll[] = {
+      {F::kName, PanelUnit<F>::kBytes / kPanelRows, F::kGroup, pack_panel<F>}...,
+      {FP8_G32::kName, FloatPanels::kUnitBytes / kPanelRows, FP8_G32::kGroup, pack_float_panel}};
   const auto found = std::ranges::find(kAll, format.name, &Packing::name);
   return found == std::end(kAll) ? nullptr : &*found;
 }
 const Packing* find_packing(const WeightFormat& format) { return find_packing(format, PanelFormats{}); }
 
 }  // namespace
+
+bool has_float_panels(const WeightFormat& format) { return format.name == FP8_G32::kName; }
 
 bool has_panels(const WeightFormat& format) { return find_packing(format) != nullptr; }
 
@@ -333,6 +354,11 @@ int64_t pack_panels(CpuContext& context, const WeightFormat& format, int64_t n_o
 ScratchBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in) {
   const int64_t n = n_tokens * ((n_in + kPanelChunk - 1) / kPanelChunk);
   return {n * planes * kPanelChunk, n * 4 * (kPanelChunk / kPanelGroup), n * 4 * (kPanelChunk / 16)};
+}
+
+ScratchBytes float_tokens_bytes(int64_t n_tokens, int64_t n_in) {
+  const int64_t n_chunks = (n_in + FloatPanels::kColumns - 1) / FloatPanels::kColumns;
+  return {n_tokens > FloatPanels::kFew ? 4 * n_tokens * n_chunks * (FloatPanels::kColumns + FloatPanels::kSpread) : 0};
 }
 
 void quantize_group_ref(const float* x, int planes, int64_t plane_q, int8_t* q, float& scale, int32_t* sum) {

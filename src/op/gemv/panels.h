@@ -14,8 +14,11 @@
 //   kLow 2  vector k / 4, bits 2 (k % 4), 2 (k % 4) + 1
 // Activations are rounded to integers per token and 32 columns (quantize_group_ref): to 15 bits in two planes, or to 8
 // bits in one plane.
+//
+// Codes of fp8_g32 are no integers of few bits: their panels (FloatPanels) are multiplied with activations in float.
 #pragma once
 
+#include "format/fp8_g32.h"
 #include "format/int4_g128.h"
 #include "format/iq1.h"
 #include "format/iq3.h"
@@ -126,6 +129,17 @@ struct PanelUnit : PanelUnitOf<F> {
   static constexpr int kHeadBytes = kBytes - kCodeBytes;
 };
 
+/// A unit of fp8_g32: 256 times the scale of each row as floats, then column after column the codes of the rows.
+struct FloatPanels {
+  static constexpr int kHeadBytes = 4 * kPanelRows, kUnitBytes = kHeadBytes + kPanelRows * kPanelGroup;
+  static constexpr int64_t kFew = 16;  ///< tokens that read codes and activations where they are
+  /// Of more tokens: columns of a chunk, whose decoded weights stay in L1, and floats between tokens of a chunk.
+  static constexpr int kColumns = 128, kSpread = 16;
+};
+static_assert(FloatPanels::kUnitBytes == kPanelRows * sizeof(FP8_G32::Block));
+
+/// Whether the format has FloatPanels.
+bool has_float_panels(const WeightFormat& format);
 /// Whether the format has a panel layout.
 bool has_panels(const WeightFormat& format);
 /// Bytes of the packed matrix.
@@ -152,6 +166,9 @@ struct QuantizedTokens {
 };
 /// Bytes of q, scale and sum for so many tokens.
 ScratchBytes quantized_bytes(int planes, int64_t n_tokens, int64_t n_in);
+
+/// Bytes of the activations of so many tokens as FloatPanels meet them; none where they stay in their place.
+ScratchBytes float_tokens_bytes(int64_t n_tokens, int64_t n_in);
 
 /// The largest integer of one plane and of two: 127, and 127 * 128 + 63.
 constexpr float panel_limit(int planes) { return planes == 1 ? 127.0f : 16319.0f; }

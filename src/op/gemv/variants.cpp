@@ -21,23 +21,40 @@ Support needs_panels(const Linear& w) {
 
 namespace {
 
+Support needs_integer_panels(const Linear& w) {
+  if (has_float_panels(*w.format)) return {false, fmt::format("codes of {} are no integers", w.format->name)};
+  return needs_panels(w);
+}
+Support needs_float_panels(const Linear& w) {
+  if (!has_float_panels(*w.format)) return {false, fmt::format("panels of {} are no floats", w.format->name)};
+  return needs_panels(w);
+}
 Support needs_panels_and(const Linear& w, std::string_view ability) {
-  return has_ability(ability) ? needs_panels(w) : Support{false, fmt::format("this processor has no {}", ability)};
+  return has_ability(ability) ? needs_integer_panels(w)
+                              : Support{false, fmt::format("this processor has no {}", ability)};
 }
 [[maybe_unused]] Support needs_avxvnni(const Linear& w) { return needs_panels_and(w, "avx_vnni"); }
 [[maybe_unused]] Support needs_i8mm(const Linear& w) { return needs_panels_and(w, "i8mm"); }
 
+template <LinearsKernel kKernel>
+void run_alone(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
+  const LinearOutput one{&w, y};
+  kKernel(context, x, {&one, 1});
+}
+
 /// A row of panels with 1 or 2 planes of activations.
 template <int kPlanes, LinearsKernel kKernel>
-constexpr LinearVariant panels(std::string_view name, Isa isa, Support (*supports)(const Linear&) = needs_panels) {
-  constexpr auto kAlone = [](CpuContext& context, const Linear& w, View2<const float> x, View2<float> y) {
-    const LinearOutput one{&w, y};
-    kKernel(context, x, {&one, 1});
-  };
+constexpr LinearVariant panels(std::string_view name, Isa isa,
+                               Support (*supports)(const Linear&) = needs_integer_panels) {
   constexpr auto kScratch = [](const Linear& w, int64_t n_tokens, int) {
     return quantized_bytes(kPlanes, n_tokens, w.n_in);
   };
-  return {name, isa, supports, kAlone, kScratch, kPlanes, kKernel};
+  return {name, isa, supports, run_alone<kKernel>, kScratch, kPlanes, kKernel};
+}
+template <LinearsKernel kKernel>
+constexpr LinearVariant float_panels(std::string_view name, Isa isa) {
+  constexpr auto kScratch = [](const Linear& w, int64_t n_tokens, int) { return float_tokens_bytes(n_tokens, w.n_in); };
+  return {name, isa, needs_float_panels, run_alone<kKernel>, kScratch, 0, kKernel};
 }
 
 constexpr LinearVariant kVariants[] = {
@@ -52,12 +69,15 @@ constexpr LinearVariant kVariants[] = {
     panels<2, panel_2planes_avx2>("panel-2planes-avx2", Isa::avx2),
     panels<2, panel_2planes_avxvnni>("panel-2planes-avxvnni", Isa::avx2, needs_avxvnni),
     panels<2, panel_2planes_avx512>("panel-2planes-avx512", Isa::avx512),
+    float_panels<panel_float_avx2>("panel-float-avx2", Isa::avx2),
+    float_panels<panel_float_avx512>("panel-float-avx512", Isa::avx512),
     {"ternary-avx2", Isa::avx2, needs_ternary_panels, ternary_avx2, ternary_scratch},
     {"ternary-avx512", Isa::avx512, needs_ternary_panels, ternary_avx512, ternary_scratch},
 #elif defined(__aarch64__)
     {"rows-neon", Isa::neon, needs_rows, rows_neon, rows_neon_scratch},
     panels<1, panel_1plane_neon>("panel-1plane-neon", Isa::neon),
     panels<2, panel_2planes_neon>("panel-2planes-neon", Isa::neon),
+    float_panels<panel_float_neon>("panel-float-neon", Isa::neon),
     {"ternary-neon", Isa::neon, needs_ternary_panels, ternary_neon, ternary_scratch},
     panels<1, panel_1plane_i8mm>("panel-1plane-i8mm", Isa::neon, needs_i8mm),
     panels<2, panel_2planes_i8mm>("panel-2planes-i8mm", Isa::neon, needs_i8mm),
