@@ -68,7 +68,7 @@ class Shape:
 
 
 def first_weights(shape, seed, score_scale):
-    """Weights to begin with. score_scale: weight of q_norm times weight of k_norm; 1 is what a model without a scale has at first."""
+    """Weights to begin with. score_scale: weight of q_norm times weight of k_norm, as nothing else divides the scores."""
     random = numpy.random.default_rng(seed)
     out = {}
     for name, size in shape.sizes().items():
@@ -275,7 +275,7 @@ def main():
     parser.add_argument("--short-length", type=int, default=128, help="tokens a sequence before: shorter ones cost less")
     parser.add_argument("--short-share", type=float, default=0.6, help="part of the time with short sequences")
     parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--score-scale", type=float, default=1, help="weight of q_norm times weight of k_norm to begin with")
+    parser.add_argument("--score-scale", type=float, default=0.1, help="weight of q_norm times weight of k_norm to begin with: 0.1 is about 1 / sqrt(head_dim)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     begun = time.time()
