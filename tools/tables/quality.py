@@ -180,7 +180,8 @@ def hybrid():
 def gemma4_cell(kv):
     """(codec, layers, sides) of a cache that codes some layers or sides of ridge-gemma4 by one codec and leaves f16 elsewhere; nothing of other caches. Its layers 3 and 7 are full."""
     front, *rest = kv.split(";")
-    layers = {int(layer) for layer, _ in (part.split(":", 1) for part in rest)}
+    ranges = [[int(n) for n in part.split(":", 1)[0].split("-")] for part in rest]
+    layers = {layer for ends in ranges for layer in range(ends[0], ends[-1] + 1)}
     pairs = {sides(part.split(":", 1)[1]) for part in rest} if rest else {sides(front)}
     if len(pairs) != 1 or rest and front != "f16":
         return None
