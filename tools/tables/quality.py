@@ -198,7 +198,7 @@ def codec_name(codec):
 
 def gemma4_rows():
     """Rows of the models as they were trained."""
-    return [r for r in finished("checks/kv-gemma4") if stem(r).endswith("-bf16")]
+    return sorted((r for r in finished("checks/kv-gemma4") if stem(r).endswith("-bf16")), key=stem)
 
 
 def gemma4_formats():
@@ -222,17 +222,18 @@ def gemma4_kinds():
 
 
 def gemma4_mixes():
-    """Caches with formats by kind of layer and side."""
-    found = [r for r in gemma4_rows() if not gemma4_cell(r["kv"])]
-    return table(["card", "weights", "K/V cache", "bits at 4k", "mean KLD", "99 % KLD", "same top %", LIMITS],
-                 [[card(r), stem(r), f"`{codec_name(r['kv'])}`", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6),
+    """Caches with formats by kind of layer and side, beside rotor-4 everywhere."""
+    found = [r for r in gemma4_rows() if not (cell := gemma4_cell(r["kv"])) or cell in (("rotor-4:window=0:sinks=0", kind, "K and V") for kind in ("all", "full"))]
+    found.sort(key=lambda r: (stem(r), r["effective_bits_4k"]))
+    return table(["card", "weights", "K/V cache", "exact rows", "bits at 4k", "mean KLD", "99 % KLD", "same top %", LIMITS],
+                 [[card(r), stem(r), f"`{codec_name(r['kv'])}`", "96 + 4" if r["kv"] == "rotor-4/rotor-3" else "none", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6),
                    f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), rise(r)] for r in found])
 
 
 def gemma4_scores():
     """What errors of keys make of scores, by model and kind of layer; of caches without exact rows."""
     lines = []
-    for r in stored("checks/kv-gemma4-attention"):
+    for r in sorted(stored("checks/kv-gemma4-attention"), key=lambda r: (not r["arch"] == "gemma4", stem(r))):
         layers = r["attention"]["layers"]
         is_gemma4 = r["arch"] == "gemma4"
         for kind, of in (("sliding", [x for i, x in enumerate(layers) if i % 4 != 3]), ("full", [x for i, x in enumerate(layers) if i % 4 == 3])) if is_gemma4 else (("all", layers),):
@@ -256,10 +257,17 @@ def gemma4_factors():
                  if kvs else [])
 
 
+def gemma4_held_out():
+    """The main caches on held-out text."""
+    return table(["card", "weights", "windows", "K/V cache", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL", LIMITS],
+                 [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", f"`{codec_name(r['kv'])}`", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6),
+                   f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), f"{r['ppl']['value']:.3f}", rise(r)] for r in finished("checks/kv-gemma4-held-out")])
+
+
 def gemma4_search():
     lines = []
     for r in sorted((r for r in stored("checks/kv-gemma4-search") if r["kind"] == "search_point"), key=lambda r: (not r["uniform"], r["bits"])):
-        lines.append(["one pair" if r["uniform"] else r["limit"], f"`{r['kv']}`", f"{r['bits']:.3f}", f"{r['predicted_kld']:.5f}", estimate(r["kld"], 5),
+        lines.append(["one pair" if r["uniform"] else r["limit"], f"`{codec_name(r['kv'])}`", f"{r['bits']:.3f}", f"{r['predicted_kld']:.5f}", estimate(r["kld"], 5),
                       "" if r["uniform"] else estimate(r["line"], 5), r["verdict"]])
     return table(["limit", "K/V cache", "bits", "expected KLD", "mean KLD", "the line there", "verdict"], lines)
 
@@ -466,6 +474,7 @@ TABLES = {
     "kv-gemma4-scores": gemma4_scores,
     "kv-gemma4-factors": gemma4_factors,
     "kv-gemma4-search": gemma4_search,
+    "kv-gemma4-held-out": gemma4_held_out,
     "kv-device": devices,
     "kv-integers": integers,
     "kv-spot": spot,
