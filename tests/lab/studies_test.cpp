@@ -121,14 +121,14 @@ class AttentionStudy : public testing::Test {
       for (float& x : *part) x = float(rng.normal());
   }
   static constexpr const char* kBare = "rotor-3:none:centre=off:window=0:sinks=0:scale=norm:rounding=nearest";
-  AttentionError error(const std::string& kv, const LayerRows& rows) {
+  AttentionError error(const std::string& kv, const LayerRows& rows, const AttentionShape& shape = kShape) {
     ModelPlan plan;
     plan.layers.resize(1);
     plan.layers[0].attention = {
         .n_heads = kShape.n_heads, .n_kv_heads = kShape.n_kv_heads, .head_dim = kShape.head_dim};
     const auto layers = layer_configs(session_options(parse_kv_choice(kv).or_throw(), 128, 1), plan);
     HostKvMemory memory(layers, {}, nullptr, std::max(1, pages_for(layers, 128)), 1);
-    return attention_error(context_, kShape, 0, rows, memory);
+    return attention_error(context_, shape, 0, rows, memory);
   }
   CpuContext context_{2, Isa::scalar};
   LayerRows rows_;
@@ -161,6 +161,44 @@ TEST_F(AttentionStudy, ErrorsFollowTheBits) {
   EXPECT_NEAR(three.rms_logit_error(), 0.186, 0.02);
   EXPECT_GT(three.relative_l2(), 0.15);
   EXPECT_NEAR(three.norm_ratio(), 1, 0.05);
+}
+
+TEST_F(AttentionStudy, ScoresAndTheirErrorsGrowWithTheScaleAndKeysOutsideOfTheWindowDoNotCount) {
+  const AttentionError plain = error("q8_0:window=0", rows_);
+  EXPECT_NEAR(plain.rms_logit(), 1, 0.05);  // of unit normals
+  EXPECT_NEAR(plain.mean_query(), 1, 0.05);
+  EXPECT_NEAR(plain.mean_key(), std::sqrt(128), 0.2);
+  EXPECT_NEAR(plain.rms_logit_error(), plain.key_relative_l2() * plain.rms_logit(), 2e-4);
+  EXPECT_GT(plain.mean_top_weight(), 1.0 / 128);
+  AttentionShape shape = kShape;
+  shape.scale = 1;
+  const AttentionError large = error("q8_0:window=0", rows_, shape);
+  EXPECT_NEAR(large.rms_logit(), std::sqrt(128) * plain.rms_logit(), 1e-3);
+  EXPECT_NEAR(large.rms_logit_error(), std::sqrt(128) * plain.rms_logit_error(), 1e-4);
+  EXPECT_EQ(large.key_relative_l2(), plain.key_relative_l2());
+  EXPECT_GT(large.relative_l2(), 2 * plain.relative_l2());
+  shape.window = 10;
+  EXPECT_EQ(error("q8_0:window=0", rows_, shape).n_logits, 4 * 10 * 16);
+}
+
+TEST(AttentionStudyOfKinds, LayersHaveHeadsWindowsAndScalesOfTheirOwn) {
+  const Model model = Model::load("synth:tiny-gemma4@weights=f16", {.n_threads = 1});
+  const ModelPlan& plan = model.engine().plan();
+  Corpus corpus;
+  Rng rng(1);
+  for (int i = 0; i < 200; ++i) corpus.tokens.push_back(int32_t(rng.next() % 500));
+  AttentionOptions options{.n_ctx = 100, .n_windows = 1, .n_queries = 8};
+  options.candidates = parse_kv_list("f32,q8_0:window=0,rotor-3:window=0:sinks=0").or_throw();
+  const std::vector<AttentionResult> results = run_attention(model, corpus, options, {});
+  ASSERT_EQ(results.size(), 3u);
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    const AttentionPlan& attention = plan.layers[i].attention;
+    EXPECT_EQ(attention.scale, 1);
+    const int64_t seen = attention.window > 0 ? 8 * attention.window : (93 + 100) * 8 / 2;
+    EXPECT_EQ(results[0].layers[i].n_logits, attention.n_heads * seen) << i;
+    EXPECT_LT(results[0].layers[i].rms_logit_error(), 1e-5) << i;
+    EXPECT_LT(results[1].layers[i].rms_logit_error(), results[2].layers[i].rms_logit_error()) << i;
+  }
 }
 
 TEST_F(AttentionStudy, AnOutlierKeepsTheExactAnswerAndHurtsCoding) {

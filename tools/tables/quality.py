@@ -177,6 +177,101 @@ def hybrid():
                    f"{r['difference']['value']:+.3f} ± {r['difference']['error']:.3f}"] for r in stored("checks/kv-hybrid")])
 
 
+def gemma4_cell(kv):
+    """(codec, layers, sides) of a cache that codes some layers or sides of ridge-gemma4 by one codec and leaves f16 elsewhere; nothing of other caches. Its layers 3 and 7 are full."""
+    front, *rest = kv.split(";")
+    ranges = [[int(n) for n in part.split(":", 1)[0].split("-")] for part in rest]
+    layers = {layer for ends in ranges for layer in range(ends[0], ends[-1] + 1)}
+    pairs = {sides(part.split(":", 1)[1]) for part in rest} if rest else {sides(front)}
+    if len(pairs) != 1 or rest and front != "f16":
+        return None
+    k, v = pairs.pop()
+    side = "K and V" if k == v else "K" if v == "f16" else "V" if k == "f16" else None
+    kind = {(): "all", (3, 7): "full", (0, 1, 2, 4, 5, 6): "sliding"}.get(tuple(sorted(layers)))
+    return (k if v == "f16" else v, kind, side) if side and kind else None
+
+
+def codec_name(codec):
+    """Without the options that say that no row stays exact."""
+    return codec.replace(":window=0", "").replace(":sinks=0", "")
+
+
+def gemma4_rows():
+    """Rows of the models as they were trained."""
+    return sorted((r for r in finished("checks/kv-gemma4") if stem(r).endswith("-bf16")), key=stem)
+
+
+def gemma4_formats():
+    """One cache for all layers."""
+    found = [r for r in gemma4_rows() if ";" not in r["kv"] and sides(r["kv"])[0] == sides(r["kv"])[1]]
+    return table(["card", "weights", "windows", "K/V cache", "exact rows", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL", LIMITS],
+                 [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", f"`{codec_name(r['kv'])}`" if ":" in codec_name(r["kv"]) else codec_name(r["kv"]), exact_rows(r),
+                   f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6), f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]),
+                   f"{r['ppl']['value']:.3f}", rise(r)] for r in found])
+
+
+def gemma4_kinds():
+    """Which layers and sides of a cache carry its divergence: thousandths of a nat."""
+    columns = [(kind, side) for kind in ("all", "sliding", "full") for side in ("K and V", "K", "V")]
+    cells = {}
+    for r in gemma4_rows():
+        if (cell := gemma4_cell(r["kv"])) and cell[0] != "f16":
+            cells.setdefault((stem(r), cell[0]), {})[cell[1:]] = f"{1000 * r['kld']['mean']['value']:.4f}"
+    return table(["weights", "coded"] + [f"{kind}: {side}" for kind, side in columns],
+                 [[weights_name, codec_name(codec)] + [of.get(c, "") for c in columns] for (weights_name, codec), of in cells.items() if len(of) == len(columns)])
+
+
+def gemma4_mixes():
+    """Caches with formats by kind of layer and side, beside rotor-4 everywhere."""
+    found = [r for r in gemma4_rows() if not (cell := gemma4_cell(r["kv"])) or cell in (("rotor-4:window=0:sinks=0", kind, "K and V") for kind in ("all", "full"))]
+    found.sort(key=lambda r: (stem(r), r["effective_bits_4k"]))
+    return table(["card", "weights", "K/V cache", "exact rows", "bits at 4k", "mean KLD", "99 % KLD", "same top %", LIMITS],
+                 [[card(r), stem(r), f"`{codec_name(r['kv'])}`", "96 + 4" if r["kv"] == "rotor-4/rotor-3" else "none", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6),
+                   f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), rise(r)] for r in found])
+
+
+def gemma4_scores():
+    """What errors of keys make of scores, by model and kind of layer; of caches without exact rows."""
+    lines = []
+    for r in sorted(stored("checks/kv-gemma4-attention"), key=lambda r: (not r["arch"] == "gemma4", stem(r))):
+        layers = r["attention"]["layers"]
+        is_gemma4 = r["arch"] == "gemma4"
+        for kind, of in (("sliding", [x for i, x in enumerate(layers) if i % 4 != 3]), ("full", [x for i, x in enumerate(layers) if i % 4 == 3])) if is_gemma4 else (("all", layers),):
+            mean = lambda field: sum(x[field] for x in of) / len(of)
+            lines.append([card(r), stem(r), kind, codec_name(r["kv"]), f"{mean('rms_logit'):.2f}", f"{mean('mean_query'):.2f}", f"{mean('mean_key'):.2f}",
+                          f"{100 * mean('mean_top_weight'):.0f}", f"{100 * mean('key_relative_l2'):.2f}", f"{100 * mean('value_relative_l2'):.2f}", f"{mean('rms_logit_error'):.4f}",
+                          f"{100 * mean('relative_l2'):.2f}"])
+    return table(["card", "weights", "layers", "cache", "spread of scores", "query length x scale", "key length", "largest weight %", "error of keys %", "of values %", "error of scores",
+                  "error of output %"], lines)
+
+
+def gemma4_factors():
+    """The model with its scores multiplied: a line a factor, a column a cache."""
+    by = {}
+    for r in finished("checks/kv-gemma4"):
+        if match := re.fullmatch(r"ridge-gemma4-(?:bf16|x([\d.]+))", stem(r)):
+            by.setdefault(float(match[1] or 1), {})[r["kv"]] = r
+    kvs = [kv for kv in by.get(2.0, {}) if kv != "f16"]
+    return table(["scores times", "PPL, f16"] + [codec_name(kv) for kv in kvs],
+                 [[f"{factor:g}", f"{of['f16']['ppl']['value']:.2f}"] + [estimate(of[kv]["kld"]["mean"], 6) if kv in of else "" for kv in kvs] for factor, of in sorted(by.items()) if "f16" in of]
+                 if kvs else [])
+
+
+def gemma4_held_out():
+    """The main caches on held-out text."""
+    return table(["card", "weights", "windows", "K/V cache", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL", LIMITS],
+                 [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", f"`{codec_name(r['kv'])}`", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6),
+                   f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), f"{r['ppl']['value']:.3f}", rise(r)] for r in finished("checks/kv-gemma4-held-out")])
+
+
+def gemma4_search():
+    lines = []
+    for r in sorted((r for r in stored("checks/kv-gemma4-search") if r["kind"] == "search_point"), key=lambda r: (not r["uniform"], r["bits"])):
+        lines.append(["one pair" if r["uniform"] else r["limit"], f"`{codec_name(r['kv'])}`", f"{r['bits']:.3f}", f"{r['predicted_kld']:.5f}", estimate(r["kld"], 5),
+                      "" if r["uniform"] else estimate(r["line"], 5), r["verdict"]])
+    return table(["limit", "K/V cache", "bits", "expected KLD", "mean KLD", "the line there", "verdict"], lines)
+
+
 def runs():
     """What the matrix was run on: one line per model, path and window."""
     found = last(finished("kv-matrix"), "model_name", "weight_format", "path", "n_ctx", "device")
@@ -373,6 +468,13 @@ TABLES = {
     "kv-policy-layers": layers_alone,
     "kv-policy-split": some_layers,
     "kv-hybrid": hybrid,
+    "kv-gemma4-formats": gemma4_formats,
+    "kv-gemma4-kinds": gemma4_kinds,
+    "kv-gemma4-mixes": gemma4_mixes,
+    "kv-gemma4-scores": gemma4_scores,
+    "kv-gemma4-factors": gemma4_factors,
+    "kv-gemma4-search": gemma4_search,
+    "kv-gemma4-held-out": gemma4_held_out,
     "kv-device": devices,
     "kv-integers": integers,
     "kv-spot": spot,

@@ -34,28 +34,47 @@ std::vector<float> take_head(const std::vector<float>& rows, int kv_head, int n_
   return head;
 }
 
-/// Scores of one query over n keys and the output they give.
+/// Scores of one query over the keys [first, n), the largest of their weights and the output they give.
 struct Attended {
   std::vector<double> logits;
   std::vector<double> out;
+  double top_weight = 0;
 };
-Attended attend(const float* q, const std::vector<float>& keys, const std::vector<float>& values, int n, int head_dim) {
-  Attended a{.logits = std::vector<double>(size_t(n)), .out = std::vector<double>(size_t(head_dim))};
-  const double scale = 1 / std::sqrt(double(head_dim));
-  for (int i = 0; i < n; ++i) {
+Attended attend(const float* q, const std::vector<float>& keys, const std::vector<float>& values, int first, int n,
+                const AttentionShape& shape) {
+  const int head_dim = shape.head_dim;
+  Attended a{.logits = std::vector<double>(size_t(n - first)), .out = std::vector<double>(size_t(head_dim))};
+  const double scale = shape.scale > 0 ? double(shape.scale) : 1 / std::sqrt(double(head_dim));
+  for (int i = first; i < n; ++i) {
     double dot = 0;
     for (int d = 0; d < head_dim; ++d) dot += double(q[d]) * keys[size_t(i) * size_t(head_dim) + size_t(d)];
-    a.logits[size_t(i)] = scale * dot;
+    a.logits[size_t(i - first)] = scale * dot;
   }
   const double top = *std::max_element(a.logits.begin(), a.logits.end());
   double total = 0;
-  for (int i = 0; i < n; ++i) {
-    const double weight = std::exp(a.logits[size_t(i)] - top);
+  for (int i = first; i < n; ++i) {
+    const double weight = std::exp(a.logits[size_t(i - first)] - top);
     total += weight;
     for (int d = 0; d < head_dim; ++d) a.out[size_t(d)] += weight * values[size_t(i) * size_t(head_dim) + size_t(d)];
   }
   for (double& x : a.out) x /= total;
+  a.top_weight = 1 / total;
   return a;
+}
+
+/// Sums of squares of (actual - exact) and of exact.
+void add_squares(const std::vector<float>& actual, const std::vector<float>& exact, double& error2, double& exact2) {
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const double e = exact[i], difference = actual[i] - e;
+    error2 += difference * difference;
+    exact2 += e * e;
+  }
+}
+
+double length(const float* row, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += double(row[i]) * row[i];
+  return std::sqrt(sum);
 }
 
 View2<float> matrix(std::vector<float>& values, int rows) {
@@ -65,21 +84,31 @@ View2<float> matrix(std::vector<float>& values, int rows) {
 size_t outlier_channel(int head_dim) { return size_t(head_dim / 3); }
 
 AttentionError compare_logits(const std::vector<double>& actual, const std::vector<double>& exact) {
-  double sum = 0, sum2 = 0;
+  double sum = 0, sum2 = 0, of_exact = 0, of_exact2 = 0;
   for (size_t i = 0; i < exact.size(); ++i) {
     const double error = actual[i] - exact[i];
     sum += error;
     sum2 += error * error;
+    of_exact += exact[i];
+    of_exact2 += exact[i] * exact[i];
   }
   const auto n = double(exact.size());
-  return {.logit_error2 = std::max(0.0, sum2 - sum * sum / n), .n_logits = int64_t(exact.size())};
+  return {.logit_error2 = std::max(0.0, sum2 - sum * sum / n),
+          .logit2 = std::max(0.0, of_exact2 - of_exact * of_exact / n),
+          .n_logits = int64_t(exact.size())};
 }
 
 Row to_row(const AttentionError& e) {
   return {{"relative_l2", number(e.relative_l2())},
           {"cosine", number(e.cosine())},
           {"norm_ratio", number(e.norm_ratio())},
-          {"rms_logit_error", number(e.rms_logit_error())}};
+          {"rms_logit_error", number(e.rms_logit_error())},
+          {"rms_logit", number(e.rms_logit())},
+          {"key_relative_l2", number(e.key_relative_l2())},
+          {"value_relative_l2", number(e.value_relative_l2())},
+          {"mean_query", number(e.mean_query())},
+          {"mean_key", number(e.mean_key())},
+          {"mean_top_weight", number(e.mean_top_weight())}};
 }
 
 Row to_row(const std::vector<AttentionError>& layers) {
@@ -98,13 +127,25 @@ Row to_row(const std::vector<AttentionError>& layers) {
 
 AttentionError& AttentionError::operator+=(const AttentionError& other) {
   error2 += other.error2, exact2 += other.exact2, actual2 += other.actual2, dot += other.dot;
-  logit_error2 += other.logit_error2, n_logits += other.n_logits;
+  logit_error2 += other.logit_error2, logit2 += other.logit2, n_logits += other.n_logits;
+  key_error2 += other.key_error2, key2 += other.key2, value_error2 += other.value_error2, value2 += other.value2;
+  query += other.query, key += other.key, top_weight += other.top_weight, n_queries += other.n_queries;
   return *this;
 }
 double AttentionError::relative_l2() const { return std::sqrt(error2 / exact2); }
 double AttentionError::cosine() const { return dot / std::sqrt(actual2 * exact2); }
 double AttentionError::norm_ratio() const { return std::sqrt(actual2 / exact2); }
 double AttentionError::rms_logit_error() const { return std::sqrt(logit_error2 / double(n_logits)); }
+double AttentionError::rms_logit() const { return std::sqrt(logit2 / double(n_logits)); }
+double AttentionError::key_relative_l2() const { return std::sqrt(key_error2 / key2); }
+double AttentionError::value_relative_l2() const { return std::sqrt(value_error2 / value2); }
+double AttentionError::mean_query() const { return query / double(n_queries); }
+double AttentionError::mean_key() const { return key / double(n_queries); }
+double AttentionError::mean_top_weight() const { return top_weight / double(n_queries); }
+
+AttentionShape attention_shape(const AttentionPlan& plan) {
+  return {plan.n_heads, plan.n_kv_heads, plan.head_dim, plan.scale, plan.window};
+}
 
 std::vector<LayerRows> capture_attention(const Model& model, std::span<const int32_t> tokens, int n_queries) {
   constexpr int kBatch = 512;
@@ -154,13 +195,24 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
     const std::vector<float> exact_keys = take_head(rows.k, int(kv_head), n, shape),
                              exact_values = take_head(rows.v, int(kv_head), n, shape),
                              keys = read_head(k, all, int(kv_head)), values = read_head(v, all, int(kv_head));
+    AttentionError& part = parts[size_t(kv_head)];
+    add_squares(keys, exact_keys, part.key_error2, part.key2);
+    add_squares(values, exact_values, part.value_error2, part.value2);
+    double mean_key = 0;
+    for (int i = 0; i < n; ++i) mean_key += length(exact_keys.data() + int64_t(i) * dim, dim) / n;
+    const double scale = shape.scale > 0 ? double(shape.scale) : 1 / std::sqrt(double(dim));
     for (int i = 0; i < rows.n_queries; ++i)
       for (int head = int(kv_head) * group; head < (int(kv_head) + 1) * group; ++head) {
         const auto at = size_t(int64_t(i) * shape.n_heads + head) * size_t(dim);
         const int visible = n - rows.n_queries + i + 1;
-        const Attended exact = attend(rows.q.data() + at, exact_keys, exact_values, visible, dim);
-        const Attended actual = attend(rows.q.data() + at, keys, values, visible, dim);
-        parts[size_t(kv_head)] += compare_logits(actual.logits, exact.logits);
+        const int first = shape.window > 0 ? std::max(0, visible - shape.window) : 0;
+        const Attended exact = attend(rows.q.data() + at, exact_keys, exact_values, first, visible, shape);
+        const Attended actual = attend(rows.q.data() + at, keys, values, first, visible, shape);
+        part += compare_logits(actual.logits, exact.logits);
+        part += {.query = scale * length(rows.q.data() + at, dim),
+                 .key = mean_key,
+                 .top_weight = exact.top_weight,
+                 .n_queries = 1};
         std::copy(exact.out.begin(), exact.out.end(), exact_out.begin() + int64_t(at));
         std::copy(actual.out.begin(), actual.out.end(), out.begin() + int64_t(at));
       }
@@ -186,12 +238,12 @@ void plant_outlier(const AttentionShape& shape, LayerRows& rows) {
   for (size_t at = outlier_channel(shape.head_dim); at < rows.q.size(); at += dim) rows.q[at] /= kOutlier;
 }
 
-void plant_outlier(const AttentionShape& shape, KvMetric& metric) {
+void plant_outlier(const AttentionShape& shape, std::span<float> k_forms) {
   const auto dim = size_t(shape.head_dim), channel = outlier_channel(shape.head_dim);
-  for (size_t form = 0; form < metric.k.size(); form += dim * dim)
+  for (size_t form = 0; form < k_forms.size(); form += dim * dim)
     for (size_t d = 0; d < dim; ++d) {  // the diagonal is divided twice
-      metric.k[form + channel * dim + d] /= kOutlier;
-      metric.k[form + d * dim + channel] /= kOutlier;
+      k_forms[form + channel * dim + d] /= kOutlier;
+      k_forms[form + d * dim + channel] /= kOutlier;
     }
 }
 
@@ -212,14 +264,13 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
   if (info.n_cached_layers != info.n_layers)
     throw_error(ErrorKind::usage, "the study of attention needs a cache in every layer: {} of {} layers have one",
                 info.n_cached_layers, info.n_layers);
-  const AttentionShape shape{info.n_heads, info.n_kv_heads, info.head_dim};
+  std::vector<AttentionShape> shapes;
   for (const LayerPlan& layer : model.engine().plan().layers)
     if (layer.mixer != MixerKind::attention)
       throw_error(ErrorKind::usage, "the study of attention knows no mixer {}", mixer_name(layer.mixer));
-    else if (layer.attention.head_dim != info.head_dim || layer.attention.n_kv_heads != info.n_kv_heads)
-      throw_error(ErrorKind::usage,
-                  "the study of attention needs the same heads in every layer: there are {} of {} and {} of {}",
-                  info.n_kv_heads, info.head_dim, layer.attention.n_kv_heads, layer.attention.head_dim);
+    else if (layer.attention.kv_layer >= 0)
+      throw_error(ErrorKind::usage, "the study of attention needs K and V of its own in every layer");
+    else shapes.push_back(attention_shape(layer.attention));
   const auto bos = info.add_bos ? model.bos() : std::nullopt;
   const Windows windows = plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.n_windows, bos).or_throw();
   Engine& engine = model.engine();
@@ -233,7 +284,7 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
     const std::vector<LayerRows> layers =
         capture_attention(model, windows.chunk(corpus.tokens, window), options.n_queries);
     std::vector<LayerRows> outliers = layers;
-    for (LayerRows& rows : outliers) plant_outlier(shape, rows);
+    for (size_t i = 0; i < outliers.size(); ++i) plant_outlier(shapes[i], outliers[i]);
     std::vector<AttentionResult> so_far = results;
     for (AttentionResult& result : so_far) {
       const std::vector<KvLayerConfig> sides =
@@ -242,13 +293,18 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
       const std::unique_ptr<HostKvMemory> memory = engine.open_host_memory(sides, n_pages, 1);
       KvMetric outlier_metric;
       const KvMetric* const metric = engine.kv_metric(sides);
-      if (metric) plant_outlier(shape, outlier_metric = *metric);
+      if (metric) outlier_metric = *metric;
+      for (int i = 0; metric && i < n_layers; ++i) {
+        const std::span<const float> forms = outlier_metric.layer(KvSide::k, i);
+        plant_outlier(shapes[size_t(i)],
+                      {outlier_metric.k.data() + (forms.data() - outlier_metric.k.data()), forms.size()});
+      }
       HostKvMemory outlier_memory(sides, metric_views(metric ? &outlier_metric : nullptr, n_layers),
-                                  select_round_row(engine.context(), shape.head_dim), n_pages, 1);
+                                  select_round_row(engine.context(), common_head_dim(sides)), n_pages, 1);
       for (int i = 0; i < n_layers; ++i) {
         const auto at = size_t(i);
-        result.layers[at] += attention_error(engine.context(), shape, i, layers[at], *memory);
-        result.layers_outlier[at] += attention_error(engine.context(), shape, i, outliers[at], outlier_memory);
+        result.layers[at] += attention_error(engine.context(), shapes[at], i, layers[at], *memory);
+        result.layers_outlier[at] += attention_error(engine.context(), shapes[at], i, outliers[at], outlier_memory);
       }
       if (hooks.on_progress) hooks.on_progress(++done, int64_t(windows.n_chunks) * int64_t(results.size()));
       if (hooks.stop && hooks.stop()) return results;

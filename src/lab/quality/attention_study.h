@@ -2,8 +2,10 @@
 // store, and the attention output is compared with the exact one. Both are computed in double, by plain softmax.
 //
 // The absolute error alone would flatter a cache whose output shrinks to nothing, so cosine and norm ratio stand beside
-// it. Every part is asked twice: as the model is, and with an outlier channel planted in K (a channel times 20, the
-// query's divided by 20: the exact scores stay what they were, only coding gets harder).
+// it. How large the scores are and how far cached rows are from exact ones stand there too: together they say why a
+// cache costs what it costs. Layers may have heads, windows and scales of their own. Every part is asked twice: as the
+// model is, and with an outlier channel planted in K (a channel times 20, the query's divided by 20: the exact scores
+// stay what they were, only coding gets harder).
 #pragma once
 
 #include "lab/quality/quality.h"
@@ -22,7 +24,11 @@ struct LayerRows {
 
 struct AttentionShape {
   int n_heads = 0, n_kv_heads = 0, head_dim = 0;
+  float scale = 0;  ///< on the scores; 0: 1 / sqrt(head_dim)
+  int window = 0;   ///< > 0: a query sees the newest so many positions only
 };
+/// What a layer's attention looks like.
+AttentionShape attention_shape(const AttentionPlan& plan);
 
 /// Queries, keys and values of every layer when the model runs over `tokens` with an f16 cache.
 std::vector<LayerRows> capture_attention(const Model& model, std::span<const int32_t> tokens, int n_queries);
@@ -31,13 +37,23 @@ std::vector<LayerRows> capture_attention(const Model& model, std::span<const int
 struct AttentionError {
   double error2 = 0, exact2 = 0, actual2 = 0, dot = 0;  ///< of the outputs
   double logit_error2 = 0;  ///< of the scores, less their mean per query: softmax ignores it
+  double logit2 = 0;        ///< of the exact scores, less their mean per query
   int64_t n_logits = 0;
+  double key_error2 = 0, key2 = 0, value_error2 = 0, value2 = 0;  ///< of the rows themselves, once for each kv head
+  double query = 0, key = 0, top_weight = 0;  ///< sums over n_queries of |scale q|, the mean |k| and the largest weight
+  int64_t n_queries = 0;
 
   AttentionError& operator+=(const AttentionError& other);
   double relative_l2() const;  ///< |actual - exact| / |exact|
   double cosine() const;
   double norm_ratio() const;  ///< |actual| / |exact|
   double rms_logit_error() const;
+  double rms_logit() const;          ///< how far a query's exact scores spread
+  double key_relative_l2() const;    ///< |cached k - k| / |k|
+  double value_relative_l2() const;  ///< |cached v - v| / |v|
+  double mean_query() const;         ///< length of a query times the scale of scores
+  double mean_key() const;           ///< length of a key
+  double mean_top_weight() const;    ///< the largest weight of a query's softmax
 };
 
 /// The rows through layer `layer` of a memory with room for them in slot 0 and all pages, against the exact answer.
@@ -47,8 +63,8 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
 inline constexpr float kOutlier = 20;
 /// Multiplies one channel of every key by kOutlier and divides it in every query.
 void plant_outlier(const AttentionShape& shape, LayerRows& rows);
-/// The metric of K for such queries.
-void plant_outlier(const AttentionShape& shape, KvMetric& metric);
+/// The metric of a layer's K for such queries.
+void plant_outlier(const AttentionShape& shape, std::span<float> k_forms);
 
 struct AttentionOptions {
   int n_ctx = 512;  ///< tokens per window
