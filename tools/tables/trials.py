@@ -211,19 +211,21 @@ def trellis():
 
 
 def host_experts():
-    """Decode with experts in host memory: a line a model, a column an engine."""
+    """Experts in host memory: a line a model and a task, decode or a prompt, a column an engine."""
     found = {}
     for r in stored("checks/host-experts-cuda"):
-        if r["n_gen"] > 0:
-            name = "qwen3-30b-a3b Q4_0" if r["model_filename"].endswith(".gguf") else model_text(r["model_filename"])
-            found.setdefault((card(r), name, r["n_cpu_moe"]), {})[r["engine"]] = r
+        name = "qwen3-30b-a3b Q4_0" if r["model_filename"].endswith(".gguf") else model_text(r["model_filename"])
+        task = "decode" if r["n_gen"] > 0 else f"prompt of {r['n_prompt']} (-ub {r['n_ubatch']})"
+        found.setdefault((card(r), name, r["n_cpu_moe"], task), {})[r["engine"]] = r
     lines = []
     for key, by in sorted(found.items()):
-        ours, theirs = by["ridge"], by.get("llama.cpp")
-        host = ours.get("host_read_bytes", 0)
-        lines.append([*key, f"{host / 1e9:.2f}", f"{ours['avg_ts']:.1f} ± {ours['stddev_ts']:.1f}",
+        ours, theirs = by.get("ridge"), by.get("llama.cpp")
+        if not ours:
+            continue
+        host = f"{ours.get('host_read_bytes', 0) / 1e9:.2f}" if key[3] == "decode" else ""
+        lines.append([*key, host, f"{ours['avg_ts']:.1f} ± {ours['stddev_ts']:.1f}",
                       f"{theirs['avg_ts']:.1f} ± {theirs['stddev_ts']:.1f}" if theirs else "", f"{ours['avg_ts'] / theirs['avg_ts']:.2f}x" if theirs else ""])
-    return table(["card", "model", "layers on the host", "GB a token read there", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp"], lines)
+    return table(["card", "model", "layers on the host", "task", "GB a token read there", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp"], lines)
 
 
 TABLES = {
