@@ -706,7 +706,7 @@ TEST_F(AttentionCuda, RowsOfEveryFormat) {
             Kernel::rows);
   for (const int dim : {8, 64, 128, 192, 256, 320, 512})
     check({.k = side("f16"), .v = side("bf16"), .dim = dim, .sequences = {{20, 30}}}, Kernel::rows);
-  for (const int dim : {192, 512})
+  for (const int dim : {8, 24, 192, 512})
     check({.k = side("rotor-3"), .v = side("rotor-4"), .dim = dim, .sequences = {{37, 5}}}, Kernel::rows);
   check({.k = side("q8_0", kWindow), .v = side("q4_0", kWide), .dim = 512, .sequences = {{70, 2}}}, Kernel::rows);
 }

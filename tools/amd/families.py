@@ -23,7 +23,7 @@ FAMILIES = {
     "attention_rows": Family(("attn/rows_attn_cuda.cu",), "AttentionCuda.RowsOfWindowsAndSinks", "rows_kernel", "v_fmac_f32"),
     "attention_rows_f16": Family(("attn/rows_f16_attn_cuda.cu", "attn/prefill_parts_cuda.cu"), "AttentionCuda.RowsInF16OfEveryFormat",
                                  "rows_f16_kernel", "v_dot2acc"),
-    "latent": Family(("attn/latent_attn_cuda.cu", "attn/tile_attn_cuda.cu", "cache/append_cuda.cu", "cache/append_rows_exact.cu",
+    "latent": Family(("attn/latent_attn_cuda.cu", "attn/rows_f16_attn_cuda.cu", "attn/tile_attn_cuda.cu", "cache/append_cuda.cu", "cache/append_rows_exact.cu",
                       "cache/copy_parts_cuda.cu", "cache/calibrate_exact.cu"),
                      "LatentCuda.RowsAreNormed*:LatentCuda.AttentionReadsEveryFormat", "latent_kernel", "v_dual_fmac_f32"),
     "prefill": Family(("attn/prefill_cuda.cu", "attn/prefill_parts_cuda.cu"), "AttentionCuda.PromptsOverEveryKind",
