@@ -8,38 +8,26 @@ the scores (docs/gemma-4-caches.md).
 """
 import array
 import math
+import pathlib
 import struct
 import sys
 
-SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of GGUF's types of values
-STRING, ARRAY, F32 = 8, 9, 0
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+from random_gguf import F32, metadata  # noqa: E402
 
 
-class Reader:
-    def __init__(self, data):
-        self.data, self.at = data, 0
-
-    def number(self, form):
-        value = struct.unpack_from("<" + form, self.data, self.at)[0]
-        self.at += struct.calcsize(form)
-        return value
-
-    def text(self):
-        n = self.number("Q")
-        self.at += n
-        return self.data[self.at - n:self.at].decode()
-
-    def value(self, kind):
-        """Skips a value; numbers of 4 bytes are returned."""
-        if kind == STRING:
-            return self.text()
-        if kind == ARRAY:
-            inner, n = self.number("I"), self.number("Q")
-            return [self.value(inner) for _ in range(n)]
-        if SIZES[kind] == 4:
-            return self.number("I")
-        self.at += SIZES[kind]
-        return None
+def tensors_of(data, at):
+    """(name, values, kind, offset) of the tensors that are listed from `at` on, and where the list ends."""
+    tensors = []
+    for _ in range(struct.unpack_from("<Q", data, 8)[0]):
+        length = struct.unpack_from("<Q", data, at)[0]
+        name, at = data[at + 8:at + 8 + length].decode(), at + 8 + length
+        n_dims = struct.unpack_from("<I", data, at)[0]
+        *sizes, kind, offset = struct.unpack_from(f"<{n_dims}QIQ", data, at + 4)
+        at += 4 + 8 * n_dims + 12
+        tensors.append((name, math.prod(sizes), kind, offset))
+    return tensors, at
 
 
 def main():
@@ -48,20 +36,12 @@ def main():
     data, factor = bytearray(open(sys.argv[1], "rb").read()), float(sys.argv[3])
     if data[:4] != b"GGUF":
         sys.exit(f"{sys.argv[1]} is no GGUF file")
-    reader = Reader(data)
-    reader.at = 8
-    n_tensors, n_keys = reader.number("Q"), reader.number("Q")
-    keys = {}
-    for _ in range(n_keys):
-        name = reader.text()
-        keys[name] = reader.value(reader.number("I"))
-    tensors = []
-    for _ in range(n_tensors):
-        name = reader.text()
-        sizes = [reader.number("Q") for _ in range(reader.number("I"))]
-        tensors.append((name, math.prod(sizes), reader.number("I"), reader.number("Q")))
-    alignment = keys.get("general.alignment", 32)
-    first = -(-reader.at // alignment) * alignment
+    alignment, end = 32, 24
+    for key, _, _, value, end in metadata(data):
+        if key == "general.alignment":
+            alignment = struct.unpack_from("<I", data, value)[0]
+    tensors, end = tensors_of(data, end)
+    first = -(-end // alignment) * alignment
     scaled = 0
     for name, n, kind, offset in tensors:
         if not name.endswith("attn_q_norm.weight"):

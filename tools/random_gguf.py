@@ -50,19 +50,25 @@ def end_of(kind, data, at):
     return at
 
 
+def metadata(data):
+    """The fields of a GGUF file: (key, where the field begins, kind of the value, where the value begins, where it ends)."""
+    at = 24
+    for _ in range(struct.unpack_from("<Q", data, 16)[0]):
+        start, length = at, struct.unpack_from("<Q", data, at)[0]
+        kind = struct.unpack_from("<I", data, at + 8 + length)[0]
+        value = at + 12 + length
+        at = end_of(kind, data, value)
+        yield data[start + 8:start + 8 + length].decode(), start, kind, value, at
+
+
 def tokenizer_of(path):
     """The tokenizer's fields of a GGUF file as they are there, and how many tokens it has."""
     with open(path, "rb") as file:
         data = file.read()
-    fields, n_tokens, at = [], 0, 24
-    for _ in range(struct.unpack_from("<Q", data, 16)[0]):
-        start, length = at, struct.unpack_from("<Q", data, at)[0]
-        key = data[at + 8:at + 8 + length].decode()
-        kind = struct.unpack_from("<I", data, at + 8 + length)[0]
-        value = at + 12 + length
-        at = end_of(kind, data, value)
+    fields, n_tokens = [], 0
+    for key, start, _, value, end in metadata(data):
         if key.startswith("tokenizer."):
-            fields.append(data[start:at])
+            fields.append(data[start:end])
         if key == "tokenizer.ggml.tokens":
             n_tokens = struct.unpack_from("<Q", data, value + 4)[0]
     return fields, n_tokens

@@ -232,7 +232,7 @@ StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, cons
 
 BlockKernel block_kernel(const KvTiles& k, const KvTiles& v) {
   if (k.kind != TileKind::rows) return BlockKernel::prefill;
-  return can_run_rows_f16_attn(k, v.n_kv_heads > 0 ? v : k) ? BlockKernel::rows_f16 : BlockKernel::rows;
+  return reads_rows_in_f16(k, v.n_kv_heads > 0 ? v : k) ? BlockKernel::rows_f16 : BlockKernel::rows;
 }
 
 int padded_rows(int n) {

@@ -127,8 +127,6 @@ void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const Pref
 /// prefill_attn()'s. Parts are put together in their order: results do not depend on timing. Of latent rows a.v is a.k,
 /// and a.out [rows of the step, n_heads, n_out] gets the first n_out values of each head's output; else n_out is head_dim.
 void rows_f16_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list, int n_out);
-/// Whether f16 holds the values of both sides, and a block of the current device has the shared memory.
-bool can_run_rows_f16_attn(const KvTiles& k, const KvTiles& v);
 /// For spans of so many queries a kv head, or more.
 PrefillPlan rows_f16_attn_plan(int head_dim, int n_queries);
 /// Parts of each of n_rows rows with blocks of their own.
@@ -141,7 +139,7 @@ int rows_attn_queries(int head_dim);
 /// Whether a block of the current device has the shared memory for rows of so many values.
 bool can_run_rows_attn(int head_dim);
 
-/// Attention in floats over latent rows of any format, up to kMostLatentDim (latent_dim.h) wide: one kv head (a.k; a.v
+/// Attention in floats over latent rows of any format, up to kMostLatentDim (row_limits.h) wide: one kv head (a.k; a.v
 /// is not read), whose rows are K and V of all n_heads. a.out [rows of the step, n_heads, n_out] gets the first n_out
 /// values of each head's output. Positions are cut into parts by the number of rows and heads alone, so that a recorded
 /// launch serves every depth; parts are put together in their order: results do not depend on timing. `scratch` has

@@ -3,8 +3,6 @@
 namespace ridge {
 namespace {
 
-constexpr int kMostHeadDim = 512, kMostF16Dim = 576;
-
 Support latent_support(const DeviceAttentionProblem& p) {
   if (!p.layer.v_is_k) return {false, "K and V have rows of their own"};
   if (p.layer.head_dim > kMostLatentDim)
@@ -14,19 +12,20 @@ Support latent_support(const DeviceAttentionProblem& p) {
 
 Support rows_support(const DeviceAttentionProblem& p) {
   if (p.layer.v_is_k) return {false, "latent rows"};
-  if (p.layer.head_dim > kMostHeadDim)
-    return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostHeadDim)};
+  if (p.layer.head_dim > kMostRowsHeadDim)
+    return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostRowsHeadDim)};
   return {};
 }
 
 Support rows_f16_support(const DeviceAttentionProblem& p) {
-  if (p.layer.head_dim > kMostF16Dim)
-    return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostF16Dim)};
+  if (p.layer.head_dim > kMostRowsF16Dim)
+    return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostRowsF16Dim)};
   if (p.layer.head_dim % 16 != 0) return {false, fmt::format("head_dim {} is no multiple of 16", p.layer.head_dim)};
-  for (const KvSide side : kKvSides)
-    for (const KvFormat* format : {p.layer.side(side).format, &p.layer.side(side).recent()})
-      if (format->name == "f32" || format->name == "bf16")
-        return {false, fmt::format("f16 does not hold all values of {}", format->name)};
+  const KvLayouts layouts(p.layer, false);
+  for (const KvTiles* const tiles : {&layouts.k.tiles, &layouts.v.tiles})
+    for (const int format : {tiles->format, tiles->recent})
+      if (!fits_f16(format))
+        return {false, fmt::format("f16 does not hold all values of {}", kv_formats()[size_t(format)].name)};
   return {};
 }
 

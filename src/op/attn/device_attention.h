@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "op/attn/latent_dim.h"
+#include "op/attn/row_limits.h"
 #include "op/cache/layout.h"
 
 namespace ridge {

@@ -6,7 +6,7 @@
 
 #include "gpu/tensor.h"
 #include "op/attn/attn_cuda.h"
-#include "op/attn/latent_dim.h"
+#include "op/attn/row_limits.h"
 #include "op/cache/rotate_warp.h"
 #include "op/cache/row_pieces.h"
 

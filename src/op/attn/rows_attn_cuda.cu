@@ -52,11 +52,9 @@ __device__ void decode_tile(const KvTiles& t, const ReadTile& read, bool coded, 
   };
   decode(front);
   if (!coded) decode(back);
-  for (int i = int(threadIdx.x); i < kKeys * t.head_dim; i += kThreads) {
-    const int p = i / t.head_dim;
-    const bool held = (p >= front.begin && p < front.end) || (!coded && p >= back.begin && p < back.end);
-    if (!held) to.rows[p * to.pitch + i % t.head_dim] = 0;
-  }
+  for (int p = 0; p < kKeys; ++p)
+    if (!front.has(p) && (coded || !back.has(p)))
+      for (int d = int(threadIdx.x); d < t.head_dim; d += kThreads) to.rows[p * to.pitch + d] = 0;
 }
 
 /// Blocks: (block of the list, kv head). kDims: head_dim rounded up to 32 times this.

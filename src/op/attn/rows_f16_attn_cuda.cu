@@ -6,6 +6,7 @@
 
 #include "gpu/tensor.h"
 #include "op/attn/attn_cuda.h"
+#include "op/attn/row_limits.h"
 #include "op/cache/rotate_warp.h"
 #include "op/cache/row_pieces.h"
 
@@ -58,9 +59,6 @@ __device__ __forceinline__ void fetch_words(const CachedRow& row, int dim, int f
   }
 }
 
-/// Formats whose values f16 cannot hold have attention in floats.
-template <class F>
-constexpr bool kFitsF16 = !std::is_same_v<F, KvF32> && !std::is_same_v<F, KvBf16>;
 /// Pieces that a thread asks for before it uses the first: memory answers late.
 template <class F>
 constexpr int kAhead = kPieceOf<F> > 8 ? 1 : 4;
@@ -103,7 +101,7 @@ __device__ __forceinline__ void decode_values(const RowRange& rows, int n_thread
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int p = 2 * (pair + j * own.step) + u;
-        if (p >= rows.begin && p < rows.end) fetch_words<F>(rows.row(p), rows.head_dim, own.first, centre, words[j][u]);
+        if (rows.has(p)) fetch_words<F>(rows.row(p), rows.head_dim, own.first, centre, words[j][u]);
       }
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
@@ -382,7 +380,8 @@ __global__ void __launch_bounds__(32 * kJoinWarps)
   }
 }
 
-constexpr int kMostDim = 576;  // latent rows of DeepSeek and GLM
+// Rows of every size have a kernel on any device: AMD's cards have the least shared memory.
+static_assert(Cut<kMostRowsF16Dim, 16>::kShared <= 64 << 10);
 
 /// Calls visit(Cut) of the kernel for these rows and queries of a block: 16 or 64, of wide rows 32 too.
 template <int kDim, class Visit>
@@ -396,20 +395,13 @@ auto with_cut(int head_dim, int queries, const Visit& visit) {
   if (head_dim <= 128) return with_queries<128>(queries, visit);
   if (head_dim <= 256) return with_queries<256>(queries, visit);
   if (head_dim <= 512) return with_queries<512>(queries, visit);
-  return with_queries<kMostDim>(queries, visit);
+  return with_queries<kMostRowsF16Dim>(queries, visit);
 }
 bool fits(int head_dim, int queries) {
   return with_cut(head_dim, queries, [](auto cut) { return cut.kShared <= size_t(gpu::most_shared_bytes()); });
 }
 
 }  // namespace
-
-bool can_run_rows_f16_attn(const KvTiles& k, const KvTiles& v) {
-  const auto fits_f16 = [](const KvTiles& t) {
-    return ((1u << t.format | 1u << t.recent) & (1u << kNumberOfF32 | 1u << kNumberOfBf16)) == 0;
-  };
-  return k.head_dim % 16 == 0 && k.head_dim <= kMostDim && fits_f16(k) && fits_f16(v) && fits(k.head_dim, 16);
-}
 
 PrefillPlan rows_f16_attn_plan(int head_dim, int n_queries) {
   int queries = n_queries <= 16 ? 16 : n_queries <= 32 && head_dim > 256 ? 32 : 64;

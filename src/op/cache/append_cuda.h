@@ -14,8 +14,6 @@ namespace ridge {
 
 /// Largest head_dim of rows that a thread holds alone.
 inline constexpr int kMaxDeviceHeadDim = 256;
-/// Largest head_dim of rows that are not latent ones: of attention over rows, which is in no hurry.
-inline constexpr int kMostRowsHeadDim = 512;
 /// Whether a device rounds rows of a format weighted: a thread alone holds up to kMaxDeviceHeadDim values, a warp the
 /// largest rows of rotor-3 and rotor-4.
 inline bool can_weigh_rows(std::string_view format, int head_dim) {

@@ -52,9 +52,7 @@ constexpr int number_of(KvTypes<F...>) {
   ((found = std::is_same_v<Wanted, F> ? i : found, ++i), ...);
   return found;
 }
-inline constexpr int kNumberOfF16 = number_of<KvF16>(KvFormatTypes()), kNumberOfI8r = number_of<KvI8r>(KvFormatTypes()),
-                     kNumberOfF32 = number_of<KvF32>(KvFormatTypes()),
-                     kNumberOfBf16 = number_of<KvBf16>(KvFormatTypes());
+inline constexpr int kNumberOfF16 = number_of<KvF16>(KvFormatTypes()), kNumberOfI8r = number_of<KvI8r>(KvFormatTypes());
 
 /// The format that the row of a position has while it is exact. Rows without a place in a ring are coded from f16.
 __device__ __forceinline__ int exact_format(const KvTiles& t, int position) {

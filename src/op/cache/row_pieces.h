@@ -111,22 +111,24 @@ struct RowRange {
     }
   }
   __device__ bool empty() const { return begin >= end; }
+  __device__ bool has(int p) const { return p >= begin && p < end; }
   __device__ CachedRow row(int p) const { return {rows + p * row_bytes, format, coding}; }
 
  private:
   __device__ void set(const std::byte* at, int64_t bytes, int number) { rows = at, row_bytes = bytes, format = number; }
 };
 
-/// How n_threads threads share the pieces of rows: a thread has one piece of every step-th row.
+/// How n_threads threads, at least as many as a row has pieces, share rows: a thread has one piece of every step-th row.
 struct PieceOfRows {
-  int first, row, step;  ///< value of a row; row of the range, none below 0
+  int first;      ///< value of a row
+  int row, step;  ///< its first row; kTilePositions of threads that are too many
 
   __device__ PieceOfRows(int head_dim, int piece, int n_threads) {
     const int pieces = (head_dim + piece - 1) / piece;
-    step = max(1, n_threads / pieces);
+    step = n_threads / pieces;
     row = int(threadIdx.x) / pieces;
     first = (int(threadIdx.x) - row * pieces) * piece;
-    if (row >= step) row = 1 << 20;  // more threads than pieces of the rows of a turn
+    if (row >= step) row = kTilePositions;
   }
 };
 

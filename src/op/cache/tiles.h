@@ -25,6 +25,8 @@ inline constexpr int kPagePositions = kPageTiles * kTilePositions;
 /// Rows that a ring holds beyond a window and the tile that fills up: a sequence can go back by so many tokens, or
 /// bring so many to a step, and still has every row exact that its queries see exact.
 inline constexpr int kSpareRows = 32;
+/// Largest head_dim that a device serves, latent rows apart.
+inline constexpr int kMostRowsHeadDim = 512;
 
 /// What was coded into a page, over its positions and all kv heads.
 struct PageCounts {
