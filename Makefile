@@ -1,6 +1,6 @@
 # The front door. Every target is one line; the work is in CMakePresets.json and scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help build install package-deb package-tarball package-cuda package-wheel package-container test debug tsan fuzz cuda hip gpu-gate hip-check demo serve real env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
+.PHONY: help build install package-deb package-tarball package-cuda package-wheel package-container test debug tsan fuzz cuda hip gpu-gate amd-report hip-check demo serve real env bench profile sweep roofline reproduce report fmt tidy lint docs ci clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -60,6 +60,9 @@ hip:  ## build for AMD GPUs in build/hip (ROCm 6 or 7); docs/amd.md
 
 gpu-gate:  ## on a machine with an NVIDIA GPU: build, device tests, sanitizers, short benches; logs in build/gpu-gate
 	@scripts/gpu-gate
+
+amd-report:  ## on a machine with an AMD GPU: build, device tests, text, short benches, packed into one archive
+	@scripts/amd-report
 
 hip-check:  ## compile all device files for RDNA3 and check the assembly of decode kernels (clang++-19)
 	cmake --preset hip-check && cmake --build --preset hip-check

@@ -13,6 +13,7 @@ emulated ones, guard pages included. Waves and blocks run in shuffled order. It 
 or the runtime. Ends with 0 when every test passed and every kernel that has a code object ran there.
 """
 import argparse
+import collections
 import datetime
 import hashlib
 import json
@@ -209,9 +210,11 @@ def rows_of(family, options, objects, launches):
         source = of_object[r["object"]]
         row = rows.setdefault((r["kernel"], r["test"]), {
             **same, "file": source["file"], "kernel": demangled([r["kernel"]])[0], "test": r["test"], "compiler": f"{compiler} {source['level']}",
-            "launches": 0, "instructions": 0, "lds_bytes": 0, "scratch_bytes": r["scratch"], "registers": r["vgprs"], "spills": r["spills"]})
+            "launches": 0, "instructions": 0, "clocks": collections.Counter(), "counts": collections.Counter(), "lds_bytes": 0, "scratch_bytes": r["scratch"], "registers": r["vgprs"], "spills": r["spills"]})
         row["launches"] += 1
         row["instructions"] += r["instructions"]
+        for what in ("clocks", "counts"):
+            row[what].update(r[what])
         row["lds_bytes"] = max(row["lds_bytes"], r["lds"])
     return list(rows.values())
 

@@ -12,6 +12,11 @@ struct ridge_launch {
   uint32_t shared_bytes;    // dynamic
   uint32_t argument_bytes;  // without what a device's compiler adds behind them
   const void* arguments;    // each at a multiple of its alignment
+  // What a runtime of a whole program knows besides (tools/amd/runtime.cpp); null here.
+  const void* bundle;   // the device code that has the kernel
+  const char* name;     // of the kernel in it
+  void* const* places;  // where each argument is
+  void* packed;         // where they are to be put as `arguments`; then nothing runs, and the bytes are returned
 };
 /// The library's only function. Returns 1 when the kernel has run, 0 when the emulated GPU is to run it.
 using ridge_run = int (*)(const ridge_launch*);

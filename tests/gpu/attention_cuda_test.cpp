@@ -11,6 +11,24 @@ TEST_F(AttentionCuda, TilesOfEveryPairOfKinds) {
     for (const char* v : kTileFormats) check({.k = side(k), .v = side(v)}, Kernel::tiles);
 }
 
+// Shapes of two public notes on AMD chips: 3-bit caches at 20 heads over 5 of 128 values, int8 K at 24 over 4 of 256; one kv head of
+// each. Two lengths: their difference is what a tile costs (tools/tables/amd.py).
+std::vector<Case> published_shapes(int n_past) {
+  std::vector<Case> cases;
+  for (const auto& [k, v] : {std::pair("f16", "f16"), {"rotor-3", "rotor-3"}, {"q8_0", "q4_0"}})
+    cases.push_back({.k = side(k), .v = side(v), .n_kv_heads = 1, .group = 4, .sequences = {{n_past, 1}}});
+  for (const char* v : {"f16", "q8_0", "q4_0"})
+    cases.push_back(
+        {.k = side("q8_0"), .v = side(v), .dim = 256, .n_kv_heads = 1, .group = 6, .sequences = {{n_past, 1}}});
+  return cases;
+}
+TEST_F(AttentionCuda, TilesOfPublishedShapes17) {
+  for (const Case& c : published_shapes(17 * kTilePositions - 1)) check(c, Kernel::tiles);
+}
+TEST_F(AttentionCuda, TilesOfPublishedShapes33) {
+  for (const Case& c : published_shapes(33 * kTilePositions - 1)) check(c, Kernel::tiles);
+}
+
 // A centre of K that turns from tile to tile: coded, exact and sinks; all pairs, some, and pairs that lie side by side.
 TEST_F(AttentionCuda, ATurningCentreComesBackOnTheScores) {
   KvPolicy rotated = kCentred;

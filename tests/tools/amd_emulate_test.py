@@ -49,7 +49,7 @@ class Metadata(unittest.TestCase):
 
 
 class Arguments(unittest.TestCase):
-    KERNEL = Kernel("k", 0, 64, 16, 48, 12, {"hidden_block_count_y": 16, "hidden_group_size_x": 20, "hidden_dynamic_lds_size": 24}, 0,
+    KERNEL = Kernel("k", 0, 64, 16, 48, ((0, 8), (8, 4)), {"hidden_block_count_y": 16, "hidden_group_size_x": 20, "hidden_dynamic_lds_size": 24}, 0,
                     2 << 1 | 1 << 7 | 1 << 9, 0x408, 32, 0)
 
     def test_hidden_arguments_stand_behind_the_launches_own(self):

@@ -1,4 +1,5 @@
 """A code object of an AMD GPU (ELF, code object version 5): its kernels and its image in memory."""
+import ctypes
 import dataclasses
 import struct
 
@@ -53,13 +54,24 @@ class Kernel:
     lds: int  # static bytes
     scratch: int  # bytes a lane
     kernarg: int  # bytes
-    explicit: int  # end of the last argument that the source has
+    places: tuple  # (offset, bytes) of the arguments that the source has
     hidden: dict  # offsets of the arguments that the compiler adds
     rsrc1: int
     rsrc2: int
     properties: int
     vgprs: int
     spills: int
+
+    @property
+    def explicit(self):
+        """End of the last argument that the source has."""
+        return max((offset + size for offset, size in self.places), default=0)
+
+    def pack(self, values, to):
+        """Copies the arguments from the addresses `values` to where the kernel expects them, behind the address `to`. Returns the bytes."""
+        for (offset, size), value in zip(self.places, values[:len(self.places)]):
+            ctypes.memmove(to + offset, value, size)
+        return self.explicit
 
     @property
     def user_registers(self):
@@ -159,7 +171,7 @@ class CodeObject:
         arguments = meta.get(".args", [])
         explicit = [a for a in arguments if not a[".value_kind"].startswith("hidden_")]
         return Kernel(name, descriptor + entry, lds, scratch, kernarg,
-                      max((a[".offset"] + a[".size"] for a in explicit), default=0),
+                      tuple((a[".offset"], a[".size"]) for a in explicit),
                       {a[".value_kind"]: a[".offset"] for a in arguments if a[".value_kind"].startswith("hidden_")},
                       rsrc1, rsrc2, properties, meta[".vgpr_count"], meta.get(".vgpr_spill_count", 0))
 

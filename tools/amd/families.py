@@ -20,6 +20,8 @@ FAMILIES = {
     "embedding": Family(("gemv/rows_cuda.cu", "score/score_cuda.cu"), "OpsCuda.Embeddings*:OpsCuda.Scores*", "embed_kernel", "v_mul_f32"),
     "attention": Family(("attn/tile_split_128.cu", "attn/tile_attn_cuda.cu"), "AttentionCuda.TilesOfEveryPairOfKinds",
                         "attn_split_kernel", "v_dot4_i32_iu8"),
+    "attention_notes": Family(("attn/tile_split_128.cu", "attn/tile_split_256.cu", "attn/tile_attn_cuda.cu"), "AttentionCuda.TilesOfPublishedShapes*",
+                              "attn_split_kernel", "v_dot4_i32_iu8"),
     "attention_rows": Family(("attn/rows_attn_cuda.cu",), "AttentionCuda.RowsOfWindowsAndSinks", "rows_kernel", "v_fmac_f32"),
     "attention_rows_f16": Family(("attn/rows_f16_attn_cuda.cu", "attn/prefill_parts_cuda.cu"), "AttentionCuda.RowsInF16OfEveryFormat",
                                  "rows_f16_kernel", "v_dot2acc"),

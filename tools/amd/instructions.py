@@ -5,6 +5,7 @@ AMD's manual; operands are read from the instruction at run time.
 """
 import ctypes
 import dataclasses
+import re
 
 from amd.memory import memory_move
 from amd.patches import patched_emulator
@@ -28,6 +29,12 @@ BASES = {235: SHARED_BASE, 237: PRIVATE_BASE}  # operands that are bases of flat
 SRC_SHARED_BASE, SRC_POPS = 235, 239
 INVALIDATIONS = {0xE0AC0000: "BUFFER_GL0_INV", 0xE0B00000: "BUFFER_GL1_INV"}  # of caches, which are not emulated
 MARKS_OF_DPP = (233, 234, 250)  # in the place of the first operand
+# What an instruction keeps busy, as far as a wave of 32 lanes is concerned. VECTOR: a SIMD's arithmetic. LDS: its unit, which the two
+# SIMDs of a compute unit share and which moves 128 bytes a clock.
+GROUPS = ("scalar", "vector", "dot", "matrix", "lds", "global", "scratch")
+SLOW = re.compile(r"V_(EXP|LOG|RCP|RSQ|SQRT|SIN|COS)_")  # a quarter of the rate
+DOUBLE = re.compile(r"V_\w*F64")  # a sixteenth and less
+SPACE_GROUPS = ("global", "global", "scratch", "lds")  # of memory.SPACES
 PC_KINDS = {"S_GETPC_B64": GET_PC, "S_SETPC_B64": SET_PC, "S_SWAPPC_B64": SWAP_PC}
 
 
@@ -40,6 +47,20 @@ class Instruction:
     arguments: tuple = ()  # indices of buffers; for kinds of program counters and bases: registers
     copied: int = 0  # 1 + the register whose copy the function reads, or 0
     memory: dict = dataclasses.field(default_factory=dict)  # of a load or store: fields of launcher.c's op
+
+    @property
+    def work(self):
+        """(group, clocks): the unit that a wave keeps busy, and for how long."""
+        if self.memory:
+            group = SPACE_GROUPS[self.memory["space"]]
+            return group, max(1, self.memory["size"] // 4) * self.memory["n_places"]
+        if self.name.startswith("DS_"):
+            return "lds", 1
+        if not self.name.startswith("V_"):
+            return "global" if self.name.startswith(("GLOBAL_", "FLAT_")) else "scalar", 1
+        if self.name.startswith("V_WMMA"):
+            return "matrix", 32
+        return "dot" if self.name.startswith("V_DOT") else "vector", 4 if SLOW.match(self.name) else 16 if DOUBLE.match(self.name) else 1
 
 
 def constants():

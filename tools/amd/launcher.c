@@ -55,6 +55,7 @@ enum { kReady, kWaiting, kEnded };
 enum { kUnknown, kPlain, kBarrier, kSkip, kGetPc, kSetPc, kSwapPc, kSharedBase, kPrivateBase, kMemory };
 enum { kGlobal, kFlat, kScratchMemory, kShared };
 enum { kDone, kNeeds, kOutside, kTooMany };
+enum { kGroups = 8 };
 
 /// An instruction in one of the emulator's functions.
 struct op {
@@ -62,6 +63,7 @@ struct op {
   uint8_t kind, n_arguments, bytes;
   uint8_t argument[5];  // which of the wave's buffers
   uint16_t copied;      // 1 + the register that other lanes read (DPP), or 0
+  uint8_t group, clocks;  // which unit it keeps busy, and for how long (instructions.py)
   // Of loads and stores (kMemory):
   uint8_t space, is_store, is_signed, half;  // half: 1 the lower 16 bits of a register, 2 the upper ones
   uint8_t size, address, data[2], target, base, has_vector;
@@ -83,6 +85,7 @@ struct block {
   struct wave* waves;
   uint64_t n_waves, lds, random, most, count;
   uint64_t pc;  // at which it stopped
+  uint64_t clocks[kGroups], counts[kGroups];  // of instructions that ran, by their group
 };
 
 static struct block* running;
@@ -210,6 +213,8 @@ int ridge_run_block(struct block* b) {
       const struct op* op = &b->ops[at / 4];
       if (op->kind == kUnknown) return kNeeds;
       if (b->count++ == b->most) return kTooMany;
+      b->clocks[op->group] += op->clocks;
+      ++b->counts[op->group];
       if (op->kind <= kBarrier) call(op, w, b->lds);
       else if (op->kind == kMemory) move_memory(op, w, b->lds);
       else move_pc(op, w, b->pc + op->bytes, b->lds);

@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import re
+import struct
 import sys
 import threading
 import time
@@ -19,12 +20,14 @@ MOST_INSTRUCTIONS = 100_000_000  # of a block
 
 class Launch(ctypes.Structure):
     _fields_ = [("kernel", ctypes.c_void_p), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3),
-                ("shared_bytes", ctypes.c_uint32), ("argument_bytes", ctypes.c_uint32), ("arguments", ctypes.c_void_p)]
+                ("shared_bytes", ctypes.c_uint32), ("argument_bytes", ctypes.c_uint32), ("arguments", ctypes.c_void_p),
+                ("bundle", ctypes.c_void_p), ("name", ctypes.c_char_p), ("places", ctypes.POINTER(ctypes.c_void_p)),
+                ("packed", ctypes.c_void_p)]
 
 
 class Op(ctypes.Structure):
     _fields_ = [("run", ctypes.c_void_p), ("kind", ctypes.c_uint8), ("n_arguments", ctypes.c_uint8), ("bytes", ctypes.c_uint8),
-                ("argument", ctypes.c_uint8 * 5), ("copied", ctypes.c_uint16),
+                ("argument", ctypes.c_uint8 * 5), ("copied", ctypes.c_uint16), ("group", ctypes.c_uint8), ("clocks", ctypes.c_uint8),
                 *((name, ctypes.c_uint8) for name in ("space", "is_store", "is_signed", "half", "size", "address")),
                 ("data", ctypes.c_uint8 * 2), *((name, ctypes.c_uint8) for name in ("target", "base", "has_vector", "n_places")),
                 ("offset", ctypes.c_int32 * 2)]
@@ -32,27 +35,50 @@ class Op(ctypes.Structure):
 
 class Block(ctypes.Structure):
     _fields_ = [("base", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("ops", ctypes.c_void_p), ("waves", ctypes.c_void_p),
-                *((name, ctypes.c_uint64) for name in ("n_waves", "lds", "random", "most", "count", "pc"))]
+                *((name, ctypes.c_uint64) for name in ("n_waves", "lds", "random", "most", "count", "pc")),
+                ("group_clocks", ctypes.c_uint64 * 8), ("group_counts", ctypes.c_uint64 * 8)]
 
 
 class Loaded:
     """A code object in memory, and what is known of its instructions."""
 
-    def __init__(self, path):
-        with open(path, "rb") as file:
-            self.object = CodeObject(file.read())
+    def __init__(self, data, name):
+        self.object = CodeObject(data)
         self._memory = mmap.mmap(-1, (self.object.bytes + 4095) // 4096 * 4096 + 4096)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         image = self.object.image(self.base)
         self._memory[:len(image)] = image
         self.ops = (Op * (self.object.bytes // 4 + 1))()
-        self.name = os.path.basename(path)
+        self.name = name
+
+
+def of_file(path):
+    with open(path, "rb") as file:
+        return Loaded(file.read(), os.path.basename(path))
+
+
+def of_bundle(address, target):
+    """The code object for a target of a bundle in memory, as clang puts it into a program."""
+    magic = b"__CLANG_OFFLOAD_BUNDLE__"
+    if ctypes.string_at(address, len(magic)) != magic:
+        raise BadObject("the program's device code is no bundle of clang's, or a compressed one")
+    at = address + len(magic)
+    count, = struct.unpack("<Q", ctypes.string_at(at, 8))
+    at += 8
+    for _ in range(count):
+        offset, size, length = struct.unpack("<3Q", ctypes.string_at(at, 24))
+        name = ctypes.string_at(at + 24, length).decode()
+        at += 24 + length
+        if name.endswith(f"-{target}"):
+            return Loaded(ctypes.string_at(address + offset, size), hex(address))
+    raise BadObject(f"the program has no device code for {target}")
 
 
 class Machine:
     def __init__(self, config, instructions, library):
         self._instructions, self._library, self._config = instructions, library, config
-        self._objects = [Loaded(path) for path in config["objects"]]
+        self._objects = [of_file(path) for path in config["objects"]]
+        self._bundles = {}
         self._kernels = {}
         for loaded in self._objects:
             for name, kernel in loaded.object.kernels.items():
@@ -66,7 +92,7 @@ class Machine:
         self._random = config["seed"] * 0x9E3779B97F4A7C15 & (1 << 64) - 1 or 1
         library.ridge_wave_bytes.restype = ctypes.c_uint64
         self._wave_bytes = library.ridge_wave_bytes()
-        self._constants = instructions_constants()
+        self._constants, self._groups = instructions_facts()
         self._lock = threading.Lock()
         self._fault = config.get("fault")
         self._planted = None
@@ -80,16 +106,23 @@ class Machine:
                 return base
         raise MemoryError("no free address for LDS")
 
+    def _of_bundle(self, launch):
+        if launch.bundle not in self._bundles:
+            self._bundles[launch.bundle] = of_bundle(launch.bundle, self._config["target"])
+        loaded = self._bundles[launch.bundle]
+        return loaded, loaded.object.kernels[launch.name.decode()]
+
     def run(self, launch):
-        """1 when the kernel has run here, 0 when no code object has it."""
-        name = self._names.get(launch.kernel)
-        if name not in self._kernels:
-            print(f"\n@amd {json.dumps({'fibers': name or hex(launch.kernel)})}", flush=True)
-            return 0
-        print(f"\n@amd {json.dumps({'begins': name})}", flush=True)
+        """1 when the kernel has run here, 0 when no code object has it. The bytes of the arguments where they are only packed."""
         with self._lock:
-            record = self._run(*self._kernels[name], launch)
-        print(f"\n@amd {json.dumps(record)}", flush=True)
+            if launch.packed:
+                return self._of_bundle(launch)[1].pack(launch.places, launch.packed)
+            name = launch.name.decode() if launch.name else self._names.get(launch.kernel)
+            if not launch.bundle and name not in self._kernels:
+                say({"fibers": name or hex(launch.kernel)})
+                return 0
+            say({"begins": name})
+            say(self._run(*(self._of_bundle(launch) if launch.bundle else self._kernels[name]), launch))
         return 1
 
     def _run(self, loaded, kernel, launch):
@@ -127,7 +160,11 @@ class Machine:
         self._random = block.random
         return {"kernel": kernel.name, "object": loaded.name, "grid": grid, "block": dim, "instructions": count, "lds": lds,
                 "scratch": kernel.scratch, "vgprs": kernel.vgprs, "spills": kernel.spills,
+                "clocks": self._by_group(block.group_clocks), "counts": self._by_group(block.group_counts),
                 "seconds": round(time.monotonic() - began, 3), "kinds": len(self._instructions), "fault": self._planted}
+
+    def _by_group(self, numbers):
+        return {group: numbers[i] for i, group in enumerate(self._groups) if numbers[i]}
 
     def _order(self, grid):
         """All blocks, shuffled."""
@@ -164,7 +201,8 @@ class Machine:
                 getattr(op, name)[:] = value
             else:
                 setattr(op, name, value)
-        op.copied, op.kind = inst.copied, inst.kind
+        group, op.clocks = inst.work
+        op.copied, op.kind, op.group = inst.copied, inst.kind, self._groups.index(group)
 
     def _is_fault(self, kernel, inst):
         """Whether this instruction is the one to leave out: instructions count when they are met first."""
@@ -175,9 +213,18 @@ class Machine:
         return fault["number"] == 0
 
 
-def instructions_constants():
+def instructions_facts():
     from amd import instructions
-    return instructions.constants()
+    return instructions.constants(), instructions.GROUPS
+
+
+def say(record):
+    """A record of a launch: a line of the file that RIDGE_AMD_LOG names, or of the tests' output."""
+    if path := os.environ.get("RIDGE_AMD_LOG"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+    else:
+        print(f"\n@amd {json.dumps(record)}", flush=True)
 
 
 RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Launch))
@@ -197,7 +244,7 @@ def start():
         try:
             return machine.run(launch.contents)
         except BaseException as error:  # nothing may be run elsewhere by mistake
-            print(f"\n@amd {json.dumps({'error': str(error)})}", flush=True)
+            say({"error": str(error)})
             if not isinstance(error, BadObject):
                 traceback.print_exc()
             sys.stdout.flush()
