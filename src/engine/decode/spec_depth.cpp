@@ -2,69 +2,110 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
+#include <tuple>
+#include <utility>
 
 namespace ridge {
 namespace {
 
-/// Least weight of a new measurement in a mean.
-constexpr double kNewPlain = 1.0 / 8, kNewExtra = 1.0 / 4, kNewAcceptance = 1.0 / 8;
+/// Weight of a new measurement in a mean.
+constexpr double kNewAcceptance = 1.0 / 8;
 /// What a proposal must promise over what it costs, since both are estimates.
 constexpr double kMargin = 1.1;
 /// Proposals of a try, and steps without proposals before the first try again and at most: text may change. They are
 /// the most at once where not even proposals that always hold would pay.
 constexpr int kTryDepth = 2, kFirstDistance = 16, kMostDistance = 256;
-/// What tries may lose, of the steps between them, and the most steps for that.
+/// What tries may lose of any so many steps, and the most steps from one to the next for that.
 constexpr double kMostLost = 0.02;
-constexpr int kLongestDistance = 1024;
+constexpr int kWindow = 512, kLongestDistance = 2048;
 /// Most that a step counts as having lost, a proposal in it, and one in which a draft reads what came without it, in
 /// steps that are paused: it may have waited for the machine.
 constexpr double kMostLostStep = 2, kMostLostLate = 8;
 /// Part of a step from which on a proposer that found nothing has cost something.
 constexpr double kVain = 0.02;
-/// Steps after which the time of a step without proposals is measured again.
-constexpr int kPlainAge = 64;
+/// Steps after which the time of a step without proposals is measured again, and while few were.
+constexpr int kPlainAge = 64, kFirstPlainAge = 8, kFewPlain = 5;
+/// How far apart times of equal steps may be.
+constexpr double kAgree = 1.3;
+/// Proposals in a row whose gain is weighed.
+constexpr int kMostWeighed = 8;
 
-/// What a new measurement makes of a mean of n. A step that waited for the machine says little about steps: `most` is
-/// the most that counts.
-double mean_of(double mean, int n, double value, double most, double least_weight) {
-  return mean + std::max(least_weight, 1.0 / (n + 1)) * (std::clamp(value, -most, most) - mean);
+/// The lower quartile: steps that wait for the machine are slow, none is fast.
+double lower_quartile(std::span<double> values) {
+  const auto at = values.begin() + (std::ssize(values) - 1) / 4;
+  std::ranges::nth_element(values, at);
+  return *at;
 }
 
 }  // namespace
 
+double RecentTimes::value() const {
+  if (n_ == 0) return 0;
+  std::array<double, 5> values = newest_;
+  return lower_quartile({values.data(), std::min(values.size(), size_t(n_))});
+}
+
+bool RecentTimes::is_settled() const {
+  if (n_ < 3 || n_ >= 2 * int(newest_.size())) return n_ >= 3;
+  std::array<double, 5> values = newest_;
+  const auto end = values.begin() + std::min(ptrdiff_t(n_), std::ssize(values));
+  std::partial_sort(values.begin(), values.begin() + 2, end);
+  return values[1] <= kAgree * values[0];
+}
+
 void SpecCost::add(int n_proposed, double seconds) {
   if (n_proposed == 0) {
-    if (was_paused_) heard_ = std::max(1.0, mean_of(heard_, n_heard_++, seconds / plain_, 2, kNewPlain));
-    else add_plain(seconds / heard_);
+    if (was_paused_) heard_.add(std::max(1.0, seconds / plain()));
+    else plain_.add(seconds / listening());
     age_ = 0;
+    ++n_unproposed_;
   } else {
     was_paused_ = false;
-    // A step cannot cost less for its proposals; one that waited says little.
-    extra_ = std::max(0.0, mean_of(extra_, n_extra_, (seconds - plain_) / n_proposed, 2 * plain_, kNewExtra));
-    ++n_extra_;
+    n_unproposed_ = 0;
+    proposed_[size_t(n_extra_++) % proposed_.size()] = {n_proposed, seconds};
     ++age_;
   }
 }
 
 void SpecCost::add_paused(double seconds) {
-  add_plain(seconds);
+  plain_.add(seconds);
   ++n_pauses_;
+  ++n_unproposed_;
   was_paused_ = true;
   age_ = 0;
 }
 
-void SpecCost::add_plain(double seconds) {
-  plain_ = mean_of(plain_, n_plain_, seconds, n_plain_ > 0 ? 2 * plain_ : seconds, kNewPlain);
-  ++n_plain_;
+double SpecCost::extra() const {
+  if (n_extra_ == 0) return plain() / 8;
+  std::array<double, std::tuple_size_v<decltype(proposed_)>> values;
+  const size_t n = std::min(values.size(), size_t(n_extra_));
+  for (size_t i = 0; i < n; ++i) values[i] = (proposed_[i].seconds - plain() * listening()) / proposed_[i].n;
+  return std::max(0.0, lower_quartile({values.data(), n}));  // a step cannot cost less for its proposals
 }
-
-double SpecCost::extra() const { return n_extra_ > 0 ? extra_ : plain_ / 8; }
 
 int SpecCost::paid(int n_proposed, double proposing) const {
-  return n_proposed == 0 && n_plain_ > 0 && proposing > kVain * plain_ ? 1 : n_proposed;
+  return n_proposed == 0 && plain_.n() > 0 && proposing > kVain * plain() ? 1 : n_proposed;
 }
 
-bool SpecCost::stale() const { return n_plain_ == 0 || age_ >= kPlainAge; }
+bool SpecCost::wants_pause() const { return plain_.n() > 0 && n_pauses_ == 0 && age_ >= kPlainAge; }
+
+bool SpecCost::is_old() const { return age_ >= (plain_.n() < kFewPlain ? kFirstPlainAge : kPlainAge); }
+
+bool SpecCost::is_hopeless(int n_texts) const {
+  return knows_extra() && n_unproposed_ < kMostDistance && price(n_texts) >= 1;
+}
+
+bool SpecCost::pays(double acceptance, int n_texts) const {
+  double holds = 1, tokens = 0, gain = -1;
+  for (int n = 1; n <= kMostWeighed; ++n) {
+    tokens += holds *= acceptance;
+    gain = std::max(gain, tokens - n * price(n_texts));
+  }
+  return gain > listening() - 1;
+}
+
+double SpecCost::price(int n_texts) const { return kMargin * n_texts * extra() / plain(); }
 
 void SpecDepth::on_paused_steps(int n, double lost) {
   n_plain_ += n;
@@ -74,7 +115,12 @@ void SpecDepth::on_paused_steps(int n, double lost) {
 void SpecDepth::pause(int distance) {
   paused_ = must_catch_up_ = true;
   n_plain_ = 0;
-  distance_ = std::max(std::min(distance, kMostDistance), int(std::min(lost_ / kMostLost, double(kLongestDistance))));
+  double least = 0;  // so that no more tries fall into a window than may be lost there
+  if (lost_ > 0) {
+    const int n_tries = int(kMostLost * kWindow / lost_);
+    least = n_tries > 0 ? kWindow / n_tries : lost_ / kMostLost;
+  }
+  distance_ = std::max(std::min(distance, kMostDistance), int(std::min(least, double(kLongestDistance))));
   lost_ = 0;
 }
 
@@ -84,7 +130,9 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost&
     lost_ += n_texts * std::min(seconds / cost.plain() - 1, most) - n_accepted;
   }
   if (n_asked == 0) {
-    if (++n_plain_ >= kFirstDistance && !paused_) pause(kFirstDistance);
+    ++n_plain_;
+    if (paused_ ? probes() && cost.is_hopeless(n_texts) : n_plain_ >= kFirstDistance)
+      pause(paused_ ? kMostDistance : kFirstDistance);
     return;
   }
   if (n_proposed == 0) return;  // nothing was known, at no cost
@@ -94,9 +142,10 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost&
     must_catch_up_ = false;
     return;
   }
-  const double price = kMargin * n_texts * cost.extra() / cost.plain();  // in tokens of steps without proposals
-  if (acceptance_ > price) paused_ = false, n_plain_ = 0;
-  else if (price >= 1) pause(kMostDistance);
+  if (cost.pays(acceptance_, n_texts)) paused_ = false, n_plain_ = 0;
+  else if (paused_ && n_accepted == n_proposed && cost.pays(1, n_texts))
+    return;  // the try goes on while it loses nothing
+  else if (cost.is_hopeless(n_texts)) pause(kMostDistance);
   else pause(paused_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance);
 }
 
@@ -104,8 +153,10 @@ std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const 
   std::vector<int> depths(texts.size());
   if (cost.stale()) return depths;
   std::vector<double> gains(texts.size());  // tokens that one more proposal promises
+  bool tries = cost.is_hopeless(n_texts);   // one text at a time: all of them pay for a try
   for (size_t i = 0; i < texts.size(); ++i) {
-    if (texts[i]->probes()) depths[i] = texts[i]->must_catch_up() ? 1 : std::min(most, kTryDepth);
+    if (texts[i]->probes() && !std::exchange(tries, true))
+      depths[i] = texts[i]->must_catch_up() ? 1 : std::min(most, kTryDepth);
     if (!texts[i]->paused()) gains[i] = texts[i]->acceptance();
   }
   double tokens = n_texts, seconds = cost.plain();

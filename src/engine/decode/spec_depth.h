@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <span>
 #include <vector>
@@ -11,6 +12,20 @@ namespace ridge {
 /// Positions that a proposer of hidden states sees before it is tried again: behind one position alone the trained head
 /// of ridge-ref has one token of three right, behind 16 every second one and more, nearly as behind the whole text.
 inline constexpr int kHeardPositions = 16;
+
+/// The lower quartile of the newest times: what waited for the machine is forgotten, the first one too.
+class RecentTimes {
+ public:
+  void add(double value) { newest_[size_t(n_++) % newest_.size()] = value; }
+  double value() const;  ///< 0 without a value
+  int n() const { return n_; }
+  /// Whether there are three values, of which the lowest two agree; or so many that they will not.
+  bool is_settled() const;
+
+ private:
+  std::array<double, 5> newest_{};
+  int n_ = 0;
+};
 
 /// What steps of so many texts take: without proposals, and more for each of them.
 class SpecCost {
@@ -23,23 +38,40 @@ class SpecCost {
   /// A step of a paused text did: nothing was proposed, and nothing kept for a proposer.
   void add_paused(double seconds);
   /// Whether such a step is still to be measured for what steps without proposals take now.
-  bool wants_pause() const { return n_plain_ > 0 && n_pauses_ == 0 && stale(); }
+  bool wants_pause() const;
   /// What counts as proposals of a step whose proposer took so long: one in vain, where it was long for nothing.
   int paid(int n_proposed, double proposing) const;
-  double plain() const { return plain_; }  ///< seconds of a paused step; 0: not measured yet
-  double extra() const;                    ///< seconds a proposal; thought to be few until they are measured
+  double plain() const { return plain_.value(); }  ///< seconds of a paused step; 0: not measured yet
+  double extra() const;                            ///< seconds a proposal; thought to be few until they are measured
+  /// Whether so many steps with proposals were measured that one wrong time does not count.
+  bool knows_extra() const { return n_extra_ >= 2; }
+  /// What a proposal costs all texts, in tokens of steps without proposals, and a margin since both are estimates.
+  double price(int n_texts) const;
+  /// Whether proposals of a text pay that hold with this probability, where they must also pay for a proposer that listens.
+  bool pays(double acceptance, int n_texts) const;
+  /// Whether no proposal pays that is known to hold, as far as was measured lately.
+  bool is_hopeless(int n_texts) const;
   /// Whether a step without proposals should be measured next.
-  bool stale() const;
+  bool stale() const { return !plain_.is_settled() || is_old(); }
 
  private:
-  void add_plain(double seconds);
+  struct Proposed {
+    int n;
+    double seconds;
+  };
+  bool is_old() const;
+  /// What a step without proposals takes that the proposer sees, in paused steps.
+  double listening() const { return std::max(1.0, heard_.value()); }
 
-  double plain_ = 0, extra_ = 0;
-  double heard_ = 1;  // what a step without proposals takes that the proposer sees, in paused steps
-  int n_plain_ = 0, n_extra_ = 0, n_pauses_ = 0, n_heard_ = 0;  // measurements
-  bool was_paused_ = false;                                     // since the last step with proposals
-  int age_ = 0;                                                 // steps since the last one without proposals
-  std::map<int, int> n_runs_;                                   // by proposals
+  RecentTimes plain_;
+  RecentTimes heard_;
+  std::array<Proposed, 5>
+      proposed_{};                  // the newest steps with proposals: judged by what a plain step is known to take now
+  int n_extra_ = 0, n_pauses_ = 0;  // measurements
+  bool was_paused_ = false;         // since the last step with proposals
+  int age_ = 0;                     // steps since the last one without proposals
+  int n_unproposed_ = 0;            // steps since the last one with proposals
+  std::map<int, int> n_runs_;       // by proposals
 };
 
 /// How many proposals for one text hold, and whether they pay. Where they do not, they end, and are tried again at
