@@ -130,8 +130,6 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                                   .out = buffers_[B::attn].as<float>()};
   const BlockKernel kernel = block_kernel(sides[0], sides[1]);
   const int n_out = is_latent ? plan_.layers[size_t(i)].latent.rank : plan.head_dim;
-  if (is_latent && kernel == BlockKernel::rows)
-    return latent_attn(stream_, attention, n_out, buffers_[B::attn_scratch].as<std::byte>());
   if (in_fragments && !sub.is_long)
     return tile_attn(stream_, attention, buffers_[B::attn_scratch].as<std::byte>(),
                      {.overlap = step.overlap && !sub.calibrates});  // the centre is read early
@@ -149,7 +147,7 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
   switch (kernel) {
     case BlockKernel::prefill: return prefill_attn(stream_, attention, list);
     case BlockKernel::rows_f16: return rows_f16_attn(stream_, attention, list, n_out);
-    case BlockKernel::rows: return rows_attn(stream_, attention, list.blocks, list.n);
+    case BlockKernel::rows: return rows_attn(stream_, attention, {list.blocks, list.n, n_out});
   }
 }
 

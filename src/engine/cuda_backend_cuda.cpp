@@ -153,10 +153,10 @@ class CudaBackend final : public Backend {
 void check_rows(const KvLayerConfig& layer) {
   const bool in_fragments = device_tiles(layer).ok;
   const KvLayouts layouts(layer, in_fragments);
-  const bool runs =
-      layer.v_is_k   ? reads_rows_in_f16(layouts.k.tiles, layouts.k.tiles) || can_run_latent_attn(layer.head_dim)
-      : in_fragments ? can_run_tile_attn(layouts.k.tiles, layouts.v.tiles)
-                     : reads_rows_in_f16(layouts.k.tiles, layouts.v.tiles) || can_run_rows_attn(layer.head_dim);
+  const bool runs = in_fragments
+                        ? can_run_tile_attn(layouts.k.tiles, layouts.v.tiles)
+                        : reads_rows_in_f16(layouts.k.tiles, layer.v_is_k ? layouts.k.tiles : layouts.v.tiles) ||
+                              can_run_rows_attn(layer.head_dim);
   if (layer.n_kv_heads > 0 && !runs)
     throw_error(ErrorKind::usage,
                 "{} cache: this device has too little shared memory for attention over rows of {} values (use a format "

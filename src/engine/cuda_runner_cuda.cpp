@@ -133,9 +133,6 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
       const AttentionPlan& a = plan.layers[size_t(layer)].attention;
       if (a.n_heads == 0) continue;
-      if (plan.layers[size_t(layer)].mixer == MixerKind::latent &&
-          block_kernel(memory.tiles(layer, KvSide::k), memory.tiles(layer, KvSide::v)) == BlockKernel::rows)
-        r[B::attn_scratch].template ensure<std::byte>(latent_attn_scratch_bytes(sub.n_rows, a.n_heads, a.head_dim));
       if (!sub.is_long && memory.in_fragments(layer) && memory.tiles(layer, KvSide::k).turn.n_pairs > 0)
         r[B::q_weights].ensure(n * plan.q_dim());
       if (!sub.is_long && memory.in_fragments(layer))

@@ -13,7 +13,7 @@
 
 namespace ridge {
 
-/// Kernels of attention that take blocks of queries from a list; `rows` of latent rows is latent_attn(), a block a row.
+/// Kernels of attention that take blocks of queries from a list.
 enum class BlockKernel : uint8_t { prefill, rows_f16, rows };
 /// Of latent rows, which are both sides, v has no heads.
 BlockKernel block_kernel(const KvTiles& k, const KvTiles& v);

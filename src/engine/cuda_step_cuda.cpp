@@ -127,7 +127,6 @@ class Planner {
       const int from = attention.kv_layer >= 0 ? attention.kv_layer : layer;
       const BlockKernel kernel = block_kernel(memory_.tiles(from, KvSide::k), memory_.tiles(from, KvSide::v));
       if (kernel == BlockKernel::prefill && !sub.is_long) continue;
-      if (model_.layers[size_t(layer)].mixer == MixerKind::latent && kernel == BlockKernel::rows) continue;
       const BlockKey key{.kernel = kernel,
                          .n_kv_heads = attention.n_kv_heads,
                          .group = attention.n_heads / attention.n_kv_heads,

@@ -420,7 +420,7 @@ class AttentionCuda : public OnDevice {
         case Kernel::tiles: tile_attn(stream(), a, scratch.as<std::byte>(), c.plan); break;
         case Kernel::prefill: prefill_attn(stream(), a, list); break;
         case Kernel::rows_f16: rows_f16_attn(stream(), a, list, c.dim); break;
-        case Kernel::rows: rows_attn(stream(), a, list.blocks, list.n); break;
+        case Kernel::rows: rows_attn(stream(), a, {list.blocks, list.n, c.dim}); break;
       }
       const auto all = down(out.as<float>(), ssize(q) + 2 * kGuard);
       for (int i = 0; i < kGuard; ++i)

@@ -66,14 +66,13 @@ class LatentCuda : public OnDevice {
                                         .v = sides[0],
                                         .q = q,
                                         .out = out.as<float>()};
-        if (sub.blocks.empty()) {
-          const gpu::Buffer scratch(latent_attn_scratch_bytes(sub.n_rows, c.n_heads, c.dim));
-          latent_attn(stream(), attention, c.n_out, scratch.as<std::byte>());
+        ASSERT_EQ(sub.blocks.size(), 1u);
+        const auto& [key, blocks] = *sub.blocks.begin();
+        if (key.kernel == BlockKernel::rows) {
+          rows_attn(stream(), attention, {step.blocks() + blocks.first, blocks.n, c.n_out});
           stream().synchronize();
           return;
         }
-        ASSERT_EQ(sub.blocks.size(), 1u);
-        const BlockRange& blocks = sub.blocks.begin()->second;
         const gpu::Buffer scratch(prefill_attn_scratch_bytes(blocks.part_rows, 1, c.dim));
         rows_f16_attn(stream(), attention,
                       {.blocks = step.blocks() + blocks.first,

@@ -26,6 +26,16 @@ def emulated():
     return table(["family", "target", "tests", "kernels", "launches", "wave instructions", "most LDS, KiB", "most spilled registers", "an instruction left out"], lines)
 
 
+def programs():
+    """Texts that the whole program made in the emulator."""
+    lines = []
+    for r in stored("checks/amd-programs"):
+        words = r["command"].split(" -- ", 1)[1]
+        lines.append([r["target"], f"`ridge {words}`", r["kernels"], f"{r['launches']:,}", f"{r['instructions']:,}", f"{r['lds_bytes'] / 1024:.1f}",
+                      "the CPU's" if r["equal"] else "not compared"])
+    return table(["target", "command", "kernels", "launches", "wave instructions", "most LDS, KiB", "text"], lines)
+
+
 # Compute units, GHz, GB/s of memory: published figures of the chips.
 CHIPS = {"gfx1100": ("RX 7900 XTX", 96, 2.5, 960), "gfx1151": ("Strix Halo", 40, 2.9, 256)}
 SIMDS = 2  # of a compute unit, which share one LDS unit
@@ -74,4 +84,4 @@ def predicted():
     return table(["chip", "heads x head_dim", "cache", "vector", "dot", "LDS", "global", "scratch", *(f"predicted us, {n}" for n in LENGTHS), "the note's us, 512; 4096"], lines)
 
 
-TABLES = {"amd-emulated": emulated, "amd-predicted": predicted}
+TABLES = {"amd-emulated": emulated, "amd-programs": programs, "amd-predicted": predicted}

@@ -89,7 +89,7 @@ class AttentionOnDevice : public OpRun {
       case Kernel::tiles: return tile_attn(stream, a, scratch_.as<std::byte>(), {.overlap = launch_.overlap});
       case Kernel::prefill: return prefill_attn(stream, a, list_);
       case Kernel::rows_f16: return rows_f16_attn(stream, a, list_, p_.head_dim);
-      case Kernel::rows: return rows_attn(stream, a, list_.blocks, list_.n);
+      case Kernel::rows: return rows_attn(stream, a, {list_.blocks, list_.n, a.k.head_dim});
     }
   }
 

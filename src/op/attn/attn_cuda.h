@@ -132,21 +132,18 @@ PrefillPlan rows_f16_attn_plan(int head_dim, int n_queries);
 /// Parts of each of n_rows rows with blocks of their own.
 int rows_f16_attn_parts(const PrefillPlan& plan, int n_rows, int group, int n_kv_heads);
 
-/// Attention in floats over tiles of rows of any format, as rows_attn_queries() cuts it.
-void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks);
+struct RowsList {
+  const AttnBlock* blocks = nullptr;  ///< of rows_attn_queries() queries, in device memory
+  int n = 0;
+  int n_out = 0;  ///< values of a head's output that are wanted, the first ones
+};
+/// Attention in floats over tiles of rows of any format, up to 512 values wide, latent rows up to kMostLatentDim
+/// (row_limits.h). Of latent rows a.v is a.k. a.out [rows of the step, n_heads, n_out]. A block reads all positions that its
+/// queries see, so few queries over a long cache are slow.
+void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const RowsList& list);
 /// Queries of a block on the current device, of heads of so many values.
 int rows_attn_queries(int head_dim);
 /// Whether a block of the current device has the shared memory for rows of so many values.
 bool can_run_rows_attn(int head_dim);
-
-/// Attention in floats over latent rows of any format, up to kMostLatentDim (row_limits.h) wide: one kv head (a.k; a.v
-/// is not read), whose rows are K and V of all n_heads. a.out [rows of the step, n_heads, n_out] gets the first n_out
-/// values of each head's output. Positions are cut into parts by the number of rows and heads alone, so that a recorded
-/// launch serves every depth; parts are put together in their order: results do not depend on timing. `scratch` has
-/// latent_attn_scratch_bytes() of as many rows.
-void latent_attn(gpu::StreamHandle stream, const DeviceAttention& a, int n_out, std::byte* scratch);
-/// Whether a block of the current device has the shared memory for rows of so many values.
-bool can_run_latent_attn(int head_dim);
-int64_t latent_attn_scratch_bytes(int n_rows, int n_heads, int head_dim);
 
 }  // namespace ridge

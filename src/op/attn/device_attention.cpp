@@ -3,17 +3,9 @@
 namespace ridge {
 namespace {
 
-Support latent_support(const DeviceAttentionProblem& p) {
-  if (!p.layer.v_is_k) return {false, "K and V have rows of their own"};
-  if (p.layer.head_dim > kMostLatentDim)
-    return {false, fmt::format("rows of {} values are wider than {}", p.layer.head_dim, kMostLatentDim)};
-  return {};
-}
-
 Support rows_support(const DeviceAttentionProblem& p) {
-  if (p.layer.v_is_k) return {false, "latent rows"};
-  if (p.layer.head_dim > kMostRowsHeadDim)
-    return {false, fmt::format("head_dim {} is larger than {}", p.layer.head_dim, kMostRowsHeadDim)};
+  if (const int most = p.layer.v_is_k ? kMostLatentDim : kMostRowsHeadDim; p.layer.head_dim > most)
+    return {false, fmt::format("rows of {} values are wider than {}", p.layer.head_dim, most)};
   return {};
 }
 
@@ -43,8 +35,10 @@ Support tiles_support(const DeviceAttentionProblem& p) {
 
 std::span<const DeviceAttentionVariant> device_attention_variants() {
   static constexpr DeviceAttentionVariant kVariants[] = {
-      {"latent", latent_support},   {"rows", rows_support},   {"rows-f16", rows_f16_support},
-      {"prefill", prefill_support}, {"tiles", tiles_support},
+      {"rows", rows_support},
+      {"rows-f16", rows_f16_support},
+      {"prefill", prefill_support},
+      {"tiles", tiles_support},
   };
   return kVariants;
 }

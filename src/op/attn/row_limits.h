@@ -9,9 +9,9 @@
 
 namespace ridge {
 
-// rows_attn() serves rows of up to kMostRowsHeadDim values.
+// rows_attn() serves heads of up to kMostRowsHeadDim values.
 inline constexpr int kMostRowsF16Dim = 576;  ///< widest rows of rows_f16_attn(): latent rows of DeepSeek and GLM
-inline constexpr int kMostLatentDim = 768;   ///< and of latent_attn()
+inline constexpr int kMostLatentDim = 768;   ///< widest latent rows of rows_attn()
 
 /// Whether f16 holds the values of a format.
 template <class F>

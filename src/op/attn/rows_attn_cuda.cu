@@ -1,7 +1,8 @@
-// Attention in floats over tiles of rows: for formats that f16 does not hold, and head sizes that tensor cores do not
-// take (rows_f16_attn_cuda.cu). A block takes
-// some queries of a span; its threads decode the 32 rows of a tile into shared memory. Running softmax (maximum m, sum l, weighted values).
+// Attention in floats over tiles of rows: for formats that f16 does not hold, and rows that tensor cores do not take
+// (rows_f16_attn_cuda.cu). A block takes some queries of a span; its threads decode the 32 rows of a tile into shared
+// memory. Running softmax (maximum m, sum l, weighted values).
 #include "op/attn/attn_cuda.h"
+#include "op/attn/row_limits.h"
 #include "op/cache/rotate_warp.h"
 #include "op/cache/row_pieces.h"
 
@@ -59,7 +60,7 @@ __device__ void decode_tile(const KvTiles& t, const ReadTile& read, bool coded, 
 
 /// Blocks: (block of the list, kv head). kDims: head_dim rounded up to 32 times this.
 template <int kDims, int kQueries>
-__global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a, const AttnBlock* blocks) {
+__global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a, const AttnBlock* blocks, int n_out) {
   constexpr int kPerWarp = kQueries / kWarps;  // queries of a warp
   constexpr bool kShares = kQueries == kFewQueries;
   float* const shared = gpu::dynamic_shared<float>();
@@ -78,10 +79,10 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
   const int n_queries = min(kQueries, block.n * group - block.first_query);
   const auto query = [&](int i) { return block.first_query + min(i, n_queries - 1); };
   const auto row_of = [&](int i) {
-    return (int64_t(span[query(i) / group].row) * a.n_heads + kv_head * group + query(i) % group) * dim;
+    return int64_t(span[query(i) / group].row) * a.n_heads + kv_head * group + query(i) % group;
   };
   for (int i = int(threadIdx.x); i < kQueries * pitch; i += kThreads)
-    queries[i] = i % pitch < dim ? a.q[row_of(i / pitch) + i % pitch] : 0.0f;
+    queries[i] = i % pitch < dim ? a.q[row_of(i / pitch) * dim + i % pitch] : 0.0f;
   for (int i = int(threadIdx.x); i < (kShares ? 1 : 2) * kKeys * pitch; i += kThreads)
     keys[i] = 0;  // channels behind the last
 
@@ -122,7 +123,9 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
       if (!__syncthreads_or(wanted)) continue;  // also: everyone has done with the tile before
       const ReadTile read{of, pages, kv_head, first / kTilePositions, block_first, block_last};
       decode_tile(a.k, read, k_coded, {a.k.turn.n_pairs > 0 ? centre : nullptr, keys, pitch});
-      const auto decode_values = [&] { decode_tile(a.v, read, v_coded, {nullptr, values, pitch}); };
+      const auto decode_values = [&] {
+        decode_tile(a.v, read, v_coded, {a.v.turn.n_pairs > 0 ? centre : nullptr, values, pitch});
+      };
       if constexpr (!kShares) decode_values();
       __syncthreads();
       float score[kPerWarp] = {};
@@ -188,40 +191,43 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const DeviceAttention a,
   if (int(threadIdx.x) < n_queries) {
     float* const row = queries + int(threadIdx.x) * pitch;
     a.v.rotation.backward(row);
-    a.v.add_still_centre(of.slot, kv_head, row);
+    if (a.v.turn.n_pairs == 0) a.v.add_still_centre(of.slot, kv_head, row);  // one that turns is in the values already
   }
   __syncthreads();
-  for (int i = int(threadIdx.x); i < n_queries * dim; i += kThreads)
-    a.out[row_of(i / dim) + i % dim] = queries[i / dim * pitch + i % dim];
+  for (int i = int(threadIdx.x); i < n_queries * n_out; i += kThreads)
+    a.out[row_of(i / n_out) * n_out + i % n_out] = queries[i / n_out * pitch + i % n_out];
 }
 
 template <int kDims, int kQueries>
-void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const RowsList& list) {
   const auto kernel = rows_kernel<kDims, kQueries>;
   const size_t shared = shared_bytes(a.k.head_dim, kQueries);
   gpu::allow_shared_bytes("attention over rows", kernel, shared);
   gpu::launch("attention over rows", kernel,
-              {dim3(unsigned(n_blocks), unsigned(a.k.n_kv_heads)), kThreads, shared, stream}, a, blocks);
+              {dim3(unsigned(list.n), unsigned(a.k.n_kv_heads)), kThreads, shared, stream}, a, list.blocks, list.n_out);
 }
 
 template <int kQueries>
-void launch(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
-  if (a.k.head_dim <= 64) launch<2, kQueries>(stream, a, blocks, n_blocks);
-  else if (a.k.head_dim <= 128) launch<4, kQueries>(stream, a, blocks, n_blocks);
-  else if (a.k.head_dim <= 256) launch<8, kQueries>(stream, a, blocks, n_blocks);
-  else launch<16, kQueries>(stream, a, blocks, n_blocks);
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const RowsList& list) {
+  if (a.k.head_dim <= 64) launch<2, kQueries>(stream, a, list);
+  else if (a.k.head_dim <= 128) launch<4, kQueries>(stream, a, list);
+  else if (a.k.head_dim <= 256) launch<8, kQueries>(stream, a, list);
+  else if (a.k.head_dim <= kMostRowsHeadDim) launch<16, kQueries>(stream, a, list);
+  else if constexpr (kQueries == kFewQueries) launch<kMostLatentDim / 32, kQueries>(stream, a, list);
 }
 
 }  // namespace
 
-int rows_attn_queries(int head_dim) { return fits(head_dim, kManyQueries) ? kManyQueries : kFewQueries; }
+int rows_attn_queries(int head_dim) {
+  return head_dim <= kMostRowsHeadDim && fits(head_dim, kManyQueries) ? kManyQueries : kFewQueries;
+}
 
 bool can_run_rows_attn(int head_dim) { return fits(head_dim, kFewQueries); }
 
-void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const AttnBlock* blocks, int n_blocks) {
-  if (n_blocks == 0) return;
-  if (rows_attn_queries(a.k.head_dim) == kManyQueries) launch<kManyQueries>(stream, a, blocks, n_blocks);
-  else launch<kFewQueries>(stream, a, blocks, n_blocks);
+void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const RowsList& list) {
+  if (list.n == 0) return;
+  if (rows_attn_queries(a.k.head_dim) == kManyQueries) launch<kManyQueries>(stream, a, list);
+  else launch<kFewQueries>(stream, a, list);
 }
 
 }  // namespace ridge
