@@ -5,7 +5,7 @@
 namespace ridge::cli {
 namespace {
 
-constexpr int kDefaultContext = 512;
+constexpr int kDefaultContext = 512, kRandomTokens = 1 << 16;
 
 /// Tokens of a text that must be the ones a base file was made from.
 void check_same_tokens(const lab::Corpus& text, const lab::Corpus& base) {
@@ -61,6 +61,7 @@ void add_corpus_flags(CLI::App& app, TextFlags& f) {
 }
 
 lab::Corpus read_text(const TextFlags& flags, const Model& model) {
+  if (flags.file.empty()) return lab::random_corpus(model, kRandomTokens);
   if (!flags.chat) return lab::read_corpus(model, flags.file);
   const chat::ChatModel chat(model);
   return lab::read_corpus(model, flags.file, [&](std::string_view lines) { return chat_tokens(chat, lines); });

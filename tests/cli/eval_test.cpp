@@ -83,6 +83,7 @@ TEST_F(EvalCommands, AStudyRefusesFlagsOfAnother) {
   refused({"bench", "attention", "--heads", "12/2"}, "--heads: is of the bench");
   refused({"bench", "attention", "--kv", "f16", "-o", "jsonl"}, "md or json");
   EXPECT_EQ(run_ridge({"bench", "attention", "--windows", "3"}).code, 2);
+  EXPECT_THAT(run_ridge({"bench", "attention", "-m", kTinyModel}).err, HasSubstr("--file: is required"));
 }
 
 TEST_F(EvalCommands, ProbePrintsALineAProbeAndFailsWithTheGatesCode) {
@@ -210,6 +211,15 @@ TEST_F(EvalCommands, TheStudyOfAttentionPrintsATableAndStoresARowPerCache) {
       EXPECT_TRUE(row.contains(field)) << field;
   }
   EXPECT_EQ(n, 2);
+}
+
+TEST_F(EvalCommands, TheStudyOfAModelWithoutATokenizerTakesRandomTokens) {
+  const Outcome outcome =
+      run_ridge(words("bench attention -c 32 --windows 1 --queries 4 -m {} --kv q8_0 --json", {"synth:tiny-gemma4"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json row = json::parse(outcome.out)[0];
+  EXPECT_EQ(row["corpus"], "random tokens");
+  EXPECT_EQ(row["attention"]["layers"].size(), 6u);
 }
 
 /// eval logits with the tiny model: 512 pieces, a context of 128 tokens.

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "base/build_info.h"
+#include "base/rng.h"
 #include "engine/kv_choice.h"
 #include "engine/kv_options.h"
 #include "io/mapped_file.h"
@@ -116,6 +117,15 @@ Corpus read_corpus(const Model& model, const std::string& path,
   corpus.bytes = int64_t(text.size());
   corpus.xxh64 = XXH64(text.data(), text.size(), 0);
   corpus.tokens = tokenize ? tokenize(text) : model.tokenize(text, true, false);
+  return corpus;
+}
+
+Corpus random_corpus(const Model& model, int n_tokens) {
+  Rng rng(42);
+  Corpus corpus{.path = "random tokens"};
+  for (int i = 0; i < n_tokens; ++i)
+    corpus.tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
+  corpus.xxh64 = XXH64(corpus.tokens.data(), corpus.tokens.size() * sizeof(int32_t), 0);
   return corpus;
 }
 

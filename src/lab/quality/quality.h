@@ -24,6 +24,8 @@ struct Corpus {
 /// reason.
 Corpus read_corpus(const Model& model, const std::string& path,
                    const std::function<std::vector<int32_t>(std::string_view text)>& tokenize = nullptr);
+/// Tokens drawn at random, for models without a tokenizer. The hash is of the tokens.
+Corpus random_corpus(const Model& model, int n_tokens);
 /// The text of a base file: its tokens. The hash is of the tokens. Refused when the vocabularies differ.
 Corpus base_corpus(const Model& model, const io::KlBaseFile& file);
 
