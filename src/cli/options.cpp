@@ -9,6 +9,7 @@
 #include <span>
 #include <type_traits>
 
+#include "base/build_info.h"
 #include "base/limits.h"
 #include "base/result.h"
 #include "engine/device_name.h"
@@ -389,7 +390,16 @@ void check_device(const std::string& device) {
   const std::vector<int> numbers = parse_devices(device);
   if (numbers.empty()) return;
   const gpu::DeviceReport report = gpu::query_devices();
-  if (size_t(std::ranges::max(numbers)) < report.devices.size()) return;
+  if (size_t(std::ranges::max(numbers)) < report.devices.size()) {
+    const gpu::Device& first = report.devices[size_t(numbers.front())];
+    if (build_info().cuda && !has_native_code(build_info().cuda_targets, first.sm))
+      fmt::print(
+          stderr,
+          "note: this build has no native code for {} ({}): its driver compiles PTX now, a minute or more, and keeps "
+          "the result for later starts\n",
+          first.name, first.target());
+    return;
+  }
   const std::string why = report.devices.empty() ? report.why_none : fmt::format("there are {}", report.devices.size());
   throw Error(ErrorKind::no_device,
               four_parts(fmt::format("device {} is not available", device), "--device", why, "use --device cpu"));
