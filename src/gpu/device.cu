@@ -144,6 +144,10 @@ void download(StreamHandle stream, void* host, const void* device, int64_t bytes
 int most_shared_bytes() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 void call_host(StreamHandle stream, void (*function)(void*), void* data) {
+#ifdef __HIP__
+  if (!hipLaunchHostFunc)
+    throw Error(ErrorKind::no_device, "this HIP runtime cannot call the host from a stream (ROCm 6 and 7 can)");
+#endif
   check(cudaLaunchHostFunc(stream, function, data), "call of the host");
 }
 void clear(StreamHandle stream, void* device, int64_t bytes) {

@@ -4,6 +4,9 @@
 
 #include <hip/hip_runtime_api.h>
 
+// Debian 12's runtime (5.2) declares it and does not have it: a program links there, and call_host() refuses.
+#pragma weak hipLaunchHostFunc
+
 // Errors.
 #define cudaError_t hipError_t
 #define cudaSuccess hipSuccess
