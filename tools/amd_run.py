@@ -96,7 +96,7 @@ def main(arguments):
     text, records, code = run_program(options, folder, amd_emulate.compile_launcher(folder))
     sys.stdout.buffer.write(text)
     equal = None
-    if options.compare:
+    if options.compare and code == 0:
         on_cpu = [re.sub(r"^hip(:0)?$", "cpu", word) for word in options.arguments]
         equal = subprocess.run([options.ridge, *on_cpu], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout == text
     made = row(options, text, records, equal)
