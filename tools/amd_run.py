@@ -18,6 +18,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 
 sys.dont_write_bytecode = True
 import amd_emulate  # noqa: E402
@@ -48,9 +49,9 @@ def compile_runtime(program, folder):
                           f"-Wl,--version-script={script}", f"-Wl,-soname,{name}", "-o", folder / name])
 
 
-def run_program(options, folder, launcher):
-    """(standard output, records of launches, exit status)."""
-    config, log = folder / "config.json", folder / "launches.jsonl"
+def run_program(options, folder, launcher, own):
+    """(standard output, records of launches, exit status). `folder` has the runtime, `own` is this run's."""
+    config, log = own / "config.json", own / "launches.jsonl"
     config.write_text(json.dumps({"objects": [], "symbols": {}, "tinygrad": str(options.tinygrad), "seed": options.seed, "lds": HARDWARE_LDS,
                                   "target": options.target}), encoding="utf-8")
     log.write_text("", encoding="utf-8")
@@ -93,7 +94,9 @@ def main(arguments):
     folder = (options.build / "runtime").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     compile_runtime(options.ridge, folder)
-    text, records, code = run_program(options, folder, amd_emulate.compile_launcher(folder))
+    launcher = amd_emulate.compile_launcher(folder)
+    with tempfile.TemporaryDirectory() as own:  # several may run at a time
+        text, records, code = run_program(options, folder, launcher, pathlib.Path(own))
     sys.stdout.buffer.write(text)
     equal = None
     if options.compare and code == 0:

@@ -31,7 +31,7 @@ PATHS = {
 }
 FILES = {  # the first part of a file's name that fits decides
     "bandwidth": "bandwidth", "batch": "forward", "centre": "forward", "busy-threads": "threads", "floors": "quality", "panels": "ops", "real-files": "forward", "collective": "ops", "crossovers": "ops", "decode": "forward", "host-experts": "forward", "kv": "quality", "op": "ops", "ppl": "quality",
-    "profile": "forward", "ranks": "ranks", "serve": "server", "service": "server", "sweep": "ops", "amd-emulated": "ops", "append": "ops", "attention": "ops", "baselines": "ops",
+    "profile": "forward", "ranks": "ranks", "serve": "server", "service": "server", "sweep": "ops", "amd-emulated": "ops", "amd-programs": "forward", "append": "ops", "attention": "ops", "baselines": "ops",
     "coding-share": "forward", "counters": "forward", "crowd": "server", "decisions": "forward", "int4-planes": "quality", "mask-cost": "grammar", "mtp-head": "head",
     "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops",
 }
@@ -45,7 +45,7 @@ GPU_HEADERS = ("src/gpu/launch.h", "src/gpu/tensor.h", "src/gpu/dot_mma.h")
 CPU_HEADERS = ("src/op/simd",)
 
 # Kinds of rows that time nothing, or whose numbers are themselves the check of an output.
-UNTIMED = ("amd_emulated", "eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "bandwidth", "serve", "mask_cost", "crossover", "decision")
+UNTIMED = ("amd_emulated", "amd_program", "eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "bandwidth", "serve", "mask_cost", "crossover", "decision")
 
 
 def is_timed(r):
