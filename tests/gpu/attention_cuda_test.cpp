@@ -17,7 +17,7 @@ std::vector<Case> published_shapes(int n_past) {
   std::vector<Case> cases;
   for (const auto& [k, v] : {std::pair("f16", "f16"), {"rotor-3", "rotor-3"}, {"q8_0", "q4_0"}})
     cases.push_back({.k = side(k), .v = side(v), .n_kv_heads = 1, .group = 4, .sequences = {{n_past, 1}}});
-  for (const char* v : {"f16", "q8_0", "q4_0"})
+  for (const char* v : {"q8_0", "q4_0"})  // with f16 a block of an AMD card has too little shared memory
     cases.push_back(
         {.k = side("q8_0"), .v = side(v), .dim = 256, .n_kv_heads = 1, .group = 6, .sequences = {{n_past, 1}}});
   return cases;
