@@ -123,7 +123,8 @@ void add_study_flags(CLI::App& app, OpFlags& f) {
   in_group(app, kStudyGroup);
   add_text(app, "-m,--model", f.place.model, "MODEL",
            "instead of the bench: attention over this model's own rows, against the exact one");
-  add_text(app, "-f,--file", f.file, "FILE", "the text that the rows are of; random tokens without it, for synth: models");
+  add_text(app, "-f,--file", f.file, "FILE",
+           "the text that the rows are of; random tokens without it, for synth: models");
   add_whole(app, "-c,--ctx-size", f.study.n_ctx, 4, 1 << 20, "tokens per window");
   add_whole(app, "--windows", f.study.n_windows, 1, 1 << 20, "windows of the text");
   add_whole(app, "--queries", f.study.n_queries, 1, 1 << 20, "queries of each window, the last ones");

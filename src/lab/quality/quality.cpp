@@ -123,8 +123,7 @@ Corpus read_corpus(const Model& model, const std::string& path,
 Corpus random_corpus(const Model& model, int n_tokens) {
   Rng rng(42);
   Corpus corpus{.path = "random tokens"};
-  for (int i = 0; i < n_tokens; ++i)
-    corpus.tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
+  for (int i = 0; i < n_tokens; ++i) corpus.tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
   corpus.xxh64 = XXH64(corpus.tokens.data(), corpus.tokens.size() * sizeof(int32_t), 0);
   return corpus;
 }
