@@ -145,6 +145,12 @@ def records_of(lines, log):
     return records, failed, passed
 
 
+def environment_of(launcher, config, lds):
+    """Of a program whose launches go to the emulator."""
+    return {**os.environ, "RIDGE_LAUNCHER": str(launcher), "RIDGE_AMD_CONFIG": str(config), "RIDGE_AMD_LDS": str(lds),
+            "RIDGE_AMD_TOOLS": str(ROOT / "tools"), "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"}
+
+
 def run_family(name, family, options, launcher):
     """Compiles and runs one family. Returns (rows, whether all is as it should be)."""
     build = options.build
@@ -156,8 +162,7 @@ def run_family(name, family, options, launcher):
         config["fault"] = {"kernel": family.kernel, "instruction": instruction, "number": int(number or 1)}
     config_file = build / f"{name}-{options.target}.json"
     config_file.write_text(json.dumps(config), encoding="utf-8")
-    environment = {**os.environ, "RIDGE_LAUNCHER": str(launcher), "RIDGE_AMD_CONFIG": str(config_file), "RIDGE_AMD_LDS": str(family.lds),
-                   "RIDGE_AMD_TOOLS": str(ROOT / "tools"), "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"}
+    environment = environment_of(launcher, config_file, family.lds)
     command = [str(options.binary), f"--gtest_filter={options.filter or family.tests}"]
     log_file = build / f"{name}-{options.target}.log"
     with open(log_file, "w", encoding="utf-8") as log, \
@@ -196,9 +201,14 @@ def facts(family, options):
     """What every row says."""
     command = ["tools/amd_emulate.py", "--tinygrad", "DIR", "--target", options.target, "--family", family, "--seed", str(options.seed)]
     command += ["--filter", options.filter] * bool(options.filter) + ["--fault"] * (options.fault is not None) + [options.fault] * bool(options.fault)
-    return {"kind": "amd_emulated", "build_commit": commit(), "command": shlex.join(command),
+    return {**provenance("amd_emulated", command, options), "family": family}
+
+
+def provenance(kind, command, options):
+    """What rows of both tools begin with."""
+    return {"kind": kind, "build_commit": commit(), "command": shlex.join(command),
             "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "load_1min": round(os.getloadavg()[0], 2),
-            "device": "emulator", "target": options.target, "emulator": options.emulator, "seed": options.seed, "family": family}
+            "device": "emulator", "target": options.target, "emulator": emulator_version(options.tinygrad), "seed": options.seed}
 
 
 def rows_of(family, options, objects, launches):
@@ -241,7 +251,6 @@ def main(arguments):
     check_tools(options.tinygrad, options.binary)
     options.build.mkdir(parents=True, exist_ok=True)
     options.build = options.build.resolve()
-    options.emulator = emulator_version(options.tinygrad)
     launcher = compile_launcher(options.build)
     right = True
     for name in options.family or FAMILIES:

@@ -10,12 +10,9 @@ seconds a token. It does not show speed, missing waits, caches between blocks, o
 """
 import argparse
 import collections
-import datetime
 import json
-import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -55,9 +52,8 @@ def run_program(options, folder, launcher, own):
     config.write_text(json.dumps({"objects": [], "symbols": {}, "tinygrad": str(options.tinygrad), "seed": options.seed, "lds": HARDWARE_LDS,
                                   "target": options.target}), encoding="utf-8")
     log.write_text("", encoding="utf-8")
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "RIDGE_LAUNCHER": str(launcher), "RIDGE_AMD_CONFIG": str(config),
-                   "RIDGE_AMD_LOG": str(log), "RIDGE_AMD_LDS": str(HARDWARE_LDS), "RIDGE_AMD_TARGET": options.target,
-                   "RIDGE_AMD_TOOLS": str(ROOT / "tools"), "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"}
+    environment = {**amd_emulate.environment_of(launcher, config, HARDWARE_LDS), "LD_LIBRARY_PATH": str(folder), "RIDGE_AMD_LOG": str(log),
+                   "RIDGE_AMD_TARGET": options.target}
     done = subprocess.run([options.ridge, *options.arguments], env=environment, stdout=subprocess.PIPE, check=False)
     return done.stdout, [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()], done.returncode
 
@@ -66,9 +62,7 @@ def row(options, text, records, equal):
     launches = [r for r in records if "instructions" in r]
     command = ["tools/amd_run.py", "--tinygrad", "DIR", "--target", options.target, "--seed", str(options.seed), *["--compare"] * options.compare,
                "--", *options.arguments]
-    return {"kind": "amd_program", "build_commit": amd_emulate.commit(), "command": shlex.join(command),
-            "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "load_1min": round(os.getloadavg()[0], 2),
-            "device": "emulator", "target": options.target, "emulator": amd_emulate.emulator_version(options.tinygrad), "seed": options.seed,
+    return {**amd_emulate.provenance("amd_program", command, options),
             "kernels": len({r["kernel"] for r in launches}), "launches": len(launches), "instructions": sum(r["instructions"] for r in launches),
             "lds_bytes": max((r["lds"] for r in launches), default=0), "text": text.decode(errors="replace"), "equal": equal}
 
