@@ -49,6 +49,8 @@ FAMILIES = {
                       "weigh", "v_(add|mul|fma)_f"),
     "delta": Family(("delta/delta_cuda.cu", "delta/chunks_cuda.cu", "norm_rope/norm_rope_cuda.cu"),
                     "DeltaCuda.GatesOfHeads*:DeltaCuda.WrongTokens*:DeltaCuda.Histories*:DeltaCuda.ChunksOfHardGates*", "part_kernel|chunked_state", "v_dual_fmac_f32"),
+    "mamba": Family(("delta/mamba_cuda.cu", "delta/mamba_chunks_cuda.cu", "norm_rope/norm_rope_cuda.cu"),
+                    "MambaCuda.ChunksOfHardGates*:MambaCuda.TokensFollow*:MambaCuda.TheCut*", "state_kernel|mamba_scan", "v_dual_fmac_f32"),
     "experts": Family(("experts/experts_cuda.cu", "experts/groups_cuda.cu", "experts/expert_rows_cuda.cu", "experts/int_experts_cuda.cu",
                        "gemv/bricks_cuda.cu", "gemv/int_weights_cuda.cu"),
                       "ExpertsCuda.SumsAre*:ExpertsCuda.VeryLow*:ExpertsCuda.AnyScores*:ExpertsCuda.GroupsHave*", "sum_kernel|route_kernel", "v_(add|mul|fma|fmac)_f32"),
