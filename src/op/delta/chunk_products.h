@@ -152,6 +152,22 @@ __device__ __forceinline__ void move_state(Sums (&state)[kKeys / 16], float keep
   }
 }
 
+/// Decays of a chunk from the logarithms of its tokens' own: logs[t] is their sum up to t, keeps[t] its exponential,
+/// rests[t] that of the sum behind t. The first two are in shared memory; all threads see `logs` on return.
+__device__ __forceinline__ void sum_decays(const double* of_tokens, double* logs, float* keeps, float* rests) {
+  const int thread = int(threadIdx.x);
+  if (thread < kTokens) {
+    double log = 0;
+    for (int i = 0; i <= thread; ++i) log += of_tokens[i];
+    logs[thread] = log;
+  }
+  __syncthreads();
+  if (thread < kTokens) {
+    keeps[thread] = float(exp(logs[thread]));
+    rests[thread] = float(exp(logs[kTokens - 1] - logs[thread]));
+  }
+}
+
 /// Visits this lane's sums [16 columns, tokens] with their addresses in rows of tokens, or nullptr outside: `at` is
 /// that of the first, `n` rows and `n_columns` columns from there on are inside. Addresses that are made one from
 /// another need few registers.
@@ -200,6 +216,18 @@ __device__ __forceinline__ void start_triangle(const uint4* from, uint4* to) {
     const int row = at / kQuads, quad = at % kQuads;
     if (quad / 4 <= row / 16) gpu::copy_async16(&to[place(row, kQuads, quad)], &from[at]);
   }
+}
+
+/// Launches a kernel whose blocks go from chunk to chunk: with room for two, the next one is copied meanwhile.
+/// `shared_bytes`: that a block may have; 0: what the device gives.
+template <class Stage, class Problem>
+void launch_stages(const char* name, void (*kernel)(Problem, int), gpu::Grid grid, int shared_bytes,
+                   const Problem& problem) {
+  constexpr int kBytes = int(sizeof(Stage));
+  const int n_stages = 2 * kBytes <= (shared_bytes > 0 ? shared_bytes : gpu::most_shared_bytes()) ? 2 : 1;
+  grid.shared_bytes = size_t(n_stages * kBytes);
+  gpu::allow_shared_bytes(name, kernel, grid.shared_bytes);
+  gpu::launch(name, kernel, grid, problem, n_stages);
 }
 
 }  // namespace ridge::chunks

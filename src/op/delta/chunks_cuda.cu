@@ -70,17 +70,8 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(const DeviceDelta d) {
     betas[thread] = thread < n ? float(1 / (1 + exp(-double(d.b[at])))) : 0;
   }
   __syncthreads();
-  if (thread < kTokens) {
-    double log = 0;
-    for (int i = 0; i <= thread; ++i) log += gates[i];
-    logs[thread] = log;
-  }
-  __syncthreads();
-  if (thread < kTokens) {
-    chunk.keeps[thread] = float(exp(logs[thread]));
-    chunk.rests[thread] = float(exp(logs[kTokens - 1] - logs[thread]));
-    chunk.betas[thread] = betas[thread];
-  }
+  sum_decays(gates, logs, chunk.keeps, chunk.rests);
+  if (thread < kTokens) chunk.betas[thread] = betas[thread];
 
   // Keys with keys from the first rows on, queries with keys from the last on: warps have as much to do.
   const auto row_quad = [&](int row, int64_t channel, int quad) {
@@ -251,14 +242,9 @@ void launch_chunks(gpu::StreamHandle stream, const DeviceDelta& d) {
   const unsigned heads = unsigned(d.shape.n_value_heads), spans = unsigned(d.n_spans);
   gpu::launch("delta chunks", chunk_kernel,
               {{heads, unsigned(gpu::ceil_div(d.most, kTokens)), spans}, kThreads, 0, stream}, d);
-  constexpr int kBytes = int(sizeof(Stage<kKeys>));
-  const int most_bytes = d.shared_bytes > 0 ? d.shared_bytes : gpu::most_shared_bytes();
-  const int n_stages = 2 * kBytes <= most_bytes ? 2 : 1;
-  const auto kernel = chunked_state_kernel<kKeys>;
-  gpu::allow_shared_bytes("delta states by chunks", kernel, size_t(n_stages * kBytes));
   const unsigned slices = unsigned(gpu::ceil_div(d.shape.value_dim, kColumns));
-  gpu::launch("delta states by chunks", kernel, {{heads, slices, spans}, kThreads, size_t(n_stages * kBytes), stream},
-              d, n_stages);
+  launch_stages<Stage<kKeys>>("delta states by chunks", chunked_state_kernel<kKeys>,
+                              {{heads, slices, spans}, kThreads, 0, stream}, d.shared_bytes, d);
 }
 
 }  // namespace

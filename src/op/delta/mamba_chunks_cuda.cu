@@ -52,16 +52,7 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const DeviceMamba m) {
     gates[thread] = double(m.decay[head]) * dt;
   }
   __syncthreads();
-  if (thread < kTokens) {
-    double log = 0;
-    for (int i = 0; i <= thread; ++i) log += gates[i];
-    logs[thread] = log;
-  }
-  __syncthreads();
-  if (thread < kTokens) {
-    chunk.keeps[thread] = float(exp(logs[thread]));
-    chunk.rests[thread] = float(exp(logs[kTokens - 1] - logs[thread]));
-  }
+  sum_decays(gates, logs, chunk.keeps, chunk.rests);
 
   // A warp a square of 16 tokens with 16 on the diagonal or below.
   const TokenRows rows = rows_of(m, span, from, head);
@@ -168,14 +159,10 @@ __global__ void __launch_bounds__(kThreads) state_kernel(const DeviceMamba m, in
 
 template <int kKeys>
 void launch_states(gpu::StreamHandle stream, const DeviceMamba& m) {
-  constexpr int kBytes = int(sizeof(Stage<kKeys>));
-  const int most_bytes = m.shared_bytes > 0 ? m.shared_bytes : gpu::most_shared_bytes();
-  const int n_stages = 2 * kBytes <= most_bytes ? 2 : 1;
-  const auto kernel = state_kernel<kKeys>;
-  gpu::allow_shared_bytes("mamba states by chunks", kernel, size_t(n_stages * kBytes));
   const dim3 blocks(unsigned(m.shape.n_heads), unsigned(gpu::ceil_div(m.shape.head_dim, kColumns)),
                     unsigned(m.n_spans));
-  gpu::launch("mamba states by chunks", kernel, {blocks, kThreads, size_t(n_stages * kBytes), stream}, m, n_stages);
+  launch_stages<Stage<kKeys>>("mamba states by chunks", state_kernel<kKeys>, {blocks, kThreads, 0, stream},
+                              m.shared_bytes, m);
 }
 
 }  // namespace
