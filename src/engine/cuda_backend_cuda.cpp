@@ -6,7 +6,7 @@
 #include "op/attn/attn_cuda.h"
 #include "op/attn/device_attention.h"
 #include "op/delta/chunks_cuda.h"
-#include "op/delta/mamba_cuda.h"
+#include "op/delta/mamba_chunks_cuda.h"
 #include "op/score/score_cuda.h"
 
 namespace ridge {
@@ -294,11 +294,13 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
     add(of_experts, layer_of.experts.gate_up.kernels());
     add(of_experts, layer_of.experts.down.kernels());
   }
+  std::string of_delta, of_mamba;
   for (const LayerPlan& of : runner_.plan().layers) {
-    if (of.mixer != MixerKind::delta) continue;
-    names.push_back(has_delta_chunks(of.delta) ? "delta=parts+chunks" : "delta=parts");
-    break;
+    if (of.mixer == MixerKind::delta) of_delta = has_delta_chunks(of.delta) ? "delta=parts+chunks" : "delta=parts";
+    if (of.mixer == MixerKind::mamba) of_mamba = has_mamba_chunks(of.mamba) ? "mamba=scan+chunks" : "mamba=scan";
   }
+  for (const std::string& of : {of_delta, of_mamba})
+    if (!of.empty()) names.push_back(of);
   if (!of_experts.empty()) {
     names.push_back("experts=" + of_experts);
     const DeviceOptions& options = runner_.options();

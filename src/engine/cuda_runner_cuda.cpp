@@ -6,6 +6,7 @@
 #include "op/attn/attn.h"
 #include "op/attn/device_attention.h"
 #include "op/cache/append.h"
+#include "op/delta/mamba_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
 
 namespace ridge {
@@ -94,7 +95,8 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     if (layer.mixer == MixerKind::conv) r[B::delta].ensure(4 * n * layer.conv.channels);
     if (layer.mixer == MixerKind::mamba) {
       const MambaPlan& m = layer.mamba;
-      r[B::delta].ensure(n * (m.columns() + m.channels() + m.inner()) + 8);
+      r[B::delta].ensure(n * (m.columns() + m.channels() + m.inner()) + 12 +
+                         step.n_delta_chunks * m.n_heads * kMambaChunkFloats);
     }
     if (plan.layer_norm) r[B::h].ensure(n * plan.d_model);
     if (layer.d_input > 0) {

@@ -60,7 +60,7 @@ struct StepPlan {
   std::vector<DeltaSpan>
       sequences;        ///< not cut; of a recorded step as many as rows, behind those of the batch empty ones
   int most_tokens = 1;  ///< of one sequence
-  int n_delta_chunks = 0, n_chunked = 0;  ///< of `sequences`: chunks of the delta rule, and those that have some
+  int n_delta_chunks = 0, n_chunked = 0;  ///< of `sequences`: chunks of kDeltaChunk tokens, and those that have some
   std::vector<int32_t> logit_rows;        ///< rows of the step's matrices that get logits
   bool logits_in_order = false;           ///< they are all rows, in order
   int n_leaving = 0;                      ///< sequences of a recorded step of which some tile leaves

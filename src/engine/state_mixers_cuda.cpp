@@ -55,7 +55,8 @@ void CudaRunner::mix_mamba(int i, const StepPlan& step, DeviceKvMemory& memory) 
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = step.n_rows();
   auto *const in = buffers_[B::delta].as<float>(), *const mixed = in + (n * plan.columns() + 3) / 4 * 4,
-              *const out = mixed + (n * plan.channels() + 3) / 4 * 4;
+              *const out = mixed + (n * plan.channels() + 3) / 4 * 4,
+              *const chunks = out + (n * plan.inner() + 3) / 4 * 4;
   MatmulCall call = block_in(i, step, layer.attn_norm);
   call.y[0] = in;
   layer.delta_in.run(stream_, call, matmul_scratch_);
@@ -76,7 +77,9 @@ void CudaRunner::mix_mamba(int i, const StepPlan& step, DeviceKvMemory& memory) 
                            .states = memory.states(i),
                            .in = in,
                            .mixed = mixed,
-                           .out = out});
+                           .out = out,
+                           .n_chunked = step.n_chunked,
+                           .chunks = chunks});
   }
   project_mixed(i, step, out);
 }

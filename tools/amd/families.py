@@ -9,7 +9,9 @@ class Family:
     files: tuple  # below src/op
     tests: str  # a filter of gtest: small ones, since an emulator is slow
     kernel: str  # a regular expression: of the kernel in which a fault is planted
-    instruction: str  # and of the instruction that is left out
+    # And of the instruction that is left out: one of the kernel's own sums. Divisions of integers have instructions of
+    # floats (v_fmac_f32) that refine a quotient which is mostly right without them: no test can miss those.
+    instruction: str
     lds: int = HARDWARE_LDS  # of a block: more where the kernel's constants ask for more than the hardware has
 
 
@@ -27,7 +29,7 @@ FAMILIES = {
                                  "rows_f16_kernel", "v_dot2acc"),
     "latent": Family(("attn/rows_attn_cuda.cu", "attn/rows_f16_attn_cuda.cu", "attn/tile_attn_cuda.cu", "cache/append_cuda.cu", "cache/append_rows_exact.cu",
                       "cache/copy_parts_cuda.cu", "cache/calibrate_exact.cu"),
-                     "LatentCuda.RowsAreNormed*:LatentCuda.AttentionReadsEveryFormat", "rows_kernel", "v_fmac_f32"),
+                     "LatentCuda.RowsAreNormed*:LatentCuda.AttentionReadsEveryFormat", "rows_kernel", "v_dual_fmac_f32"),
     "prefill": Family(("attn/prefill_cuda.cu", "attn/prefill_parts_cuda.cu"), "AttentionCuda.PromptsOverEveryKind",
                       "prefill_kernel", "v_dot2acc"),
     "append": Family(("cache/append_cuda.cu", "cache/append_rows_exact.cu", "cache/append_tiles_exact.cu", "cache/leaving_tiles_exact.cu",
@@ -49,6 +51,8 @@ FAMILIES = {
                       "weigh", "v_(add|mul|fma)_f"),
     "delta": Family(("delta/delta_cuda.cu", "delta/chunks_cuda.cu", "norm_rope/norm_rope_cuda.cu"),
                     "DeltaCuda.GatesOfHeads*:DeltaCuda.WrongTokens*:DeltaCuda.Histories*:DeltaCuda.ChunksOfHardGates*", "part_kernel|chunked_state", "v_dual_fmac_f32"),
+    "mamba": Family(("delta/mamba_cuda.cu", "delta/mamba_chunks_cuda.cu", "norm_rope/norm_rope_cuda.cu"),
+                    "MambaCuda.ChunksOfHardGates*:MambaCuda.TokensFollow*:MambaCuda.TheCut*", "state_kernel|mamba_scan", "v_dual_fmac_f32"),
     "experts": Family(("experts/experts_cuda.cu", "experts/groups_cuda.cu", "experts/expert_rows_cuda.cu", "experts/int_experts_cuda.cu",
                        "gemv/bricks_cuda.cu", "gemv/int_weights_cuda.cu"),
                       "ExpertsCuda.SumsAre*:ExpertsCuda.VeryLow*:ExpertsCuda.AnyScores*:ExpertsCuda.GroupsHave*", "sum_kernel|route_kernel", "v_(add|mul|fma|fmac)_f32"),

@@ -105,6 +105,8 @@ def watched(name, op):
     paths = PATHS[kind]
     if isinstance(paths, dict):
         paths = paths.get(op, KERNELS)
+    if base == "amd-emulated":
+        paths = ATTENTION if op == "attn" else ("src/format", f"src/op/{op}")
     if base.endswith("-cuda"):
         return (*paths, *GPU_HEADERS), ONLY_CPU + ONLY_ARM
     return (*paths, *CPU_HEADERS), ONLY_ARM + (ONLY_GPU if base.endswith("-cpu") else ())
@@ -128,6 +130,8 @@ def groups():
         for r in rows_of(name):
             build = re.search("[0-9a-f]{8}(-dirty)?", str(build_of(r)))
             op = r.get("op", "") if "build_commit" in r else ""
+            if r.get("kind") == "amd_emulated":  # it names its kernel's file
+                op = r["file"].split("/")[-2]
             found.setdefault((name, op, build[0] if build else "", card_of(r)), []).append(r)
     return found
 

@@ -1,78 +1,14 @@
 #include "op/delta/chunks_cuda.h"
 
-#include "gpu/tensor.h"
+#include "op/delta/chunk_products.h"
 #include "op/delta/tail_cuda.h"
 
 namespace ridge {
 namespace {
 
-constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kTokens = kDeltaChunk, kSteps = kTokens / 16;
-constexpr int kMostKeys = 128;         ///< a state of more does not fit into the registers of its warps
-constexpr int kColumns = 16 * kWarps;  ///< of a state, that a block has: 16 a warp
+using namespace chunks;
 
-// --- Matrices of tensor cores ---
-//
-// Indices go in groups of 16, two tiles of 8 columns: column n of the even tile is index 2n, of the odd one 2n + 1.
-// Lane 4 r + c then has four indices in a row, 4 c to 4 c + 3, of sums and of both factors: sums are a left factor as
-// they are. A right factor, and a left one in memory, has rows of quads: four values, as (hi of two, lo of two) twice.
-
-__device__ __forceinline__ void split(float a, float b, uint32_t& hi, uint32_t& lo) {
-  hi = gpu::pack_bf16(a, b);
-  lo = gpu::pack_bf16(a - gpu::bf16_to_float(uint16_t(hi)), b - gpu::bf16_to_float(uint16_t(hi >> 16)));
-}
-__device__ __forceinline__ uint4 quad_of(float4 x) {
-  uint4 quad;
-  split(x.x, x.y, quad.x, quad.y);
-  split(x.z, x.w, quad.z, quad.w);
-  return quad;
-}
-
-/// Sums [16, 16] of a warp: rows r and r + 8.
-struct Sums {
-  float even[4], odd[4];
-
-  /// Index 4 c + i of row r (low) or r + 8.
-  __device__ __forceinline__ float& at(int high, int i) { return (i % 2 ? odd : even)[2 * high + i / 2]; }
-};
-
-/// A left factor [16, 16].
-struct Left {
-  uint32_t hi[4], lo[4];
-
-  __device__ __forceinline__ explicit Left(Sums& of) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) split(of.at(i % 2, i / 2 * 2), of.at(i % 2, i / 2 * 2 + 1), hi[i], lo[i]);
-  }
-  /// Rows r and r + 8.
-  __device__ __forceinline__ Left(uint4 low, uint4 high)
-      : hi{low.x, high.x, low.z, high.z}, lo{low.y, high.y, low.w, high.w} {}
-};
-
-__device__ __forceinline__ void multiply(float (&sums)[4], const Left& left, uint4 right) {
-  gpu::mma_bf16(sums, left.hi, right.x, right.z);
-  gpu::mma_bf16(sums, left.hi, right.y, right.w);
-  gpu::mma_bf16(sums, left.lo, right.x, right.z);
-}
-
-/// Where a quad of a row is in shared memory: the rows that a warp reads at once lie in different banks.
-__device__ __forceinline__ int place(int row, int n_quads, int quad) {
-  return row * n_quads + (quad ^ ((row & 12) >> 1) ^ ((row & 2) << 1));
-}
-
-/// The rows of a right factor as a warp reads them: row 2 r of the first 16 and quad c of their first group, and where
-/// the quad of the other groups is that are odd. All else of place() is known when code is compiled.
-template <int kQuads>
-struct RightRows {
-  const uint4 *even, *odd;
-
-  __device__ __forceinline__ RightRows(const uint4* rows, int r, int c)
-      : even(rows + place(2 * r, kQuads, c)), odd(rows + place(2 * r, kQuads, 4 + c)) {}
-  /// Of row 2 r (+ 1 where `next`) of 16 and a group of 16 columns.
-  __device__ __forceinline__ uint4 at(int step, int group, bool next) const {
-    return (group % 2 ? odd : even)[(16 * step + next) * kQuads + group / 2 * 8];
-  }
-};
+constexpr int kMostKeys = 128;  ///< a state of more does not fit into the registers of its warps
 
 // --- What chunks are, before states are known ---
 
@@ -134,17 +70,8 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(const DeviceDelta d) {
     betas[thread] = thread < n ? float(1 / (1 + exp(-double(d.b[at])))) : 0;
   }
   __syncthreads();
-  if (thread < kTokens) {
-    double log = 0;
-    for (int i = 0; i <= thread; ++i) log += gates[i];
-    logs[thread] = log;
-  }
-  __syncthreads();
-  if (thread < kTokens) {
-    chunk.keeps[thread] = float(exp(logs[thread]));
-    chunk.rests[thread] = float(exp(logs[kTokens - 1] - logs[thread]));
-    chunk.betas[thread] = betas[thread];
-  }
+  sum_decays(gates, logs, chunk.keeps, chunk.rests);
+  if (thread < kTokens) chunk.betas[thread] = betas[thread];
 
   // Keys with keys from the first rows on, queries with keys from the last on: warps have as much to do.
   const auto row_quad = [&](int row, int64_t channel, int quad) {
@@ -219,95 +146,22 @@ struct Stage {
 /// The block begins to copy chunk `i` of a span; what is missing is 0.
 template <int kKeys>
 __device__ void start_chunk(const DeviceDelta& d, const DeltaSpan& span, int i, int head, Stage<kKeys>& to) {
-  constexpr int kQuads = kKeys / 4, kTokenQuads = kTokens / 4;
   const DeltaShape& s = d.shape;
-  const int n = span.n - i * kTokens, thread = int(threadIdx.x);
-  const int64_t key = int64_t(s.key_head(head)) * s.key_dim;
-#pragma unroll 1  // addresses of all turns would fill the registers
-  for (int at = thread; at < kTokens * kQuads; at += kThreads) {
-    const int row = at / kQuads, quad = at % kQuads, in = place(row, kQuads, quad);
-    if (row < n && 4 * quad < s.key_dim) {
-      const uint4* const from = quads_at(d, span.first + i * kTokens + row, key) + quad;
-      gpu::copy_async16(&to.queries[in], from);
-      gpu::copy_async16(&to.keys[in], from + s.keys() / 4);
-    } else {
-      to.queries[in] = to.keys[in] = make_uint4(0, 0, 0, 0);
-    }
-  }
+  const uint4* const queries = quads_at(d, span.first + int64_t(i) * kTokens, int64_t(s.key_head(head)) * s.key_dim);
+  start_rows<kKeys>({queries, queries + s.keys() / 4, s.channels() / 4, span.n - i * kTokens, s.key_dim / 4},
+                    to.queries, to.keys);
   const Chunk& chunk = chunk_of(d, span, i, head);
-#pragma unroll 1
-  for (int at = thread; at < kTokens * kTokenQuads; at += kThreads) {
-    const int row = at / kTokenQuads, quad = at % kTokenQuads, in = place(row, kTokenQuads, quad);
-    if (quad / 4 > row / 16) continue;
-    gpu::copy_async16(&to.chunk.solve[in], &chunk.solve[at]);
-    gpu::copy_async16(&to.chunk.scores[in], &chunk.scores[at]);
-  }
-  if (thread < 3 * kTokenQuads) gpu::copy_async16(to.chunk.keeps + 4 * thread, chunk.keeps + 4 * thread);
-}
-
-/// Four factors in a row.
-__device__ __forceinline__ void load4(const float* from, float (&to)[4]) {
-  const float4 of = *reinterpret_cast<const float4*>(from);
-  to[0] = of.x, to[1] = of.y, to[2] = of.z, to[3] = of.w;
-}
-
-/// Both sums += state right^T over keys: rows of the right factors, one a token, in shared memory.
-template <int kKeys>
-__device__ __forceinline__ void multiply_state(Sums (&of_keys)[kSteps], Sums (&of_queries)[kSteps],
-                                               Sums (&state)[kKeys / 16], const uint4* keys, const uint4* queries,
-                                               int r, int c) {
-  const RightRows<kKeys / 4> key_rows(keys, r, c), query_rows(queries, r, c);
-#pragma unroll
-  for (int j = 0; j < kKeys / 16; ++j) {
-    const Left left(state[j]);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      multiply(of_keys[step].even, left, key_rows.at(step, j, false));
-      multiply(of_keys[step].odd, left, key_rows.at(step, j, true));
-      multiply(of_queries[step].even, left, query_rows.at(step, j, false));
-      multiply(of_queries[step].odd, left, query_rows.at(step, j, true));
-    }
-  }
-}
-
-/// sums += left right^T over tokens up to each sum's own: rows of `right` in shared memory.
-__device__ __forceinline__ void multiply_below(Sums (&sums)[kSteps], Sums (&left_sums)[kSteps], const uint4* right,
-                                               int r, int c) {
-  const RightRows<kTokens / 4> rows(right, r, c);
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const Left left(left_sums[i]);
-#pragma unroll
-    for (int step = i; step < kSteps; ++step) {
-      multiply(sums[step].even, left, rows.at(step, i, false));
-      multiply(sums[step].odd, left, rows.at(step, i, true));
-    }
-  }
-}
-
-/// Visits this lane's sums [16 columns, tokens] with their addresses in rows of tokens, or nullptr outside: `at` is
-/// that of the first, `n` rows and `n_columns` columns from there on are inside. Addresses that are made one from
-/// another need few registers.
-template <int kGroups, class T, class Visit>
-__device__ __forceinline__ void each_value(Sums (&of)[kGroups], T* at, int64_t pitch, int n, int n_columns,
-                                           const Visit& visit) {
-#pragma unroll
-  for (int step = 0; step < kGroups; ++step) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      visit(of[step].at(0, e), 16 * step + e < n && n_columns > 0 ? at : nullptr);
-      visit(of[step].at(1, e), 16 * step + e < n && n_columns > 8 ? at + 8 : nullptr);
-      at += pitch;
-    }
-    at += 12 * pitch;
-  }
+  start_triangle(chunk.solve, to.chunk.solve);
+  start_triangle(chunk.scores, to.chunk.scores);
+  const int thread = int(threadIdx.x);
+  if (thread < 3 * kTokens / 4) gpu::copy_async16(to.chunk.keeps + 4 * thread, chunk.keeps + 4 * thread);
 }
 
 /// A warp has 16 columns of a value head's state, transposed, as sums: [16 columns, keys]. So are U, R and out:
 /// [16 columns, tokens]. Blocks: (value heads, columns, spans).
 template <int kKeys>
 __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDelta d, int n_stages) {
-  constexpr int kGroups = kKeys / 16, kQuads = kKeys / 4;
+  constexpr int kGroups = kKeys / 16;
   auto* const stages = gpu::dynamic_shared<Stage<kKeys>>();
   const DeltaShape& s = d.shape;
   const DeltaSpan span = d.spans[blockIdx.z];
@@ -341,7 +195,8 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
     each_value(change, d.mixed + row * s.channels() + 2 * s.keys() + value + column, s.channels(), n, n_columns,
                [](float& to, const float* at) { to = at ? *at : 0; });
     Sums known[kSteps] = {}, out[kSteps] = {};
-    multiply_state<kKeys>(known, out, state, stage.keys, stage.queries, r, c);
+    multiply_state<kKeys>(state, RowProduct<kKeys>{known, {stage.keys, r, c}},
+                          RowProduct<kKeys>{out, {stage.queries, r, c}});
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       float keeps[4], betas[4];
@@ -355,8 +210,8 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
         out[step].at(e / 4, e % 4) *= keeps[e % 4];
       }
     }
-    multiply_below(change, known, stage.chunk.solve, r, c);
-    multiply_below(out, change, stage.chunk.scores, r, c);
+    multiply_below({change, {stage.chunk.solve, r, c}}, known);
+    multiply_below({out, {stage.chunk.scores, r, c}}, change);
     each_value(out, d.out + row * s.values() + value + column, s.values(), n, n_columns, [](float of, float* at) {
       if (at) *at = of;
     });
@@ -370,34 +225,7 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
       }
     }
 
-    const float keep = stage.chunk.keeps[kTokens - 1];
-    // As place() has tokens 4 c and 4 c + 1 in even groups and 4 c + 2 and 4 c + 3 in odd ones, and the other way
-    // round.
-    const uint2* turned[2];
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd)
-      turned[odd] = reinterpret_cast<const uint2*>(&stage.keys[place(4 * c, kQuads, 4 * odd + r / 2)]) + r % 2;
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j)
-#pragma unroll
-      for (int e = 0; e < 8; ++e) state[j].at(e / 4, e % 4) *= keep;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const Left left(change[step]);
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-        // Keys 16 j + 2 r and the next one, of tokens 4 c to 4 c + 3: hi and lo of both.
-        uint2 of[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) of[e] = turned[(j + e / 2) % 2][((16 * step + e) * kQuads + j / 2 * 8) * 2];
-        const auto joined = [&](uint32_t halves) {
-          return make_uint4(gpu::select_bytes(of[0].x, of[1].x, halves), gpu::select_bytes(of[0].y, of[1].y, halves),
-                            gpu::select_bytes(of[2].x, of[3].x, halves), gpu::select_bytes(of[2].y, of[3].y, halves));
-        };
-        multiply(state[j].even, left, joined(0x5410));
-        multiply(state[j].odd, left, joined(0x7632));
-      }
-    }
+    move_state<kKeys>(state, stage.chunk.keeps[kTokens - 1], change, stage.keys, r, c);
     __syncthreads();  // all have read the stage
   }
   each_entry(d.spans[blockIdx.z].path(d.states).behind(span.n - 1), [](float entry, float* at) {
@@ -414,14 +242,9 @@ void launch_chunks(gpu::StreamHandle stream, const DeviceDelta& d) {
   const unsigned heads = unsigned(d.shape.n_value_heads), spans = unsigned(d.n_spans);
   gpu::launch("delta chunks", chunk_kernel,
               {{heads, unsigned(gpu::ceil_div(d.most, kTokens)), spans}, kThreads, 0, stream}, d);
-  constexpr int kBytes = int(sizeof(Stage<kKeys>));
-  const int most_bytes = d.shared_bytes > 0 ? d.shared_bytes : gpu::most_shared_bytes();
-  const int n_stages = 2 * kBytes <= most_bytes ? 2 : 1;
-  const auto kernel = chunked_state_kernel<kKeys>;
-  gpu::allow_shared_bytes("delta states by chunks", kernel, size_t(n_stages * kBytes));
   const unsigned slices = unsigned(gpu::ceil_div(d.shape.value_dim, kColumns));
-  gpu::launch("delta states by chunks", kernel, {{heads, slices, spans}, kThreads, size_t(n_stages * kBytes), stream},
-              d, n_stages);
+  launch_stages<Stage<kKeys>>("delta states by chunks", chunked_state_kernel<kKeys>,
+                              {{heads, slices, spans}, kThreads, 0, stream}, d.shared_bytes, d);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "op/delta/mamba_cuda.h"
 
+#include "op/delta/chunk_products.h"
+#include "op/delta/mamba_chunks_cuda.h"
 #include "op/delta/tail_cuda.h"
 #include "ridge/error.h"
 
@@ -17,20 +19,34 @@ RIDGE_HD int parts_of(const MambaShape& s) { return (s.state_dim + kPart - 1) / 
 __device__ float silu(float x) { return x / (1 + expf(-x)); }
 __device__ float softplus_of(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
-/// A thread has a channel. The blocks of a span's first rows move the tail on: no others read it. Blocks: (channels,
-/// spans, rows).
+__device__ bool has_chunks(const DeviceMamba& m, const DeltaSpan& span) { return m.n_chunked > 0 && span.chunk >= 0; }
+
+/// A thread has a channel. B and C of spans with chunks become quads. The blocks of a span's first rows move the tail
+/// on: no others read it. Blocks: (channels, spans, rows).
 __global__ void mamba_conv_kernel(const DeviceMamba m) {
   const DeltaSpan span = m.spans[blockIdx.y];
-  const int64_t channels = m.shape.channels(), c = int64_t(blockIdx.x) * kConvThreads + threadIdx.x;
-  if (span.n == 0 || c >= channels) return;
+  const int64_t channels = m.shape.channels(), at = int64_t(blockIdx.x) * kConvThreads + threadIdx.x;
+  if (span.n == 0) return;
+  const int64_t c = min(at, channels - 1);  // a warp stays whole
+  const bool quads = has_chunks(m, span);
   const TapShape taps{m.shape.kernel, channels, m.shape.inner() * m.shape.state_dim};
   const auto input = [&](int row) { return m.in[(span.first + row) * m.shape.columns() + m.shape.inner() + c]; };
   const StatePath path = span.path(m.states);
   const int first = int(blockIdx.z) * kConvRows, end = min(span.n, first + kConvRows);
   const float* const tail = path.before(0) + taps.offset;
-  for (int t = first; t < end; ++t)
-    m.mixed[(span.first + t) * channels + c] = silu(add_taps(taps, m.conv, tail, t, c, input, m.conv_bias[c]));
-  if (blockIdx.z == 0) move_taps(taps, path, c, input);
+  for (int t = first; t < end; ++t) {
+    float value = silu(add_taps(taps, m.conv, tail, t, c, input, m.conv_bias[c]));
+    if (quads) {
+      const float other = __shfl_xor_sync(gpu::kAllLanes, value, 1);
+      if (c >= m.shape.inner()) {
+        uint32_t hi, lo;
+        chunks::split(at % 2 ? other : value, at % 2 ? value : other, hi, lo);
+        value = __uint_as_float(at % 2 ? lo : hi);
+      }
+    }
+    if (at < channels) m.mixed[(span.first + t) * channels + at] = value;
+  }
+  if (blockIdx.z == 0 && at < channels) move_taps(taps, path, at, input);
 }
 
 /// A thread has kPart rows of a column of a head's matrix, from the first token of a sequence to its last. Blocks:
@@ -39,6 +55,7 @@ __global__ void __launch_bounds__(kMostThreads) mamba_scan_kernel(const DeviceMa
   __shared__ float parts[kMostThreads];
   const MambaShape& s = m.shape;
   const DeltaSpan span = m.spans[blockIdx.y];
+  if (m.n_chunked > 0 && m.spans[blockIdx.y].chunk >= 0) return;
   if (span.n == 0) return;
   const int head = int(blockIdx.x), column = int(threadIdx.x) % s.head_dim, part = int(threadIdx.x) / s.head_dim;
   const int first_row = part * kPart, n_parts = parts_of(s);
@@ -102,15 +119,19 @@ bool can_run_mamba(const MambaShape& shape) {
   return shape.kernel <= kMostDeltaTaps && shape.head_dim * parts_of(shape) <= kMostThreads;
 }
 
-void device_mamba(gpu::StreamHandle stream, const DeviceMamba& m) {
+void device_mamba(gpu::StreamHandle stream, const DeviceMamba& mamba) {
+  DeviceMamba m = mamba;
   const MambaShape& s = m.shape;
+  if (!has_mamba_chunks(s)) m.n_chunked = 0;
   if (s.kernel < 2 || !can_run_mamba(s)) throw Error(ErrorKind::failure, "Mamba2 of heads that no block holds");
   const auto spans = unsigned(m.n_spans);
   const dim3 conv(unsigned(gpu::ceil_div(s.channels(), kConvThreads)), spans,
                   unsigned(gpu::ceil_div(m.most, kConvRows)));
   gpu::launch("mamba_conv", mamba_conv_kernel, {conv, kConvThreads, 0, stream}, m);
-  gpu::launch("mamba_scan", mamba_scan_kernel,
-              {dim3(unsigned(s.n_heads), spans), unsigned(s.head_dim * parts_of(s)), 0, stream}, m);
+  if (m.n_chunked > 0) device_mamba_chunks(stream, m);
+  if (m.n_chunked < m.n_spans)
+    gpu::launch("mamba_scan", mamba_scan_kernel,
+                {dim3(unsigned(s.n_heads), spans), unsigned(s.head_dim * parts_of(s)), 0, stream}, m);
   gpu::launch("mamba_norm", mamba_norm_kernel,
               {dim3(unsigned(s.n_groups), unsigned(m.n_rows)), kNormThreads, 0, stream}, m);
 }

@@ -9,6 +9,8 @@ namespace ridge {
 /// Whether a device runs layers of these sizes: a block holds the matrix of a head in registers.
 bool can_run_mamba(const MambaShape& shape);
 
+inline constexpr int64_t kMambaChunkFloats = 1120;  ///< scratch of a chunk of kDeltaChunk tokens and a head
+
 struct DeviceMamba {
   MambaShape shape;
   const float* conv = nullptr;       ///< [kernel, channels]
@@ -24,11 +26,14 @@ struct DeviceMamba {
   int64_t n_rows = 0;         ///< of the step
   LayerStates states;         ///< of state_values each, read and written
   const float* in = nullptr;  ///< [rows of the step, columns]
-  float* mixed = nullptr;     ///< [rows of the step, channels]: behind the convolution and silu
+  float* mixed = nullptr;     ///< [rows of the step, channels]: behind the convolution and silu; aligned to 16 bytes
   float* out = nullptr;       ///< [rows of the step, inner]: silu(z) times what the matrices give, normed over a group
+  int n_chunked = 0;          ///< spans that have chunks (mamba_chunks_cuda.h)
+  int shared_bytes = 0;       ///< that a block may have; 0: what the device gives
+  float* chunks = nullptr;    ///< [chunks of the step, n_heads, kMambaChunkFloats], aligned to 16 bytes
 };
-/// Three launches. Results of a token are the same bits however a prompt is cut: tokens go through the matrices one by
-/// one.
+/// Three launches, or four or five with chunks. Token by token, results are the same bits however a prompt is cut; by
+/// chunks they are near those.
 void device_mamba(gpu::StreamHandle stream, const DeviceMamba& m);
 
 }  // namespace ridge
