@@ -201,6 +201,73 @@ TEST(AttentionStudyOfKinds, LayersHaveHeadsWindowsAndScalesOfTheirOwn) {
   }
 }
 
+/// The study over random tokens of a small model.
+std::vector<AttentionResult> study_of(const Model& model, const std::string& caches) {
+  Corpus corpus;
+  Rng rng(1);
+  for (int i = 0; i < 200; ++i) corpus.tokens.push_back(int32_t(rng.next() % 500));
+  AttentionOptions options{.n_ctx = 100, .n_windows = 1, .n_queries = 8};
+  options.candidates = parse_kv_list(caches).or_throw();
+  return run_attention(model, corpus, options, {});
+}
+
+TEST(AttentionStudyOfKinds, ALayerReadsTheRowsThatAnotherOneKeeps) {
+  const Model model = Model::load("synth:tiny-gemma4-e@weights=f16", {.n_threads = 1});
+  const ModelPlan& plan = model.engine().plan();
+  const std::vector<AttentionResult> results = study_of(model, "f32,q8_0:window=0,rotor-3:window=0:sinks=0");
+  ASSERT_EQ(results.size(), 3u);
+  int n_shared = 0;
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    for (const AttentionError& exact : {results[0].layers[i], results[0].layers_outlier[i]}) {
+      EXPECT_LT(exact.relative_l2(), 1e-4) << i;
+      EXPECT_GT(exact.exact2, 0) << i;
+    }
+    EXPECT_LT(results[1].layers[i].rms_logit_error(), results[2].layers[i].rms_logit_error()) << i;
+    const int from = plan.layers[i].attention.kv_layer;
+    if (from < 0) continue;
+    ++n_shared;
+    for (const AttentionResult& result : results) {
+      EXPECT_EQ(result.layers[i].key_error2, result.layers[size_t(from)].key_error2) << i;
+      EXPECT_EQ(result.layers[i].value_error2, result.layers[size_t(from)].value_error2) << i;
+      EXPECT_NE(result.layers[i].logit2, result.layers[size_t(from)].logit2) << i;  // queries of its own
+    }
+  }
+  EXPECT_EQ(n_shared, 3);
+}
+
+TEST(AttentionStudyOfKinds, LatentRowsAreKeysAndTheirFirstValuesTheValues) {
+  const Model model = Model::load("synth:tiny-latent@weights=f16", {.n_threads = 1});
+  const ModelPlan& plan = model.engine().plan();
+  EXPECT_EQ(attention_shape(plan.layers[0]).n_out(), plan.layers[0].latent.rank);
+  const std::vector<AttentionResult> results = study_of(model, "f32,q8_0:window=0,rotor-3:window=0:sinks=0");
+  ASSERT_EQ(results.size(), 3u);
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    const AttentionError &exact = results[0].layers[i], &planted = results[0].layers_outlier[i],
+                         &q8 = results[1].layers[i], &three = results[2].layers[i];
+    EXPECT_EQ(exact.n_logits, plan.layers[i].attention.n_heads * (93 + 100) * 8 / 2);
+    EXPECT_LT(exact.relative_l2(), 1e-4) << i;
+    EXPECT_LT(exact.value2, exact.key2) << i;  // without the part that RoPE turns
+    EXPECT_NEAR(planted.exact2 / exact.exact2, 1, 1e-5) << i;
+    EXPECT_LT(planted.relative_l2(), 1e-4) << i;
+    EXPECT_LT(q8.relative_l2(), 0.02) << i;
+    EXPECT_LT(q8.relative_l2(), three.relative_l2()) << i;
+    EXPECT_GT(results[2].layers_outlier[i].rms_logit_error(), three.rms_logit_error()) << i;
+  }
+}
+
+TEST(AttentionStudyOfKinds, RefusesWhatItWouldMisread) {
+  for (const auto& [spec, why] : {std::pair("synth:tiny-index@weights=f16", "queries that choose their keys"),
+                                  std::pair("synth:tiny-delta@weights=f16", "no mixer")}) {
+    const Model model = Model::load(spec, {.n_threads = 1});
+    try {
+      study_of(model, "f16");
+      ADD_FAILURE() << spec;
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr(why));
+    }
+  }
+}
+
 TEST_F(AttentionStudy, AnOutlierKeepsTheExactAnswerAndHurtsCoding) {
   LayerRows outlier = rows_;
   plant_outlier(kShape, outlier);

@@ -245,6 +245,45 @@ def gemma4_scores():
                   "error of output %"], lines)
 
 
+# Which layers of a study of published shapes are alike: (model, name, layers). Every sixth layer of Gemma 4 is a full one, the last 18 of E4B share K and V.
+ALIKE = (
+    ("gemma-4-26b-a4b", "26B-A4B: sliding, heads of 256", lambda i: i % 6 != 5),
+    ("gemma-4-26b-a4b", "26B-A4B: full, heads of 512, K = V", lambda i: i % 6 == 5),
+    ("gemma-4-e4b", "E4B: full, heads of 512, own K and V", lambda i: i == 5),
+    ("gemma-4-e4b", "E4B: full, heads of 512, shared K and V", lambda i: i > 5 and i % 6 == 5),
+    ("glm-4.7-flash", "GLM-4.7-Flash: latent rows of 576", lambda i: True),
+)
+
+
+def attentions():
+    """Errors of caches by the attention that reads them, at published shapes; of caches without exact rows."""
+    found = [r for r in stored("checks/kv-attentions-cpu") if r["kv"] not in ("f16", "rotor-3", "rotor-4", "p8") and "rounding" not in r["kv"]]
+    lines = []
+    for model_name, name, of_kind in ALIKE:
+        for r in (r for r in found if r["model_name"] == model_name):
+            of = [x for i, x in enumerate(r["attention"]["layers"]) if of_kind(i)]
+            mean = lambda field: sum(x[field] for x in of) / len(of)
+            codec = codec_name(r["kv"])
+            lines.append([card(r), name, len(of), f"`{codec}`" if ":" in codec else codec, f"{mean('rms_logit'):.1f}", f"{100 * mean('mean_top_weight'):.0f}", f"{100 * mean('key_relative_l2'):.2f}",
+                          f"{100 * mean('value_relative_l2'):.2f}", f"{mean('rms_logit_error'):.3f}", f"{100 * mean('relative_l2'):.1f}", f"{mean('norm_ratio'):.2f}"])
+    return table(["card", "attention", "layers", "cache", "spread of scores", "largest weight %", "error of keys %", "of values %", "error of scores", "error of output %", "length of output, of the exact one"], lines)
+
+
+def attention_bytes():
+    """What a cache without exact rows takes at published shapes, as the plan says."""
+    by = {}
+    for r in stored("checks/plan-attentions-cpu"):
+        by.setdefault(r["model_name"], {})[r["kv"], r["n_ctx"]] = r["session_bytes"]
+    kvs = ["f16", "q8_0", "p8/q4_0", "q4_0", "rotor-4:window=0:sinks=0", "rotor-3:window=0:sinks=0"]
+    lines = []
+    for model_name, of in by.items():
+        cells = lambda what: [what(kv) if (kv, 65536) in of else "refused" for kv in kvs]
+        lines.append([model_name, "bytes of a further token"] + cells(lambda kv: f"{(of[kv, 65536] - of[kv, 32768]) / 32768:.0f}"))
+        for n in (4096, 32768):
+            lines.append([model_name, f"MiB of {n} tokens"] + cells(lambda kv: f"{of[kv, n] / 2**20:.0f}"))
+    return table(["model", "cache"] + [codec_name(kv) for kv in kvs], lines)
+
+
 def gemma4_factors():
     """The model with its scores multiplied: a line a factor, a column a cache."""
     by = {}
@@ -473,6 +512,8 @@ TABLES = {
     "kv-gemma4-mixes": gemma4_mixes,
     "kv-gemma4-scores": gemma4_scores,
     "kv-gemma4-factors": gemma4_factors,
+    "kv-attentions": attentions,
+    "kv-attentions-bytes": attention_bytes,
     "kv-gemma4-search": gemma4_search,
     "kv-gemma4-held-out": gemma4_held_out,
     "kv-device": devices,

@@ -34,6 +34,14 @@ std::vector<float> take_head(const std::vector<float>& rows, int kv_head, int n_
   return head;
 }
 
+/// What of a head's rows serves as values: [n_keys, n_out].
+std::vector<float> values_of(const std::vector<float>& rows, const AttentionShape& shape) {
+  std::vector<float> values;
+  for (auto row = rows.begin(); row != rows.end(); row += shape.head_dim)
+    values.insert(values.end(), row, row + shape.n_out());
+  return values;
+}
+
 /// Scores of one query over the keys [first, n), the largest of their weights and the output they give.
 struct Attended {
   std::vector<double> logits;
@@ -42,8 +50,8 @@ struct Attended {
 };
 Attended attend(const float* q, const std::vector<float>& keys, const std::vector<float>& values, int first, int n,
                 const AttentionShape& shape) {
-  const int head_dim = shape.head_dim;
-  Attended a{.logits = std::vector<double>(size_t(n - first)), .out = std::vector<double>(size_t(head_dim))};
+  const int head_dim = shape.head_dim, n_out = shape.n_out();
+  Attended a{.logits = std::vector<double>(size_t(n - first)), .out = std::vector<double>(size_t(n_out))};
   const double scale = shape.scale > 0 ? double(shape.scale) : 1 / std::sqrt(double(head_dim));
   for (int i = first; i < n; ++i) {
     double dot = 0;
@@ -55,7 +63,7 @@ Attended attend(const float* q, const std::vector<float>& keys, const std::vecto
   for (int i = first; i < n; ++i) {
     const double weight = std::exp(a.logits[size_t(i - first)] - top);
     total += weight;
-    for (int d = 0; d < head_dim; ++d) a.out[size_t(d)] += weight * values[size_t(i) * size_t(head_dim) + size_t(d)];
+    for (int d = 0; d < n_out; ++d) a.out[size_t(d)] += weight * values[size_t(i) * size_t(n_out) + size_t(d)];
   }
   for (double& x : a.out) x /= total;
   a.top_weight = 1 / total;
@@ -81,7 +89,11 @@ View2<float> matrix(std::vector<float>& values, int rows) {
   return {values.data(), rows, int64_t(values.size()) / rows};
 }
 
-size_t outlier_channel(int head_dim) { return size_t(head_dim / 3); }
+/// Of latent rows one that is no value.
+size_t outlier_channel(const AttentionShape& shape) {
+  const int first = shape.value_dim;
+  return size_t(first + (shape.head_dim - first) / 3);
+}
 
 AttentionError compare_logits(const std::vector<double>& actual, const std::vector<double>& exact) {
   double sum = 0, sum2 = 0, of_exact = 0, of_exact2 = 0;
@@ -143,8 +155,9 @@ double AttentionError::mean_query() const { return query / double(n_queries); }
 double AttentionError::mean_key() const { return key / double(n_queries); }
 double AttentionError::mean_top_weight() const { return top_weight / double(n_queries); }
 
-AttentionShape attention_shape(const AttentionPlan& plan) {
-  return {plan.n_heads, plan.n_kv_heads, plan.head_dim, plan.scale, plan.window};
+AttentionShape attention_shape(const LayerPlan& layer) {
+  const AttentionPlan& a = layer.attention;
+  return {a.n_heads, a.n_kv_heads, a.head_dim, a.scale, a.window, layer.latent.rank};
 }
 
 std::vector<LayerRows> capture_attention(const Model& model, std::span<const int32_t> tokens, int n_queries) {
@@ -173,6 +186,9 @@ std::vector<LayerRows> capture_attention(const Model& model, std::span<const int
         *pool, *outputs);
   }
   engine.backend().watch(nullptr, nullptr);
+  for (size_t i = 0; i < layers.size(); ++i)
+    if (const int from = engine.plan().layers[i].attention.kv_layer; from >= 0)
+      layers[i].k = layers[size_t(from)].k, layers[i].v = layers[size_t(from)].v;
   return layers;
 }
 
@@ -188,13 +204,15 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
   for (const KvSpan& part :
        cut_span(all, most_rows_at_once(k, v), k.retention.calibration > 0 || v.retention.calibration > 0))
     kv_append(context, k, v, {&part, 1}, matrix(k_rows, n), matrix(v_rows, n));
-  std::vector<float> out(rows.q.size());
-  std::vector<double> exact_out(rows.q.size());
+  const int n_out = shape.n_out();
+  std::vector<float> out(rows.q.size() / size_t(dim) * size_t(n_out));
+  std::vector<double> exact_out(out.size());
   std::vector<AttentionError> parts(size_t(shape.n_kv_heads));
   context.pool.for_each(shape.n_kv_heads, [&](int64_t kv_head, int) {
     const std::vector<float> exact_keys = take_head(rows.k, int(kv_head), n, shape),
-                             exact_values = take_head(rows.v, int(kv_head), n, shape),
-                             keys = read_head(k, all, int(kv_head)), values = read_head(v, all, int(kv_head));
+                             exact_values = values_of(take_head(rows.v, int(kv_head), n, shape), shape),
+                             keys = read_head(k, all, int(kv_head)),
+                             values = shape.value_dim > 0 ? values_of(keys, shape) : read_head(v, all, int(kv_head));
     AttentionError& part = parts[size_t(kv_head)];
     add_squares(keys, exact_keys, part.key_error2, part.key2);
     add_squares(values, exact_values, part.value_error2, part.value2);
@@ -203,7 +221,7 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
     const double scale = shape.scale > 0 ? double(shape.scale) : 1 / std::sqrt(double(dim));
     for (int i = 0; i < rows.n_queries; ++i)
       for (int head = int(kv_head) * group; head < (int(kv_head) + 1) * group; ++head) {
-        const auto at = size_t(int64_t(i) * shape.n_heads + head) * size_t(dim);
+        const auto row = size_t(int64_t(i) * shape.n_heads + head), at = row * size_t(dim);
         const int visible = n - rows.n_queries + i + 1;
         const int first = shape.window > 0 ? std::max(0, visible - shape.window) : 0;
         const Attended exact = attend(rows.q.data() + at, exact_keys, exact_values, first, visible, shape);
@@ -213,8 +231,8 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
                  .key = mean_key,
                  .top_weight = exact.top_weight,
                  .n_queries = 1};
-        std::copy(exact.out.begin(), exact.out.end(), exact_out.begin() + int64_t(at));
-        std::copy(actual.out.begin(), actual.out.end(), out.begin() + int64_t(at));
+        std::copy(exact.out.begin(), exact.out.end(), exact_out.begin() + int64_t(row) * n_out);
+        std::copy(actual.out.begin(), actual.out.end(), out.begin() + int64_t(row) * n_out);
       }
   });
 
@@ -234,12 +252,12 @@ AttentionError attention_error(CpuContext& context, const AttentionShape& shape,
 
 void plant_outlier(const AttentionShape& shape, LayerRows& rows) {
   const auto dim = size_t(shape.head_dim);
-  for (size_t at = outlier_channel(shape.head_dim); at < rows.k.size(); at += dim) rows.k[at] *= kOutlier;
-  for (size_t at = outlier_channel(shape.head_dim); at < rows.q.size(); at += dim) rows.q[at] /= kOutlier;
+  for (size_t at = outlier_channel(shape); at < rows.k.size(); at += dim) rows.k[at] *= kOutlier;
+  for (size_t at = outlier_channel(shape); at < rows.q.size(); at += dim) rows.q[at] /= kOutlier;
 }
 
 void plant_outlier(const AttentionShape& shape, std::span<float> k_forms) {
-  const auto dim = size_t(shape.head_dim), channel = outlier_channel(shape.head_dim);
+  const auto dim = size_t(shape.head_dim), channel = outlier_channel(shape);
   for (size_t form = 0; form < k_forms.size(); form += dim * dim)
     for (size_t d = 0; d < dim; ++d) {  // the diagonal is divided twice
       k_forms[form + channel * dim + d] /= kOutlier;
@@ -261,16 +279,16 @@ std::vector<KvChoice> default_attention_list(int head_dim) {
 std::vector<AttentionResult> run_attention(const Model& model, const Corpus& corpus, const AttentionOptions& options,
                                            const AttentionHooks& hooks) {
   const ModelInfo& info = model.info();
-  if (info.n_cached_layers != info.n_layers)
-    throw_error(ErrorKind::usage, "the study of attention needs a cache in every layer: {} of {} layers have one",
-                info.n_cached_layers, info.n_layers);
   std::vector<AttentionShape> shapes;
-  for (const LayerPlan& layer : model.engine().plan().layers)
-    if (layer.mixer != MixerKind::attention)
+  std::vector<int> kept_by;  // a layer: the layer that keeps its K and V
+  for (const LayerPlan& layer : model.engine().plan().layers) {
+    if (layer.mixer != MixerKind::attention && layer.mixer != MixerKind::latent)
       throw_error(ErrorKind::usage, "the study of attention knows no mixer {}", mixer_name(layer.mixer));
-    else if (layer.attention.kv_layer >= 0)
-      throw_error(ErrorKind::usage, "the study of attention needs K and V of its own in every layer");
-    else shapes.push_back(attention_shape(layer.attention));
+    if (layer.latent.index.top_k > 0)
+      throw_error(ErrorKind::usage, "the study of attention knows no queries that choose their keys");
+    shapes.push_back(attention_shape(layer));
+    kept_by.push_back(layer.attention.kv_layer >= 0 ? layer.attention.kv_layer : int(kept_by.size()));
+  }
   const auto bos = info.add_bos ? model.bos() : std::nullopt;
   const Windows windows = plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.n_windows, bos).or_throw();
   Engine& engine = model.engine();
@@ -303,8 +321,9 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
                                   select_round_row(engine.context(), common_head_dim(sides)), n_pages, 1);
       for (int i = 0; i < n_layers; ++i) {
         const auto at = size_t(i);
-        result.layers[at] += attention_error(engine.context(), shapes[at], i, layers[at], *memory);
-        result.layers_outlier[at] += attention_error(engine.context(), shapes[at], i, outliers[at], outlier_memory);
+        result.layers[at] += attention_error(engine.context(), shapes[at], kept_by[at], layers[at], *memory);
+        result.layers_outlier[at] +=
+            attention_error(engine.context(), shapes[at], kept_by[at], outliers[at], outlier_memory);
       }
       if (hooks.on_progress) hooks.on_progress(++done, int64_t(windows.n_chunks) * int64_t(results.size()));
       if (hooks.stop && hooks.stop()) return results;

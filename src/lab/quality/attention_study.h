@@ -3,7 +3,8 @@
 //
 // The absolute error alone would flatter a cache whose output shrinks to nothing, so cosine and norm ratio stand beside
 // it. How large the scores are and how far cached rows are from exact ones stand there too: together they say why a
-// cache costs what it costs. Layers may have heads, windows and scales of their own. Every part is asked twice: as the
+// cache costs what it costs. Layers may have heads, windows and scales of their own. They may read another layer's K and
+// V, or keep latent rows: K and V in one, whose output stays in the latent space. Every part is asked twice: as the
 // model is, and with an outlier channel planted in K (a channel times 20, the query's divided by 20: the exact scores
 // stay what they were, only coding gets harder).
 #pragma once
@@ -19,18 +20,21 @@ struct LayerRows {
   int n_keys = 0;
   int n_queries = 0;        ///< the last n_queries positions
   std::vector<float> q;     // [n_queries, n_heads * head_dim]
-  std::vector<float> k, v;  // [n_keys, n_kv_heads * head_dim]
+  std::vector<float> k, v;  // [n_keys, n_kv_heads * head_dim]; of latent rows both are the row
 };
 
 struct AttentionShape {
   int n_heads = 0, n_kv_heads = 0, head_dim = 0;
-  float scale = 0;  ///< on the scores; 0: 1 / sqrt(head_dim)
-  int window = 0;   ///< > 0: a query sees the newest so many positions only
+  float scale = 0;    ///< on the scores; 0: 1 / sqrt(head_dim)
+  int window = 0;     ///< > 0: a query sees the newest so many positions only
+  int value_dim = 0;  ///< > 0: latent rows, of which the first so many values are V; V has no cached rows
+  int n_out() const { return value_dim > 0 ? value_dim : head_dim; }  ///< values of a head's output
 };
 /// What a layer's attention looks like.
-AttentionShape attention_shape(const AttentionPlan& plan);
+AttentionShape attention_shape(const LayerPlan& layer);
 
-/// Queries, keys and values of every layer when the model runs over `tokens` with an f16 cache.
+/// Queries, keys and values of every layer when the model runs over `tokens` with an f16 cache. A layer that reads
+/// another layer's K and V has them too.
 std::vector<LayerRows> capture_attention(const Model& model, std::span<const int32_t> tokens, int n_queries);
 
 /// Sums over queries and heads, from which the figures follow; add up over layers and windows.
@@ -56,7 +60,8 @@ struct AttentionError {
   double mean_top_weight() const;    ///< the largest weight of a query's softmax
 };
 
-/// The rows through layer `layer` of a memory with room for them in slot 0 and all pages, against the exact answer.
+/// The rows through layer `layer` of a memory, which is to keep them, with room for them in slot 0 and all pages, against
+/// the exact answer.
 AttentionError attention_error(CpuContext& context, const AttentionShape& shape, int layer, const LayerRows& rows,
                                HostKvMemory& memory);
 
