@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "base/enum_array.h"
 #include "engine/backend.h"
@@ -298,6 +299,14 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
 
 /// Scratch of the products of a step of n tokens with n_logits rows of logits.
 void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits, PlannedScratch& scratch);
+
+/// Matrices of a step's rows, one behind the other in a buffer, each aligned to 16 bytes.
+struct StepMatrices {
+  float* next = nullptr;
+  int64_t n_rows = 0;
+
+  float* operator()(int64_t width) { return std::exchange(next, next + (n_rows * width + 3) / 4 * 4); }
+};
 
 /// Runs steps on one device: queues the launches of a step, or replays them as a graph.
 class CudaRunner {

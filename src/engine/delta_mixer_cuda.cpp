@@ -1,7 +1,6 @@
 // x += output(norm(delta(qkv x)) silu(z x)) on a device.
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "engine/cuda_model.h"
 
@@ -12,11 +11,8 @@ using B = StepBuffer;
 void CudaRunner::mix_delta(int i, const StepPlan& step, DeviceKvMemory& memory) {
   const DeltaPlan& plan = plan_.layers[size_t(i)].delta;
   const CudaLayer& layer = model_.layers[size_t(i)];
-  const int64_t n = step.n_rows();
   // One row leaves no gaps between the matrices, so that the first four are joint, where widths are multiples of 4.
-  auto matrix = [at = buffers_[B::delta].as<float>(), n](int64_t width) mutable {
-    return std::exchange(at, at + (n * width + 3) / 4 * 4);
-  };
+  StepMatrices matrix{buffers_[B::delta].as<float>(), step.n_rows()};
   float *const qkv = matrix(plan.channels()), *const z = matrix(plan.values()), *const a = matrix(plan.n_value_heads),
                *const b = matrix(plan.n_value_heads), *const mixed = matrix(plan.channels()),
                *const out = matrix(plan.values());

@@ -54,9 +54,9 @@ void CudaRunner::mix_mamba(int i, const StepPlan& step, DeviceKvMemory& memory) 
   const MambaPlan& plan = plan_.layers[size_t(i)].mamba;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const int64_t n = step.n_rows();
-  auto *const in = buffers_[B::delta].as<float>(), *const mixed = in + (n * plan.columns() + 3) / 4 * 4,
-              *const out = mixed + (n * plan.channels() + 3) / 4 * 4,
-              *const chunks = out + (n * plan.inner() + 3) / 4 * 4;
+  StepMatrices matrix{buffers_[B::delta].as<float>(), n};
+  float *const in = matrix(plan.columns()), *const mixed = matrix(plan.channels()), *const out = matrix(plan.inner()),
+               *const chunks = matrix(0);
   MatmulCall call = block_in(i, step, layer.attn_norm);
   call.y[0] = in;
   layer.delta_in.run(stream_, call, matmul_scratch_);

@@ -5,6 +5,7 @@
 
 #include "base/metrics.h"
 #include "cases/delta_problem.h"
+#include "cases/delta_spans.h"
 #include "cases/guessed_steps.h"
 #include "gpu/device_data.h"
 #include "op/norm_rope/norm_rope.h"
@@ -31,14 +32,8 @@ class DeltaCuda : public OnDevice {
     const gpu::Buffer conv = up(p.conv), decay = up(p.decay), dt_bias = up(p.dt_bias), list = up(spans),
                       states = up(p.states), qkv = up(p.qkv), a = up(p.a), b = up(p.b), z = up(p.out),
                       norm = up(norm_of(p.shape)), mixed(4 * ssize(p.qkv)), out(4 * ssize(p.out));
-    int most = 1, n_chunked = 0, n_chunks = 0;
-    for (const DeltaSpan& span : spans) {
-      most = std::max(most, span.n);
-      if (span.chunk < 0) continue;
-      n_chunked += 1;
-      n_chunks = std::max(n_chunks, span.chunk + (span.n + kDeltaChunk - 1) / kDeltaChunk);
-    }
-    const gpu::Buffer chunks(4 * kDeltaChunkFloats * n_chunks * p.shape.n_value_heads + 1);
+    const SpanCounts counts(spans);
+    const gpu::Buffer chunks(4 * kDeltaChunkFloats * counts.n_chunks * p.shape.n_value_heads + 1);
     if (n_histories > 0) device_place_spans(stream(), list.as<DeltaSpan>(), int(spans.size()), places.as<StepRow>());
     device_gated_delta(stream(), {.shape = p.shape,
                                   .conv = conv.as<float>(),
@@ -48,14 +43,14 @@ class DeltaCuda : public OnDevice {
                                   .norm_eps = kEps,
                                   .spans = list.as<DeltaSpan>(),
                                   .n_spans = int(spans.size()),
-                                  .most = most,
+                                  .most = counts.most,
                                   .states = {states.as<float>(), p.shape.state_values(), n_histories},
                                   .qkv = qkv.as<float>(),
                                   .z = z.as<float>(),
                                   .a = a.as<float>(),
                                   .b = b.as<float>(),
                                   .overlap = true,
-                                  .n_chunked = n_chunked,
+                                  .n_chunked = counts.n_chunked,
                                   .shared_bytes = shared_bytes,
                                   .mixed = mixed.as<float>(),
                                   .out = out.as<float>(),

@@ -5,6 +5,7 @@
 
 #include "base/metrics.h"
 #include "base/rng.h"
+#include "cases/delta_spans.h"
 #include "cases/guarded.h"
 #include "gpu/device_data.h"
 #include "op/delta/mamba.h"
@@ -123,23 +124,25 @@ struct MambaProblem {
   }
 };
 
+/// Mean squared error of the rows of a span over the mean square of the reference.
+double error_of(const std::vector<float>& given, const std::vector<float>& expected, const DeltaSpan& span,
+                int64_t inner) {
+  const auto first = size_t(span.first * inner), count = size_t(span.n * inner);
+  return compare(std::span(given).subspan(first, count), std::span(expected).subspan(first, count)).nmse;
+}
+
 class MambaCuda : public OnDevice {
  protected:
   /// A step of n rows of p.in from `first` on, as the device makes it: what it gives, and p.states moved on.
   std::vector<float> run(MambaProblem& p, const std::vector<DeltaSpan>& spans, int n_histories, int first,
                          int n) const {
     const MambaShape& shape = p.shape;
-    int most = 1, n_chunked = 0, n_chunks = 0;
-    for (const DeltaSpan& span : spans) {
-      most = std::max(most, span.n);
-      n_chunked += span.chunk >= 0;
-      if (span.chunk >= 0) n_chunks = std::max(n_chunks, span.chunk + (span.n + kDeltaChunk - 1) / kDeltaChunk);
-    }
+    const SpanCounts counts(spans);
     const gpu::Buffer conv = up(p.conv), conv_bias = up(p.conv_bias), decay = up(p.decay), dt_bias = up(p.dt_bias),
                       d = up(p.d), norm = up(p.norm), in = up(p.in), states = up(p.states), list = up(spans),
                       mixed = up(std::vector<float>(size_t(n * shape.channels()), 7.0f)),
                       out = up(std::vector<float>(size_t(n * shape.inner()))),
-                      chunks(4 * kMambaChunkFloats * n_chunks * shape.n_heads + 1);
+                      chunks(4 * kMambaChunkFloats * counts.n_chunks * shape.n_heads + 1);
     device_mamba(stream(), {.shape = shape,
                             .conv = conv.as<float>(),
                             .conv_bias = conv_bias.as<float>(),
@@ -150,13 +153,13 @@ class MambaCuda : public OnDevice {
                             .norm_eps = 1e-5f,
                             .spans = list.as<DeltaSpan>(),
                             .n_spans = int(spans.size()),
-                            .most = most,
+                            .most = counts.most,
                             .n_rows = n,
                             .states = {states.as<float>(), shape.state_values(), n_histories},
                             .in = in.as<float>() + first * shape.columns(),
                             .mixed = mixed.as<float>(),
                             .out = out.as<float>(),
-                            .n_chunked = n_chunked,
+                            .n_chunked = counts.n_chunked,
                             .shared_bytes = shared_bytes,
                             .chunks = chunks.as<float>()});
     p.states = down(states.as<float>(), ssize(p.states));
@@ -178,10 +181,8 @@ TEST_F(MambaCuda, StepsAreTheReferences) {
       EXPECT_LT(compare(ours.states, theirs.states).nmse, 1e-12);
       EXPECT_GT(compare(ours.states, before).nmse, 1e-3) << "states that did not move";
       for (const DeltaSpan& span : spans) {
-        const auto first = size_t(span.first * shape.inner()), count = size_t(span.n * shape.inner());
-        if (count == 0) continue;
-        EXPECT_LT(compare(std::span(given).subspan(first, count), std::span(expected).subspan(first, count)).nmse,
-                  1e-11);
+        if (span.n == 0) continue;
+        EXPECT_LT(error_of(given, expected, span, shape.inner()), 1e-11);
       }
     }
 }
@@ -207,13 +208,6 @@ constexpr MambaShape kChunkShapes[] = {{.n_heads = 8, .head_dim = 16, .n_groups 
                                        {.n_heads = 2, .head_dim = 64, .n_groups = 1, .state_dim = 128, .kernel = 4},
                                        {.n_heads = 4, .head_dim = 33, .n_groups = 4, .state_dim = 64, .kernel = 3},
                                        {.n_heads = 2, .head_dim = 98, .n_groups = 1, .state_dim = 80, .kernel = 2}};
-
-/// Mean squared error of the rows of a span over the mean square of the reference.
-double error_of(const std::vector<float>& given, const std::vector<float>& expected, const DeltaSpan& span,
-                int64_t inner) {
-  const auto first = size_t(span.first * inner), count = size_t(span.n * inner);
-  return compare(std::span(given).subspan(first, count), std::span(expected).subspan(first, count)).nmse;
-}
 
 /// Whole chunks and tails of every kind, beside sequences without chunks and a span of nobody; blocks with one stage
 /// and two.

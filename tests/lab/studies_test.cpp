@@ -181,15 +181,20 @@ TEST_F(AttentionStudy, ScoresAndTheirErrorsGrowWithTheScaleAndKeysOutsideOfTheWi
   EXPECT_EQ(error("q8_0:window=0", rows_, shape).n_logits, 4 * 10 * 16);
 }
 
-TEST(AttentionStudyOfKinds, LayersHaveHeadsWindowsAndScalesOfTheirOwn) {
-  const Model model = Model::load("synth:tiny-gemma4@weights=f16", {.n_threads = 1});
-  const ModelPlan& plan = model.engine().plan();
+/// The study over random tokens of a small model.
+std::vector<AttentionResult> study_of(const Model& model, const std::string& caches) {
   Corpus corpus;
   Rng rng(1);
   for (int i = 0; i < 200; ++i) corpus.tokens.push_back(int32_t(rng.next() % 500));
   AttentionOptions options{.n_ctx = 100, .n_windows = 1, .n_queries = 8};
-  options.candidates = parse_kv_list("f32,q8_0:window=0,rotor-3:window=0:sinks=0").or_throw();
-  const std::vector<AttentionResult> results = run_attention(model, corpus, options, {});
+  options.candidates = parse_kv_list(caches).or_throw();
+  return run_attention(model, corpus, options, {});
+}
+
+TEST(AttentionStudyOfKinds, LayersHaveHeadsWindowsAndScalesOfTheirOwn) {
+  const Model model = Model::load("synth:tiny-gemma4@weights=f16", {.n_threads = 1});
+  const ModelPlan& plan = model.engine().plan();
+  const std::vector<AttentionResult> results = study_of(model, "f32,q8_0:window=0,rotor-3:window=0:sinks=0");
   ASSERT_EQ(results.size(), 3u);
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const AttentionPlan& attention = plan.layers[i].attention;
@@ -199,16 +204,6 @@ TEST(AttentionStudyOfKinds, LayersHaveHeadsWindowsAndScalesOfTheirOwn) {
     EXPECT_LT(results[0].layers[i].rms_logit_error(), 1e-5) << i;
     EXPECT_LT(results[1].layers[i].rms_logit_error(), results[2].layers[i].rms_logit_error()) << i;
   }
-}
-
-/// The study over random tokens of a small model.
-std::vector<AttentionResult> study_of(const Model& model, const std::string& caches) {
-  Corpus corpus;
-  Rng rng(1);
-  for (int i = 0; i < 200; ++i) corpus.tokens.push_back(int32_t(rng.next() % 500));
-  AttentionOptions options{.n_ctx = 100, .n_windows = 1, .n_queries = 8};
-  options.candidates = parse_kv_list(caches).or_throw();
-  return run_attention(model, corpus, options, {});
 }
 
 TEST(AttentionStudyOfKinds, ALayerReadsTheRowsThatAnotherOneKeeps) {

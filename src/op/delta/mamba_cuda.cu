@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kMostThreads) mamba_scan_kernel(const DeviceMa
   __shared__ float parts[kMostThreads];
   const MambaShape& s = m.shape;
   const DeltaSpan span = m.spans[blockIdx.y];
-  if (m.n_chunked > 0 && m.spans[blockIdx.y].chunk >= 0) return;
+  if (has_chunks(m, m.spans[blockIdx.y])) return;
   if (span.n == 0) return;
   const int head = int(blockIdx.x), column = int(threadIdx.x) % s.head_dim, part = int(threadIdx.x) / s.head_dim;
   const int first_row = part * kPart, n_parts = parts_of(s);
