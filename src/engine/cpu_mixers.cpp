@@ -55,7 +55,7 @@ void CpuBackend::scale_by_position(const AttentionPlan& a, View2<float> q) {
 void CpuBackend::attend_rows(int layer, const Rows& rows, HostKvMemory& memory, View2<float> v, const KeyIndex* index) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const AttentionPlan& a = plan.attention;
-  const int from = a.kv_layer >= 0 ? a.kv_layer : layer;
+  const int from = a.kept_by(layer);
   const KvSide v_side = plan.mixer == MixerKind::latent ? KvSide::k : KvSide::v;
   if (on_attention_) on_attention_(layer, rows.q, rows.k, v_side == KvSide::k ? rows.k : v);
   const std::vector<KvSpan> lost = lost_rows(spans_, memory, rows.k, v);

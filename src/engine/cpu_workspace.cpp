@@ -134,7 +134,7 @@ void add_step(const CpuStepModel& model, std::span<const KvLayerConfig> layers, 
     add_products(layer, w, n, scratch);
     if (!layer.attends()) continue;
     const int n_keys = step.n_past + step.n_tokens;
-    const size_t of = layer.attention.kv_layer >= 0 ? size_t(layer.attention.kv_layer) : i;
+    const auto of = size_t(layer.attention.kept_by(int(i)));
     const int n_heads = layer.attention.n_heads, top_k = layer.latent.index.top_k;
     if (top_k == 0 || n_keys <= top_k) {
       scratch.attention(AttentionProblem(layers[of], n_heads, n_keys, most_rows).get(), step.n_seqs);

@@ -29,7 +29,7 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
   const AttentionPlan& plan = plan_.layers[size_t(i)].attention;
   const CudaLayer& layer = model_.layers[size_t(i)];
   const bool reads_other = plan.kv_layer >= 0;
-  const int from = reads_other ? plan.kv_layer : i;  // the layer whose K and V these are
+  const int from = plan.kept_by(i);  // the layer whose K and V these are
   const bool is_latent = plan_.layers[size_t(i)].mixer == MixerKind::latent;
   const StepRows rows = rows_of(sub, memory, memory.page_class(from));
   const StepSpan* const spans = buffers_[B::spans].as<StepSpan>() + sub.first_span;

@@ -124,7 +124,7 @@ class Planner {
     for (int layer = 0; layer < memory_.n_layers(); ++layer) {
       const AttentionPlan& attention = model_.layers[size_t(layer)].attention;
       if (attention.n_kv_heads == 0) continue;
-      const int from = attention.kv_layer >= 0 ? attention.kv_layer : layer;
+      const int from = attention.kept_by(layer);
       const BlockKernel kernel = block_kernel(memory_.tiles(from, KvSide::k), memory_.tiles(from, KvSide::v));
       if (kernel == BlockKernel::prefill && !sub.is_long) continue;
       const BlockKey key{.kernel = kernel,

@@ -55,6 +55,8 @@ struct AttentionPlan {
   int q_dim() const { return n_heads * head_dim; }
   int q_rows() const { return (gate ? 2 : 1) * q_dim(); }  ///< of the query projection
   int kv_dim() const { return n_kv_heads * head_dim; }
+  /// The layer that keeps the K and V which this one, number `layer`, reads.
+  int kept_by(int layer) const { return kv_layer >= 0 ? kv_layer : layer; }
 };
 
 /// By what queries choose their keys (op/attn/chosen_keys.h): query heads q_b low of the low-rank query, one key

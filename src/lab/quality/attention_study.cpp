@@ -287,7 +287,7 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
     if (layer.latent.index.top_k > 0)
       throw_error(ErrorKind::usage, "the study of attention knows no queries that choose their keys");
     shapes.push_back(attention_shape(layer));
-    kept_by.push_back(layer.attention.kv_layer >= 0 ? layer.attention.kv_layer : int(kept_by.size()));
+    kept_by.push_back(layer.attention.kept_by(int(kept_by.size())));
   }
   const auto bos = info.add_bos ? model.bos() : std::nullopt;
   const Windows windows = plan_windows(int64_t(corpus.tokens.size()), options.n_ctx, options.n_windows, bos).or_throw();
