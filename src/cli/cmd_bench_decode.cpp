@@ -153,6 +153,7 @@ static Action declare_bench_decode(CLI::App& app) {
   add_text(app, "--device", f.device.device, "NAME", "cpu, cuda[:N], or cuda:N,M,... to share a model (-dev)");
   add_text(app, "--isa", f.device.isa, "NAME", "highest instruction set to use: " + isa_names());
   add_repeatable(app, "--kernel", f.device.kernels, "OP=NAME", "force a kernel, OP=NAME (repeatable)");
+  add_exact_flag(app, f.device);
   add_rank_flags(app, &f.device.n_stages);
   in_group(app, "Tests");
   add_list(app, "-p,--n-prompt", f.n_prompt, "512", "prompt tokens; 0: no prompt test");

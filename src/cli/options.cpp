@@ -277,6 +277,11 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: " + isa_names());
 }
 
+void add_exact_flag(CLI::App& app, ModelFlags& flags) {
+  app.add_flag("--exact", flags.exact,
+               "on a GPU: one text has the same bits with and without draft tokens, at most 3 a pass; slower passes");
+}
+
 void add_moe_device_gib_flag(CLI::App& app, double& gib) {
   add_real(app, "--moe-device-gib", gib, 0, 1e6,
            "as --n-cpu-moe, of as many layers as leave at most so many GiB of experts on the GPU")
@@ -288,6 +293,7 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   add_place_flags(app, flags);
   add_repeatable(app, "--kernel", flags.kernels, "OP=NAME",
                  "force a kernel (repeatable); `ridge explain` lists the names");
+  add_exact_flag(app, flags);
   add_whole(app, "--n-cpu-moe", flags.n_cpu_moe, 0, 1 << 20,
             "on a GPU: experts of the first N layers stay in host memory, and the CPU computes them (-ncmoe)")
       ->type_name("N");
@@ -298,11 +304,13 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
 
 LoadOptions ModelFlags::load_options() const {
   const bool on_gpus = !parse_devices(device).empty();
+  std::vector<std::string> all_kernels = kernels;
+  if (exact && on_gpus) all_kernels.emplace_back("rows=four");  // a CPU is exact always
   return {.device = device,
           .n_stages = on_gpus ? n_stages : 1,  // of CPUs stages are processes
           .n_threads = n_threads,
           .isa = isa,
-          .kernels = kernels,
+          .kernels = std::move(all_kernels),
           .n_cpu_moe = n_cpu_moe,
           .moe_device_gib = moe_device_gib,
           .whole = whole};

@@ -60,7 +60,7 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results);
 /// Where a model runs, for people: "CPU avx512, 2 threads" or "cuda:0 NVIDIA H200".
 std::string device_text(const ModelInfo& info);
 
-/// -m, --device, --threads, --isa, --kernel, --n-cpu-moe, --moe-device-gib.
+/// -m, --device, --threads, --isa, --kernel, --exact, --n-cpu-moe, --moe-device-gib.
 struct ModelFlags {
   std::string model;
   std::string device = "cpu";
@@ -68,6 +68,7 @@ struct ModelFlags {
   int n_threads = 0;
   std::string isa;
   std::vector<std::string> kernels;
+  bool exact = false;  ///< on a GPU kernel rows=four
   int n_cpu_moe = 0;
   double moe_device_gib = -1;
   bool whole = false;         ///< as LoadOptions has it
@@ -81,6 +82,8 @@ CLI::Option* add_model_flag(CLI::App& app, ModelFlags& flags, bool required);
 void add_template_flag(CLI::App& app, ModelFlags& flags);
 /// --device, --threads, --isa, in the caller's group.
 void add_place_flags(CLI::App& app, ModelFlags& flags);
+/// --exact, in the caller's group.
+void add_exact_flag(CLI::App& app, ModelFlags& flags);
 /// --moe-device-gib, in the caller's group.
 void add_moe_device_gib_flag(CLI::App& app, double& gib);
 void add_device_flags(CLI::App& app, ModelFlags& flags);

@@ -2,6 +2,7 @@
 // leaves logits where it computed them.
 #pragma once
 
+#include <climits>
 #include <functional>
 #include <memory>
 #include <string>
@@ -157,6 +158,9 @@ class Backend {
                                                          std::span<const std::vector<int32_t>> /*recent*/) {
     return nullptr;
   }
+  /// Tokens of one text that a step may verify: with more, a text with draft tokens would not have the bits of one
+  /// without, where they were asked for.
+  virtual int most_verified() const { return INT_MAX; }
   /// Null if unsupported; the caller then verifies draft tokens on the host.
   virtual std::unique_ptr<DeviceSpeculation> start_speculation(const SpeculatedText& /*text*/,
                                                                const DeviceDraft& /*draft*/) {

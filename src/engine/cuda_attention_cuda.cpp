@@ -132,7 +132,7 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
   const int n_out = is_latent ? plan_.layers[size_t(i)].latent.rank : plan.head_dim;
   if (in_fragments && !sub.is_long)
     return tile_attn(stream_, attention, buffers_[B::attn_scratch].as<std::byte>(),
-                     {.overlap = step.overlap && !sub.calibrates});  // the centre is read early
+                     {.overlap = step.overlap && !sub.calibrates, .alone = step.alone});  // the centre is read early
   const BlockRange blocks = sub.blocks.at({.kernel = kernel,
                                            .n_kv_heads = plan.n_kv_heads,
                                            .group = plan.n_heads / plan.n_kv_heads,

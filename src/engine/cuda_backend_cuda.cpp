@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <climits>
 
 #include "engine/cuda_model.h"
 #include "engine/cuda_speculation.h"
@@ -123,6 +124,9 @@ class CudaBackend final : public Backend {
     runner_.watch(std::move(on_block));
   }
   bool on_device() const override { return true; }
+  int most_verified() const override {
+    return runner_.options().least_rows > 1 ? runner_.options().least_rows : INT_MAX;
+  }
   std::unique_ptr<DeviceSampling> start_sampling(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
                                                  Outputs& outputs, std::span<const SamplerOptions> samplers,
                                                  std::span<const std::vector<int32_t>> recent) override;
@@ -218,7 +222,8 @@ std::unique_ptr<DeviceSampling> CudaBackend::start_sampling(std::span<const SeqI
   auto found = std::ranges::find_if(workspaces_, is_free);
   if (found == workspaces_.end())
     found = workspaces_.insert(
-        found, std::make_unique<SamplingWorkspace>(n, padded_rows(n), runner_.plan().vocab_size, runner_.plan().n_ids));
+        found, std::make_unique<SamplingWorkspace>(n, padded_rows(n, runner_.options().least_rows),
+                                                   runner_.plan().vocab_size, runner_.plan().n_ids));
   SamplingWorkspace& workspace = **found;
   runner_.stream().synchronize();
   for (int i = 0; i < n; ++i) workspace.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);
@@ -284,6 +289,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
       fmt::format("attention={}",
                   of_step == of_prompt ? std::string(of_step) : fmt::format("{}+{}", of_step, of_prompt)),
       runner_.options().overlap ? "launch=graph-overlap" : "launch=graph"};
+  if (runner_.options().least_rows > 1) names.emplace_back("rows=four");
   std::string of_experts;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const CudaLayer& layer_of = model.layers[i];
@@ -373,6 +379,8 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
                 report.devices.empty() ? report.why_none : fmt::format("there are {} devices", report.devices.size()));
   check_supported(plan);
   if (rank) check_ranks(plan);
+  if (rank && options.least_rows > 1)
+    throw_error(ErrorKind::usage, "kernel rows=four (--exact) is for one GPU (leave it out, or name one GPU)");
   check_device_kernels(weights, options.kernels);
   gpu::use_device(device);
   const int64_t needed = CudaModel::upload_bytes(plan, weights, options.kernels), free = gpu::free_bytes();

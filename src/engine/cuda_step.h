@@ -13,6 +13,8 @@
 
 namespace ridge {
 
+struct StepShape;  // engine/cpu_workspace.h
+
 /// Kernels of attention that take blocks of queries from a list.
 enum class BlockKernel : uint8_t { prefill, rows_f16, rows };
 /// Of latent rows, which are both sides, v has no heads.
@@ -52,6 +54,7 @@ struct StepPlan {
   int64_t n_tokens = 0;
   bool recorded = false;  ///< one sub-batch of short sequences that calibrates nothing: a graph may run it
   bool overlap = false;   ///< its launches start while the one before drains (programmatic dependent launch)
+  bool alone = false;     ///< TileAttnPlan's
   std::vector<SubBatch> sub_batches;
   std::vector<StepRow> rows;
   std::vector<StepSpan> spans;
@@ -84,16 +87,18 @@ struct PlannedSides {
   std::vector<KvTiles> sides;  ///< K and V of each layer
   bool calibrates = false;
 };
-/// The plan of a step of n_seqs sequences with n_tokens behind n_past each, with lists as long as those of such a
-/// batch. Sequences with a past are calibrated.
-StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, const PlannedSides& sides,
-                    const ModelPlan& model);
+/// The plan of a step of this shape, with lists as long as those of such a batch. Sequences with a past are calibrated.
+StepPlan plan_shape(const StepShape& shape, const PlannedSides& sides, const ModelPlan& model, int least_rows);
 
+/// What steps of a runner have in common.
+struct StepRule {
+  int reach = 0;       ///< position that a sequence may come to, where it may be further than the pool knows
+  int least_rows = 1;  ///< of a recorded step, padding among them; above 1 attention of a row is cut as if it were alone
+};
 /// The plan of a batch whose pages are reserved. Recorded steps are filled up with padding rows to padded_rows().
-/// `reach`: position that a sequence may come to, where it may be further than the pool knows.
 StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,
-                   int reach = 0);
+                   const StepRule& rule = {});
 /// Graphs are kept for numbers of rows in steps, so that there are few of them; 0 when there are too many rows.
-int padded_rows(int n);
+int padded_rows(int n, int least = 1);
 
 }  // namespace ridge

@@ -14,15 +14,15 @@ constexpr int64_t kMostLayerLaunches = 16, kMostOtherLaunches = 16;
 
 class Steps {
  public:
-  Steps(const ModelPlan& plan, const CudaModel& model, std::span<const KvLayerConfig> layers)
-      : plan_(plan), model_(model), sides_(layers) {}
+  Steps(const ModelPlan& plan, const CudaModel& model, std::span<const KvLayerConfig> layers, int least_rows)
+      : plan_(plan), model_(model), sides_(layers), least_rows_(least_rows) {}
 
   void run(const StepShape& shape, bool keeps_hidden) {
-    const int n_seqs = std::max(1, std::min(shape.n_seqs, kMostStepTokens / shape.n_tokens));
-    const LogitRows rows = shape.n_logits == 0                               ? LogitRows::none
-                           : shape.n_logits >= shape.n_seqs * shape.n_tokens ? LogitRows::all
-                                                                             : LogitRows::last;
-    const StepPlan step = plan_shape(n_seqs, shape.n_tokens, shape.n_past, rows, sides_, plan_);
+    StepShape cut = shape;
+    cut.n_seqs = std::max(1, std::min(shape.n_seqs, kMostStepTokens / shape.n_tokens));
+    const bool all_rows = shape.n_logits >= shape.n_seqs * shape.n_tokens;
+    cut.n_logits = all_rows ? cut.n_seqs * cut.n_tokens : std::min(shape.n_logits, cut.n_seqs);
+    const StepPlan step = plan_shape(cut, sides_, plan_, least_rows_);
     reserve_step_buffers(buffers_, step, plan_, model_, sides_);
     const int64_t n = step.n_rows();
     for (const LayerPlan& layer : plan_.layers)
@@ -40,7 +40,7 @@ class Steps {
   void sample(int n) {
     all.sampling.add(DeviceSampler::bytes_of(n, plan_.vocab_size));
     all.sampling.add(4 * int64_t(n));                            // counters of the token ring
-    all.sampling.add(4 * int64_t(std::max(n, padded_rows(n))));  // tokens
+    all.sampling.add(4 * int64_t(std::max(n, padded_rows(n, least_rows_))));  // tokens
   }
   DeviceBuffers sum() {
     for (const gpu::PlannedBuffer& buffer : buffers_) all.activations.add(buffer.size);
@@ -56,6 +56,7 @@ class Steps {
   const ModelPlan& plan_;
   const CudaModel& model_;
   const PlannedSides sides_;
+  const int least_rows_;
   StepWorkspace<gpu::PlannedBuffer> buffers_;
   PlannedScratch scratch_;
   gpu::PlannedBuffer rows_, hidden_;
@@ -114,7 +115,7 @@ DeviceBuffers plan_device_buffers(const ModelPlan& plan, const Weights& weights,
   const DeviceOptions options = parse_device_kernels(kernels);
   gpu::Allocations held;
   const CudaModel model = CudaModel::planned(plan, weights, options.kernels, held);
-  Steps all(plan, model, layers);
+  Steps all(plan, model, layers, options.least_rows);
   for (const StepShape& step : steps) all.run(step, wishes.keeps_hidden);
   if (wishes.samples) all.sample(std::min(steps.back().n_seqs, kMostStepTokens));
   DeviceBuffers sum = all.sum();

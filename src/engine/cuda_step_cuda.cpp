@@ -4,6 +4,7 @@
 #include <climits>
 #include <iterator>
 
+#include "engine/cpu_workspace.h"
 #include "op/attn/device_attention.h"
 #include "op/cache/append.h"
 
@@ -47,13 +48,14 @@ int leaving_tiles_of(const Memory& memory, const KvSpan& span) {
 template <class Pool, class Memory>
 class Planner {
  public:
-  Planner(const Batch& batch, const Pool& pool, const Memory& memory, const ModelPlan& model, int reach)
-      : batch_(batch), pool_(pool), memory_(memory), model_(model), reach_(reach) {}
+  Planner(const Batch& batch, const Pool& pool, const Memory& memory, const ModelPlan& model,
+          const StepRule& rule)
+      : batch_(batch), pool_(pool), memory_(memory), model_(model), rule_(rule) {}
 
   StepPlan plan() {
     plan_.n_tokens = ssize(batch_.tokens);
     cut();
-    plan_.recorded = rounds_.size() == 1 && padded_rows(int(plan_.n_tokens)) > 0;
+    plan_.recorded = rounds_.size() == 1 && padded_rows(int(plan_.n_tokens), rule_.least_rows) > 0;
     for (const std::vector<KvSpan>& round : rounds_) {
       add_sub_batch(round, [](const KvSpan& s) { return s.calibrates; });
       add_sub_batch(round, [](const KvSpan& s) { return !s.calibrates && s.n_rows <= kShortTokens; });
@@ -62,6 +64,7 @@ class Planner {
     plan_.recorded = plan_.recorded && plan_.sub_batches.size() == 1 && !plan_.sub_batches[0].is_long &&
                      !plan_.sub_batches[0].calibrates;
     if (plan_.recorded) pad();
+    plan_.alone = rule_.least_rows > 1 && plan_.recorded && ssize(plan_.rows) == rule_.least_rows;
     find_rows();
     add_logit_rows();
     return std::move(plan_);
@@ -108,7 +111,7 @@ class Planner {
       sub.most = std::max(sub.most, span.n_rows);
       sub.ring_tiles = std::max(sub.ring_tiles, ring_tiles_for(memory_, span));
       KvSpan far = span;
-      far.n_rows = std::max(span.n_rows, reach_ - span.n_past);
+      far.n_rows = std::max(span.n_rows, rule_.reach - span.n_past);
       const int leaving = leaving_tiles_of(memory_, far);
       sub.leaving_tiles = std::max(sub.leaving_tiles, leaving);
       plan_.n_leaving += leaving > 0;
@@ -144,7 +147,7 @@ class Planner {
                               : PrefillPlan{.queries = rows_attn_queries(key.head_dim)};
     prefill.window = key.window;
     BlockRange range{.first = int(plan_.blocks.size()), .queries = prefill.queries};
-    const int n_parts = rows_f16_attn_parts(prefill, sub.n_rows, key.group, key.n_kv_heads);
+    const int n_parts = rows_f16_attn_parts(prefill, std::max(sub.n_rows, rule_.least_rows), key.group, key.n_kv_heads);
     int first = 0;  // of the sub-batch's rows
     for (const KvSpan& span : spans) {
       // The device advances each row of a recorded step by itself: a block a row.
@@ -166,7 +169,7 @@ class Planner {
 
   void pad() {
     SubBatch& sub = plan_.sub_batches[0];
-    const int padded = padded_rows(sub.n_rows);
+    const int padded = padded_rows(sub.n_rows, rule_.least_rows);
     for (int row = sub.n_rows; row < padded; ++row) plan_.rows.push_back({.row = row});
     sub.n_rows = padded;
     plan_.sequences.resize(size_t(padded));
@@ -196,7 +199,7 @@ class Planner {
   const Pool& pool_;
   const Memory& memory_;
   const ModelPlan& model_;
-  const int reach_;
+  const StepRule rule_;
   StepPlan plan_;
   std::vector<std::vector<KvSpan>> rounds_;
 };
@@ -221,12 +224,15 @@ PlannedSides::PlannedSides(std::span<const KvLayerConfig> layers) {
     }
 }
 
-StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, const PlannedSides& sides,
-                    const ModelPlan& model) {
-  const std::vector<int32_t> tokens(size_t(n_seqs) * size_t(n_tokens));
-  const std::vector<SeqTokens> seqs(size_t(n_seqs), SeqTokens{SeqId{}, n_tokens});
-  const PlannedPool pool{n_past, sides.calibrates && n_past == 0};
-  return Planner(Batch{.tokens = tokens, .seqs = seqs, .logits = logits}, pool, sides, model, 0).plan();
+StepPlan plan_shape(const StepShape& shape, const PlannedSides& sides, const ModelPlan& model, int least_rows) {
+  const std::vector<int32_t> tokens(size_t(shape.n_seqs) * size_t(shape.n_tokens));
+  const std::vector<SeqTokens> seqs(size_t(shape.n_seqs), SeqTokens{SeqId{}, shape.n_tokens});
+  const LogitRows logits = shape.n_logits == 0              ? LogitRows::none
+                           : shape.n_logits >= ssize(tokens) ? LogitRows::all
+                                                             : LogitRows::last;
+  const PlannedPool pool{shape.n_past, sides.calibrates && shape.n_past == 0};
+  const Batch batch{.tokens = tokens, .seqs = seqs, .logits = logits};
+  return Planner(batch, pool, sides, model, StepRule{.least_rows = least_rows}).plan();
 }
 
 BlockKernel block_kernel(const KvTiles& k, const KvTiles& v) {
@@ -234,15 +240,16 @@ BlockKernel block_kernel(const KvTiles& k, const KvTiles& v) {
   return reads_rows_in_f16(k, v.n_kv_heads > 0 ? v : k) ? BlockKernel::rows_f16 : BlockKernel::rows;
 }
 
-int padded_rows(int n) {
+int padded_rows(int n, int least) {
+  n = std::max(n, least);
   if (n <= 8) return n;
   if (n <= 64) return (n + 7) / 8 * 8;
   return n <= kMostRecordedRows ? (n + 31) / 32 * 32 : 0;
 }
 
 StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,
-                   int reach) {
-  return Planner(batch, pool, memory, model, reach).plan();
+                   const StepRule& rule) {
+  return Planner(batch, pool, memory, model, rule).plan();
 }
 
 }  // namespace ridge

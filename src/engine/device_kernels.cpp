@@ -31,6 +31,9 @@ DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
   for (const std::string& choice : kernels) force_kernel(device_kernel_tables(), choice, options.kernels);
   options.overlap = is_allowed(options.kernels, "launch", "overlap");
   options.kernels.erase("launch");
+  if (options.kernels.contains("rows") && is_allowed(options.kernels, "rows", "four"))
+    options.least_rows = kMostExactTokens;
+  options.kernels.erase("rows");
   for (const auto& [name, kernel] : kRouters)
     if (options.kernels.contains("router") && is_allowed(options.kernels, "router", name)) options.router = kernel;
   options.int_experts = is_allowed(options.kernels, "experts", "ints");

@@ -11,11 +11,15 @@
 
 namespace ridge {
 
+/// Steps of up to so many tokens of one text give the same bits with kernel rows=four.
+inline constexpr int kMostExactTokens = 4;
+
 struct DeviceOptions {
   ForcedKernels kernels;               ///< of gemv, gemm, router and experts
   bool overlap = true;                 ///< programmatic dependent launch inside a recorded step
   std::optional<RouterKernel> router;  ///< of every few tokens, in place of router_of()
   bool int_experts = true;             ///< DeviceExpertMatmul::run_chosen() where it serves
+  int least_rows = 1;                  ///< of a recorded step, for padded_rows(): fewer tokens take the kernels of so many
   CpuContext* host = nullptr;          ///< what computes experts in host memory, where the plan has some
 
   /// An extra launch costs several tokens more than a wider grid gives them.

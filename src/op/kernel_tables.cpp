@@ -61,7 +61,8 @@ std::vector<KernelTable> device_kernel_tables() {
           collective_table("gather_columns", gather_columns_variants()),
           {"router", true, {{"last-block"}, {"spread"}}},
           {"experts", true, {{"bricks"}, {"ints"}}},
-          {"launch", true, {{"plain"}, {"overlap"}}}};
+          {"launch", true, {{"plain"}, {"overlap"}}},
+          {"rows", true, {{"four"}, {"own"}}}};
 }
 
 std::vector<std::string_view> op_names(std::span<const KernelTable> tables) {

@@ -190,7 +190,7 @@ bool Decoder::propose(std::span<Row> rows, int most_tokens) {
     Text& text = *row.text;
     const Speculation& s = *text.speculation;
     const int wanted = s.adaptive_ ? std::min(paying[i], s.most_) : s.most_;
-    row.n_asked = std::max(0, most_proposals(*pool_, text.seq, std::min({wanted, left, text.n_left - 1})));
+    row.n_asked = std::max(0, most_proposals(*pool_, text.seq, std::min({wanted, left, text.n_left - 1, backend_.most_verified() - 1})));
     if (row.n_asked == 0) continue;
     left -= row.n_asked;
     row.rejects = s.rejects_ && text.sampler.temperature > 0 && !text.pick;
@@ -454,7 +454,7 @@ bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
   Speculation* const s = text.speculation;
   if (!backend_.on_device() || !s || text.pick || (s->rejects_ && text.sampler.temperature > 0)) return false;
   if (s->missed_ || s->paused_steps() > 0 || pool_->calibrates(text.seq) || !hooks.go_on()) return false;
-  const int n_back = pool_->most_taken_back(text.seq), most = std::min({s->most_, kMostDeviceProposals, n_back - 1});
+  const int n_back = pool_->most_taken_back(text.seq), most = std::min({s->most_, kMostDeviceProposals, n_back - 1, backend_.most_verified() - 1});
   if (most == 0) return false;
   const auto room = [&] { return std::min(text.n_left, pool_->n_ctx() - pool_->length(text.seq)); };
   if (!pool_->reserve(text.seq, std::min(most + 1, room()))) return false;

@@ -12,6 +12,7 @@
 #include "engine/kv_choice.h"
 #include "engine/kv_options.h"
 #include "io/mapped_file.h"
+#include "lab/model/bench_check.h"
 #include "lab/quality/engine_timelines.h"
 
 namespace ridge::lab {
@@ -122,8 +123,7 @@ Corpus read_corpus(const Model& model, const std::string& path,
 
 Corpus random_corpus(const Model& model, int n_tokens) {
   Rng rng(42);
-  Corpus corpus{.path = "random tokens"};
-  for (int i = 0; i < n_tokens; ++i) corpus.tokens.push_back(int32_t(rng.next() % uint64_t(model.info().vocab_size)));
+  Corpus corpus{.path = "random tokens", .tokens = random_tokens(model, n_tokens, rng)};
   corpus.xxh64 = XXH64(corpus.tokens.data(), corpus.tokens.size() * sizeof(int32_t), 0);
   return corpus;
 }

@@ -46,6 +46,7 @@ struct TileAttnPlan {
   int stages = 0;        ///< steps of tiles in a warp's ring, 2 to 4; 0: 2
   int long_rows = 0;     ///< coded tiles x query heads of a kv head from which on a cache counts as long; 0: 2048
   bool overlap = false;  ///< programmatic dependent launch
+  bool alone = false;    ///< a query has the bits that it would have alone in a launch of as many rows
 };
 
 /// Decode attention over tiles in the order of tensor cores. Two kernels: the first cuts the tiles of every (query, kv
@@ -64,7 +65,8 @@ struct TileAttnPlan {
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan);
 /// Whether a block of the current device has the shared memory for a pair of such tiles.
 bool can_run_tile_attn(const KvTiles& k, const KvTiles& v);
-int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks);
+/// With `alone` of exactly so many rows.
+int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks, bool alone = false);
 /// Multiprocessors of the current device.
 int tile_attn_blocks();
 

@@ -164,18 +164,23 @@ int budget_of(int n_rows, int lists, int blocks) {
   const int64_t rounds = gpu::ceil_div(int64_t(n_rows) * lists, blocks);
   return int(std::clamp<int64_t>(rounds * blocks / lists, 1, kMostParts));
 }
-/// Rows of blocks, each as many as there are lists. Shares of several rows are rounded down, but to one at least.
-int64_t block_rows(int n_rows, int budget) { return n_rows == 1 ? budget : budget + n_rows; }
+/// Rows of blocks, each as many as there are lists. Shares of several rows are rounded down, but to one at least; alone
+/// each row may take the budget.
+int64_t block_rows(int n_rows, int budget, bool alone) {
+  if (alone) return int64_t(n_rows) * budget;
+  return n_rows == 1 ? budget : budget + n_rows;
+}
 
 }  // namespace
 
 int tile_attn_blocks() { return gpu::multiprocessors(); }
 
-int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks) {
+int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int head_dim, int blocks, bool alone) {
   // Fewer rows may have more parts of a list.
   int64_t most = 0;
   const int lists = lists_of(n_heads, n_kv_heads);
-  for (int n = 1; n <= n_rows; ++n) most = std::max(most, block_rows(n, budget_of(n, lists, blocks)));
+  for (int n = alone ? n_rows : 1; n <= n_rows; ++n)
+    most = std::max(most, block_rows(n, budget_of(n, lists, blocks), alone));
   return most * lists * kMostPacks * part_floats(head_dim) * 4;
 }
 
@@ -195,6 +200,7 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.group = a.group();
   cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
   cut.packs = kernel.packs;
+  cut.alone = plan.alone;
   if (plan.long_rows > 0) cut.long_rows = plan.long_rows;
   if (a.k.attention_window == 0) {
     cut.pass = std::max(1, kHeads / cut.group);
@@ -208,7 +214,7 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.least_shift = std::bit_width(unsigned(least)) - 1;
   cut.stages = rings.stages;
   cut.parts = reinterpret_cast<float*>(scratch);
-  kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget))), unsigned(32 * rings.warps),
+  kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget, plan.alone))), unsigned(32 * rings.warps),
                  size_t(kernel.packs * query_bytes(a.k) + rings.bytes()), stream, plan.overlap},
                 a, cut);
   const auto join = head_dim == 64    ? attn_join_kernel<64>

@@ -35,7 +35,8 @@ struct Cut {
   int least_shift = 0;  ///< a part has 1 << least_shift tiles at least
   int stages = 2;       ///< of a warp's ring
   int long_rows = kLongRows;
-  int packs = 1;  ///< that a part has room for
+  int packs = 1;       ///< that a part has room for
+  bool alone = false;  ///< parts of a pass do not depend on other passes, nor on the pass's later tokens
   float* parts = nullptr;
 };
 
@@ -80,10 +81,10 @@ struct Parts {
 
 __device__ __forceinline__ int n_keys_of(const StepRow& row) { return row.slot < 0 ? 0 : row.position + 1; }
 
-/// A row gets its share of the budget by length, one part at least.
+/// A row gets its share of the budget by length, one part at least; the whole budget where rows are cut alone.
 __device__ __forceinline__ int parts_of(const Cut& cut, int n_units, int all_units) {
   const int share =
-      n_units == all_units ? cut.budget : int(unsigned(cut.budget) * unsigned(n_units) / unsigned(all_units));
+      cut.alone || n_units == all_units ? cut.budget : int(unsigned(cut.budget) * unsigned(n_units) / unsigned(all_units));
   return max(1, min(share, n_units >> cut.least_shift));
 }
 
@@ -109,6 +110,7 @@ struct Pass {
     follows &= grows_by(units.k_coded, 0);
     follows &= grows_by(units.v_coded, 0);
     follows &= grows_by(units.n_sinks, 0);
+    if (cut.alone) follows &= grows_by(units.n_tiles, 0);
     const unsigned begins = __ballot_sync(gpu::kAllLanes, !follows), until_here = ~0u >> (31 - lane);
     // The highest bit: HIP has a call in a library for counting zeros from above.
     const int begin = 32 - __ffs(int(__brev(begins & until_here))), next = __ffs(int(begins & ~until_here)) - 1;
