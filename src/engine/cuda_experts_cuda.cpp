@@ -10,8 +10,7 @@ namespace ridge {
 using B = StepBuffer;
 namespace {
 
-/// More tokens share experts, whose weights packs read once.
-constexpr int64_t kMostSummedTokens = 4;
+constexpr int64_t kMostSummedTokens = kMostIntTokens;
 
 BrickGlu glu_of(Activation activation) {
   switch (activation) {
@@ -67,8 +66,9 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .glu = glu_of(e.activation),
                             .y = r[B::expert_gate].as<float>()};
   const MatmulCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
-  const RouterKernel router_kernel = options_.router_of(n);
-  const bool late = n == 1 && options_.int_experts && has_late_choice(layer, e) && !e.beside_dense;
+  const bool late =
+      n <= kMostIntTokens && options_.int_experts && !streamed && has_late_choice(layer, e) && !e.beside_dense;
+  const RouterKernel router_kernel = late ? options_.router_of(1) : options_.router_of(n);
   const ExpertRouter router{.rule = e.rule,
                             .n_in = plan_.d_model,
                             .x = r[B::x].as<float>(),

@@ -60,6 +60,9 @@ TEST(DeviceKernels, RouterAndExpertsAreOfModelsThatHaveThem) {
   const auto options = [](const char* kernel) { return parse_device_kernels(std::vector<std::string>{kernel}); };
   EXPECT_FALSE(options("experts=bricks").int_experts);
   EXPECT_TRUE(options("experts=ints").int_experts);
+  EXPECT_EQ(options("rows=four").least_rows, kMostExactTokens);
+  EXPECT_EQ(options("rows=four").kernels, ForcedKernels{});
+  EXPECT_EQ(options("rows=own").least_rows, 1);
 }
 
 TEST(DeviceKernels, AFormatWithoutKernelsIsRefusedByTheNameOfItsMatrix) {

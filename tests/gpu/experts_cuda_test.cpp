@@ -546,6 +546,37 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
         ASSERT_NEAR(got[size_t(row)], sum, bound) << d_model << "x" << d_ff << " row " << row;
       }
     }
+
+    // Tokens of one launch have the bits that they have alone.
+    constexpr int kTokens = 3;
+    const Choice several = buffers_for(kTokens, n_experts, rule.n_used, shared);
+    const auto of_tokens = normal_floats(17, kTokens * n_all, 2);
+    set_scores(several, of_tokens);
+    const gpu::Buffer xs = up(normal_floats(14, kTokens * d_model)),
+                      acts = up(std::vector<float>(size_t(kTokens * n_chosen * d_ff))),
+                      outs = up(std::vector<float>(size_t(kTokens * d_model + 1), 0.5f));
+    const auto run = [&](const Choice& of, const float* token_x, float* token_act, float* out) {
+      gated.run_chosen(stream(), {.choice = of.of,
+                                  .router = router,
+                                  .x = token_x,
+                                  .norm_weight = normed ? dn.as<float>() : nullptr,
+                                  .norm_eps = 1e-6f,
+                                  .y = token_act,
+                                  .overlap = true});
+      last.run_chosen(stream(),
+                      {.choice = of.of, .router = router, .x = token_act, .add = true, .y = out, .overlap = true});
+    };
+    run(several, xs.as<float>(), acts.as<float>(), outs.as<float>());
+    const auto together = down(outs.as<float>(), kTokens * d_model + 1);
+    EXPECT_EQ(together.back(), 0.5f) << "wrote past its end";
+    for (int token = 0; token < kTokens; ++token) {
+      set_scores(c, {of_tokens.begin() + token * n_all, of_tokens.begin() + (token + 1) * n_all});
+      const gpu::Buffer out = up(std::vector<float>(size_t(d_model), 0.5f));
+      run(c, xs.as<float>() + token * d_model, act.as<float>(), out.as<float>());
+      const auto alone = down(out.as<float>(), d_model);
+      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + token * d_model))
+          << d_model << "x" << d_ff << " token " << token;
+    }
   }
 }
 

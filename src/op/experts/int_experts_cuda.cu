@@ -1,4 +1,5 @@
-// Products of one token with its experts in bricks of int4_g128, as integers. In gate and up a warp of every block
+// Products of a few tokens, each with its own experts, in bricks of int4_g128, as integers. Blocks: (tiles, tokens); a
+// token has the bits that it has alone. In gate and up a warp of every block
 // chooses the experts (choice_cuda.h) while the others make integers of x, and one block leaves the choice for the
 // sum. The warps of a block take the groups of a tile of rows in turn, and no block needs another one. Code is short
 // where it runs once: a launch finds none of it near.
@@ -94,6 +95,10 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   const int n_mine = (p.n_bricks - warp + n_warps - 1) / n_warps;  // bricks of a tile, every n_warps-th
   const int n_tiles = (p.n_tiles - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
   const bool chooses = !kSum && warp == n_warps - 1;
+  const int64_t token = blockIdx.y, first_chosen = token * p.choice.n_chosen();
+  const float* const scores = p.choice.scores + token * p.choice.n_scores();
+  const float* const token_x = p.x + (kSum ? first_chosen : token) * p.n_in;
+  float* const token_y = p.y + (kSum ? token : first_chosen) * p.n_out;
   // Of gate and up: one that has asked for a tile early, and so has time.
   const bool leaves_choice = int(blockIdx.x) == min(p.n_row_tiles, int(gridDim.x)) - 1;
   /// Gate and up: whose tile it is, and what number it has there.
@@ -116,7 +121,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   };
   const auto load_x = [&](int from) {
     // Of a sum: of the experts' rows one after another.
-    each_held(from, [&](int i, int brick) { x[i] = columns_of(p.x, brick); });
+    each_held(from, [&](int i, int brick) { x[i] = columns_of(token_x, brick); });
   };
   const auto load_norm = [&](int from) {
     if (!kSum && p.norm) each_held(from, [&](int i, int brick) { norm[i] = columns_of(p.norm, brick); });
@@ -190,11 +195,11 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   };
   if constexpr (kSum) {
     gpu::let_next_grid_start();
-    if (lane < p.choice.n_chosen()) expert_of_lane = __ldcg(p.choice.experts + lane);
+    if (lane < p.choice.n_chosen()) expert_of_lane = __ldcg(p.choice.experts + first_chosen + lane);
     fill_ring();
     gpu::wait_for_previous_grid();
     load_x(0);
-    if (lane < p.choice.n_chosen()) weight_of_lane = __ldcg(p.choice.weights + lane);
+    if (lane < p.choice.n_chosen()) weight_of_lane = __ldcg(p.choice.weights + first_chosen + lane);
     make_images();
   } else {
     load_norm(0);
@@ -204,10 +209,10 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     load_x(0);
     ChoiceScale scale;
     if (chooses) {
-      scale = choose_by_warp<kSegments>(p.choice, p.router, p.choice.scores, experts,
+      scale = choose_by_warp<kSegments>(p.choice, p.router, scores, experts,
                                         reinterpret_cast<float*>(shared + p.choice_at));
       if (leaves_choice) {
-        if (lane < p.choice.n_chosen()) p.choice.experts[lane] = experts[lane];
+        if (lane < p.choice.n_chosen()) p.choice.experts[first_chosen + lane] = experts[lane];
         __threadfence();
       }
     } else {
@@ -218,7 +223,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     fill_ring();
     if (chooses) {
       make_images();
-      if (leaves_choice) weigh_by_warp(p.choice, p.router, p.choice.scores, scale, experts, p.choice.weights);
+      if (leaves_choice) weigh_by_warp(p.choice, p.router, scores, scale, experts, p.choice.weights + first_chosen);
     }
   }
 
@@ -232,9 +237,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     const auto place_of = [&](int item) -> float* {
       const int tile = int(blockIdx.x) + (first + item) * int(gridDim.x);
       if (item >= n_here) return nullptr;
-      if constexpr (kSum) return 16 * tile + row < p.n_out ? p.y + 16 * tile + row : nullptr;
+      if constexpr (kSum) return 16 * tile + row < p.n_out ? token_y + 16 * tile + row : nullptr;
       const int of_slot = 8 * (tile % p.n_row_tiles) + row;
-      return row < 8 && of_slot < p.n_out ? p.y + int64_t(slot_of(tile)) * p.n_out + of_slot : nullptr;
+      return row < 8 && of_slot < p.n_out ? token_y + int64_t(slot_of(tile)) * p.n_out + of_slot : nullptr;
     };
     float* place = place_of(2 * warp + lane / 16);
     float old = kSum && p.add && place ? *place : 0;
@@ -314,15 +319,23 @@ Plan make_plan(const BrickMatrix& w, const IntExpertsCall& call, int n_chained) 
 /// Shared memory of a launch. Little of it lets the grid after start beside this one.
 struct Launch {
   Plan plan;
-  int n_warps, n_blocks, stages, shared_bytes;
+  int n_warps, n_tokens;
+  int n_blocks;  ///< of a token
+  int stages, shared_bytes;
 
   Launch(const BrickMatrix& w, const IntExpertsCall& call)
       : plan(make_plan(w, call, w.paired ? 1 : call.choice.n_chosen())),
         n_warps(int(gpu::ceil_div(plan.n_bricks, plan.warp_bricks))),
-        n_blocks(std::min(plan.n_tiles, gpu::multiprocessors() * std::max(1, kMostWarps / n_warps))) {
+        n_tokens(int(call.choice.n_tokens)),
+        n_blocks(blocks_of(plan.n_tiles, n_warps, n_tokens)) {
     const bool is_short = plan.warp_bricks * gpu::ceil_div(plan.n_tiles, n_blocks) <= kShallow;
     lay_out(is_short ? kShallow : kDepth);
     if (!fits()) lay_out(kShallow);
+  }
+  /// One token's blocks leave room for the grid after; those of several fill the device once, two a multiprocessor.
+  static int blocks_of(int n_tiles, int n_warps, int n_tokens) {
+    const int most = gpu::multiprocessors() * std::max(1, kMostWarps / n_warps);
+    return std::min({n_tiles, most, int(gpu::ceil_div(2 * most, std::max(1, n_tokens)))});
   }
   void lay_out(int n_stages) {
     stages = n_stages;
@@ -339,7 +352,9 @@ struct Launch {
     const auto kernel = expert_kernel<kSum, kStages, kSegments>;
     gpu::allow_shared_bytes("shared memory of integer experts", kernel, size_t(shared_bytes));
     gpu::launch(kSum ? "integer sum of experts" : "integer experts", kernel,
-                {unsigned(n_blocks), unsigned(32 * n_warps), size_t(shared_bytes), stream, overlap}, plan);
+                {dim3(unsigned(n_blocks), unsigned(n_tokens)), unsigned(32 * n_warps), size_t(shared_bytes), stream,
+                 overlap},
+                plan);
   }
   template <bool kSum, int kSegments>
   void run(gpu::StreamHandle stream, bool overlap) const {
@@ -356,9 +371,9 @@ bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const Exp
 }
 
 void device_int_experts(gpu::StreamHandle stream, const BrickMatrix& w, const IntExpertsCall& call) {
-  bricks::expect(call.x && call.y && call.choice.n_tokens == 1 && call.choice.scores && call.choice.experts &&
+  bricks::expect(call.x && call.y && call.choice.n_tokens >= 1 && call.choice.n_tokens <= kMostIntTokens && call.choice.scores && call.choice.experts &&
                      call.choice.weights && w.data.bytes() > 0,
-                 "integer experts: one token, with a choice's memory, x and y");
+                 "integer experts: one token to four, with a choice's memory, x and y");
   bricks::expect(
       has_int_experts(w, call.choice, call.router.rule) && (!w.paired || !call.add) && (w.paired || !call.norm_weight),
       "integer experts: a matrix or a call that they do not serve");

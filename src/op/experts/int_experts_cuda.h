@@ -1,4 +1,4 @@
-// Products of one token with its experts on a device, int4_g128 times integers: gate and up with the norm in front, which
+// Products of one token to four with their experts on a device, int4_g128 times integers: gate and up with the norm in front, which
 // choose the experts from the scores, and the sum over the experts that they chose. Activations are rounded as
 // op/gemv/int_gemv_cuda.h has it, in two planes.
 #pragma once
@@ -7,18 +7,22 @@
 
 namespace ridge {
 
+/// More tokens share experts, whose weights packs read once.
+inline constexpr int64_t kMostIntTokens = 4;
+
 /// Pointers are device memory.
 struct IntExpertsCall {
-  /// Of one token, without packs. Gate and up read the scores and write experts and weights, which the sum reads.
+  /// Of up to kMostIntTokens tokens, without packs. Gate and up read the scores and write experts and weights, which the sum reads.
   ExpertChoice choice;
   ExpertRouter router;  ///< how to choose from them
-  /// Gate and up: [n_in]. The sum: [n_chosen, n_in], in order of the experts' number. Aligned to 8 bytes.
+  /// Gate and up: [n_tokens, n_in]. The sum: [n_tokens, n_chosen, n_in], in order of the experts' number. Aligned to 8
+  /// bytes.
   const float* x = nullptr;
   const float* norm_weight = nullptr;  ///< of gate and up: [n_in], x is RMS-normalised first. May be null
   float norm_eps = 0;
   BrickGlu glu = BrickGlu::silu;
   bool add = false;    ///< of the sum: to y, or in its place
-  float* y = nullptr;  ///< gate and up: [n_chosen, n_out]; the sum: [n_out]
+  float* y = nullptr;  ///< gate and up: [n_tokens, n_chosen, n_out]; the sum: [n_tokens, n_out]
   /// Programmatic dependent launch. The sum reads the experts before it waits: they come from the grid of gate and up
   /// right before it, or an earlier one.
   bool overlap = false;
