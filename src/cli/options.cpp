@@ -279,7 +279,7 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_exact_flag(CLI::App& app, ModelFlags& flags) {
   app.add_flag("--exact", flags.exact,
-               "on a GPU: one text has the same bits with and without draft tokens, at most 3 a pass; slower passes");
+               "on a GPU: draft tokens, at most 3 a pass, do not change a text's bits; passes are slower");
 }
 
 void add_moe_device_gib_flag(CLI::App& app, double& gib) {
