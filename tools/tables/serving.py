@@ -131,6 +131,21 @@ def speculation_cuda():
                   "time of a step with draft tokens, relative to one without", "checked"], lines)
 
 
+def exact_passes():
+    """A line a test, run as usual and with --exact (kernel rows=four)."""
+    tests = {}
+    for r in stored("checks/exact-cuda"):
+        key = (card(r), model_text(r["model_filename"]), r["text"], r["spec_type"], f"{r['temperature']:g}", cache(r), r["n_depth"])
+        tests.setdefault(key, {})["rows=four" in r["kernels"]] = r
+    lines = []
+    for key, by in tests.items():
+        both = lambda of: [of(by[exact]) if exact in by else "" for exact in (False, True)]
+        differ = lambda r: "not compared" if r["texts_differ"] is None else f"{r['texts_differ']} of {len(r['samples_ts'])}"
+        lines.append([*key, *both(lambda r: f"{r['plain_avg_ts']:.0f}"), *both(lambda r: f"{r['avg_ts']:.0f}"), *both(differ)])
+    return table(["card", "model", "text", "proposer", "temperature", "cache", "depth", "tok/s without draft tokens", "with --exact", "tok/s with draft tokens", "with --exact",
+                  "texts that differ", "with --exact"], lines)
+
+
 def plans():
     """A line a configuration, a column a cache: total as planned, and how far the driver's count lies from it."""
     found, caches = {}, []
@@ -174,6 +189,7 @@ TABLES = {
     "spec-cpu": lambda: speculation("spec-cpu"),
     "spec-text-cuda": lambda: speculation("spec-text-cuda", with_texts=True),
     "spec-cuda": speculation_cuda,
+    "exact-cuda": exact_passes,
     "speculation-text": speculation_texts,
     "mtp-head": mtp_head,
     "plan-cuda": plans,
