@@ -90,9 +90,10 @@ StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, cons
                     const ModelPlan& model);
 
 /// The plan of a batch whose pages are reserved. Recorded steps are filled up with padding rows to padded_rows().
-/// `reach`: position that a sequence may come to, where it may be further than the pool knows.
+/// `reach`: where sequences may be further than the pool knows, the position that each may come to. The rows of such a
+/// step are in the batch's order.
 StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,
-                   int reach = 0);
+                   std::span<const int> reach = {});
 /// Graphs are kept for numbers of rows in steps, so that there are few of them; 0 when there are too many rows.
 int padded_rows(int n);
 

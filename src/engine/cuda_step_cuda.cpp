@@ -47,7 +47,8 @@ int leaving_tiles_of(const Memory& memory, const KvSpan& span) {
 template <class Pool, class Memory>
 class Planner {
  public:
-  Planner(const Batch& batch, const Pool& pool, const Memory& memory, const ModelPlan& model, int reach)
+  Planner(const Batch& batch, const Pool& pool, const Memory& memory, const ModelPlan& model,
+          std::span<const int> reach)
       : batch_(batch), pool_(pool), memory_(memory), model_(model), reach_(reach) {}
 
   StepPlan plan() {
@@ -97,8 +98,9 @@ class Planner {
     sub.is_long = spans[0].n_rows > kShortTokens;
     sub.calibrates = spans[0].calibrates;
     // Long prompts first: their blocks take longest.
-    std::ranges::stable_sort(spans, std::greater(), &KvSpan::n_keys);
-    for (const KvSpan& span : spans) {
+    if (reach_.empty()) std::ranges::stable_sort(spans, std::greater(), &KvSpan::n_keys);
+    for (size_t at = 0; at < spans.size(); ++at) {
+      const KvSpan& span = spans[at];
       const int ring = sub.is_long ? sub.n_spans : span.slot;
       for (int i = 0; i < span.n_rows; ++i)
         plan_.rows.push_back({.row = span.first_row + i, .position = span.n_past + i, .slot = span.slot, .ring = ring});
@@ -108,7 +110,7 @@ class Planner {
       sub.most = std::max(sub.most, span.n_rows);
       sub.ring_tiles = std::max(sub.ring_tiles, ring_tiles_for(memory_, span));
       KvSpan far = span;
-      far.n_rows = std::max(span.n_rows, reach_ - span.n_past);
+      if (!reach_.empty()) far.n_rows = std::max(span.n_rows, reach_[at] - span.n_past);
       const int leaving = leaving_tiles_of(memory_, far);
       sub.leaving_tiles = std::max(sub.leaving_tiles, leaving);
       plan_.n_leaving += leaving > 0;
@@ -196,7 +198,7 @@ class Planner {
   const Pool& pool_;
   const Memory& memory_;
   const ModelPlan& model_;
-  const int reach_;
+  const std::span<const int> reach_;
   StepPlan plan_;
   std::vector<std::vector<KvSpan>> rounds_;
 };
@@ -226,7 +228,7 @@ StepPlan plan_shape(int n_seqs, int n_tokens, int n_past, LogitRows logits, cons
   const std::vector<int32_t> tokens(size_t(n_seqs) * size_t(n_tokens));
   const std::vector<SeqTokens> seqs(size_t(n_seqs), SeqTokens{SeqId{}, n_tokens});
   const PlannedPool pool{n_past, sides.calibrates && n_past == 0};
-  return Planner(Batch{.tokens = tokens, .seqs = seqs, .logits = logits}, pool, sides, model, 0).plan();
+  return Planner(Batch{.tokens = tokens, .seqs = seqs, .logits = logits}, pool, sides, model, {}).plan();
 }
 
 BlockKernel block_kernel(const KvTiles& k, const KvTiles& v) {
@@ -241,7 +243,7 @@ int padded_rows(int n) {
 }
 
 StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,
-                   int reach) {
+                   std::span<const int> reach) {
   return Planner(batch, pool, memory, model, reach).plan();
 }
 
