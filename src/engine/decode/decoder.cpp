@@ -60,7 +60,8 @@ int most_proposals(const SequencePool& pool, SeqId seq, int n) {
   return std::max(0, pool.calibrates(seq) ? std::min(n, kCalibration - n_past - 2) : n);
 }
 
-/// What the tokens of a step are sampled from on the host, or what a device sampled, a row of logits after another.
+/// A row of logits after another: what the tokens of rows are sampled from on the host, and what a device sampled where
+/// it did.
 struct Decoder::Sampled {
   View2<const float> logits = {};
   std::vector<int32_t> tokens = {};
@@ -121,12 +122,15 @@ void Decoder::step(std::span<const DecodeRow> rows, int most_tokens, StepHooks& 
   const bool proposes = goes_on && n_paused == 0 && propose(all, most_tokens);
   StepRecord record;
   bool all_logits = false, on_host = !backend_.on_device();
+  int n_on_host = 0;
   for (const Row& row : all) {
     (row.is_prompt ? record.n_prompt_tokens : record.n_decode) += row.is_prompt ? row.n_tokens() : 1;
     record.n_proposed += int(row.proposals.size());
     all_logits = all_logits || row.all_logits || !row.proposals.empty();
-    on_host = on_host || row.all_logits || row.rejects || row.text->pick;
+    on_host = on_host || row.all_logits;
+    n_on_host += row.on_host();
   }
+  on_host = on_host || n_on_host == ssize(all);
   const auto samples = [&] {
     return std::ranges::any_of(all, [](const Row& r) { return r.samples && !r.text->ended; });
   };
@@ -137,10 +141,10 @@ void Decoder::step(std::span<const DecodeRow> rows, int most_tokens, StepHooks& 
   hooks.ran();
   hooks.clock.charge(record, StepPart::planning);
   if (samples()) {
-    if (!on_host && !proposes && sample_ahead(all, n_paused, record, hooks, start)) return;
+    if (!on_host && n_on_host == 0 && !proposes && sample_ahead(all, n_paused, record, hooks, start)) return;
     Sampled sampled;
-    if (on_host) sampled.logits = outputs_->logits();
-    else sampled.tokens = sample_on_device(all);
+    if (on_host || n_on_host > 0) sampled.logits = outputs_->logits();  // a penalty on the device changes them there
+    if (!on_host) sampled.tokens = sample_on_device(all);
     take_rows(all, sampled, record, hooks);
   }
   record.seconds = seconds_of(Clock::now() - start);
@@ -233,6 +237,11 @@ std::vector<int32_t> Decoder::sample_on_device(std::span<const Row> rows) {
   std::vector<std::vector<int32_t>> recent;
   for (const Row& row : rows)
     for (size_t i = 0; i <= row.proposals.size(); ++i) {
+      if (row.on_host()) {  // nobody asks for these
+        samplers.push_back({.temperature = 0});
+        recent.emplace_back();
+        continue;
+      }
       samplers.push_back(row.text->sampler);
       samplers.back().n_sampled += i;
       recent.push_back(known_to_penalty(*row.text));
@@ -293,10 +302,11 @@ std::optional<int32_t> Decoder::sample_row(Row& row, int64_t at, const Sampled& 
   Text& text = *row.text;
   const auto i = size_t(row.n_taken);
   const bool is_last = i == row.proposals.size();
-  const std::span<const float> logits = sampled.tokens.empty() ? sampled.logits.row(at) : std::span<const float>();
+  const bool on_host = sampled.tokens.empty() || row.on_host();
+  const std::span<const float> logits = on_host ? sampled.logits.row(at) : std::span<const float>();
   if (row.rejects && !is_last) return keep_or_replace(row, logits.first(size_t(n_ids_)), holds);
   std::optional<int32_t> token;
-  if (!sampled.tokens.empty()) {
+  if (!on_host) {
     token = checked_token(sampled.tokens[size_t(at)]);
   } else if (text.pick) {
     token = text.pick(logits);

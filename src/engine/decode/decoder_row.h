@@ -10,6 +10,8 @@ struct Decoder::Row : DecodeRow {
   int n_tokens() const { return int(tokens.size() + proposals.size()); }
   int n_accepted() const { return std::max(0, n_taken - 1); }
   Speculation* speculation() const { return text->speculation; }
+  /// Whether its tokens need a rule of the host.
+  bool on_host() const { return rejects || text->pick; }
 
   size_t at = 0;                 // of its tokens in those of the step
   int n_asked = 0, n_taken = 0;  // draft tokens that were wanted, tokens that were handed on
