@@ -3,7 +3,9 @@
 
 #include "cli/bench.h"
 #include "cli/kv_auto.h"
+#include "cli/spec_flags.h"
 #include "lab/model/bench_batch.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -15,6 +17,8 @@ struct BatchFlags {
   OutputFlags output;
   std::vector<std::string> n_prompt, n_gen, n_parallel;
   std::string lengths, kv = "f16", decision, format = "md";
+  SpecFlags spec;
+  double forced_accept = -1;
   lab::BatchParams params;  ///< but what the texts say
 };
 
@@ -41,13 +45,42 @@ lab::BatchParams read_batch_params(const BatchFlags& flags) {
   return params;
 }
 
+/// Draft tokens of the flags. `opened` keeps models and heads for as long as their target runs.
+std::optional<lab::BatchSpec> read_spec(const BatchFlags& flags, const lab::BatchParams& params,
+                                        std::vector<std::unique_ptr<Proposers>>& opened) {
+  flags.spec.check();
+  if (!flags.spec.on()) {
+    if (flags.forced_accept >= 0) bad_flag("--force-accept", "nothing is proposed", "add --spec-type mtp");
+    return {};
+  }
+  if (joined_ranks()) bad_flag("--tp", "benches of ranks have no speculation", "leave out --spec-type");
+  if (flags.forced_accept < 0)
+    bad_flag("--spec-type", "prompts are random tokens", "add --force-accept 0.7 for speed alone");
+  if (flags.spec.sampling != "exact") bad_flag("--spec-sampling", "texts are greedy here", "leave it out");
+  if (std::ranges::count(params.n_gen, 0) > 0) bad_flag("-ntg", "0 leaves nothing to propose", "give -ntg 128");
+  return lab::BatchSpec{
+      .type = flags.spec.type,
+      .draft_model = flags.spec.draft_model,
+      .draft_kv = kv_text(flags.spec.cache()),
+      .depth = flags.spec.depth,
+      .forced_accept = flags.forced_accept,
+      .open = [&flags, &opened, n_ubatch = params.n_ubatch](const Model& model, int n_ctx, int n_texts) {
+        opened.push_back(
+            std::make_unique<Proposers>(open_proposers(flags.spec, flags.model, model, {n_ctx, n_ubatch, n_texts})));
+        return opened.back()->make;
+      }};
+}
+
 int bench_batch(const BatchFlags& flags) {
-  const lab::BatchParams params = read_batch_params(flags);
+  lab::BatchParams params = read_batch_params(flags);
+  std::vector<std::unique_ptr<Proposers>> opened;
+  params.spec = read_spec(flags, params, opened);
   check_device(flags.model.device);
-  BenchOutput output(flags.output, flags.format, lab::batch_columns().head());
+  const auto columns = params.spec ? lab::batch_spec_columns() : lab::batch_columns();
+  BenchOutput output(flags.output, flags.format, columns.head());
   lab::BatchHooks hooks;
   output.attach(hooks);
-  hooks.on_row = [&](const lab::BatchRow& row) { output.add(lab::batch_columns(), row); };
+  hooks.on_row = [&](const lab::BatchRow& row) { output.add(columns, row); };
   hooks.on_failed = [&](const lab::BatchRow& row) { output.failed(row.test.text(row.fill), row.check); };
   return output.finish(lab::run_batch_bench(params, hooks));
 }
@@ -75,10 +108,14 @@ static Action declare_bench_batch(CLI::App& app) {
   add_off_flag(app, "--no-warmup", f.params.warm_up, "skip the small steps before the timed ones");
   add_off_flag(app, "--no-check", f.params.check, "do not compare with the reference kernels; rows say so");
   add_whole(app, "--seed", f.params.seed, 0, INT64_MAX, "seed of tokens and cache rows");
+  add_spec_flags(app, f.spec);
+  add_real(app, "--force-accept", f.forced_accept, 0, 1,
+           "with --spec-type: how probably a draft token counts as right; -1: no draft tokens");
   in_group(app, "Output");
   add_text(app, "-o,--output", f.format, "FORMAT", "md, json or jsonl, to stdout");
   add_output_flags(app, f.output, true);
-  app.footer(lab::columns_help(lab::batch_columns().texts()));
+  app.footer(lab::columns_help(lab::batch_spec_columns().texts()) +
+             "The last three stand in tables with --spec-type.\n");
   return [flags] { return bench_batch(*flags); };
 }
 
@@ -88,13 +125,15 @@ extern const Command bench_batch_command = {
 run first; sequences share forward passes. Then every forward pass generates one token of each sequence,
 greedily, and computes the logits of every sequence. The
 percentage of memory bandwidth counts what a pass must read: the weights once and each sequence's cache.
+--spec-type times the generation a second time, with draft tokens.
 --lengths makes the sequences unequal. --fill puts random rows into the caches instead of running the prompts,
 so that 64 x 8192 is measured in seconds. Caches that do not fit are refused before anything runs. Small
 batches behind the same cache rows are first compared with the reference kernels: a wrong one gets no row and
 the command ends with 3.)",
     R"(ridge bench batch -m synth:qwen2.5-1.5b@weights=int4_g128 -npp 512 -ntg 64 -npl 1,4,16,64 --device cuda
 ridge bench batch -m model.gguf -npl 16 --lengths 128-8192 --kv f16,rotor-3
-ridge bench batch -m model.gguf -npp 8192 -ntg 64 -npl 64 --fill -o jsonl --results results/batch.jsonl)",
+ridge bench batch -m model.gguf -npp 8192 -ntg 64 -npl 64 --fill -o jsonl --results results/batch.jsonl
+ridge bench batch -m model.gguf -npl 1,4,16 -ntg 512 --spec-type mtp --force-accept 0.7 --device cuda)",
     declare_bench_batch};
 
 }  // namespace ridge::cli

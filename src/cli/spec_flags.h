@@ -1,4 +1,4 @@
-// Flags of speculation, and who proposes by them: `ridge run`, `chat`, `serve` and `bench decode`.
+// Flags of speculation, and who proposes by them: `ridge run`, `chat`, `serve`, `bench decode` and `bench batch`.
 #pragma once
 
 #include "cli/options.h"

@@ -72,42 +72,53 @@ class DeviceSampling : public DeviceSteps {
 
 class Backend;
 
-/// The MTP head that proposes behind a text on the text's own device. It has read the text, but for the last token.
+/// Where an MTP head is in a text that it has read, but for the last token.
+struct DraftPlace {
+  SeqId seq{};
+  int first = 0;  ///< position of the text where the head's cache begins
+};
+/// The MTP head that proposes behind texts on their own device.
 struct DeviceDraft {
   Backend& backend;
   SequencePool& pool;
-  SeqId seq{};
-  Outputs& outputs;         ///< of its newest step, whose last token's logits are one row
-  int first = 0;            ///< position of the text where its cache begins
+  Outputs& outputs;  ///< of its newest step: a row of logits behind each text's last token, in the order of `texts`
   bool after_norm = false;  ///< as MtpHead has it
+  std::vector<DraftPlace> texts;
 };
 
-/// A text whose steps propose, verify and go on by themselves.
+inline constexpr int kMostDeviceProposals = 15;
+/// Most texts of steps that propose, verify and go on by themselves, and most tokens of such a step.
+inline constexpr int kMostDeviceTexts = 16, kMostDeviceRows = 64;
+
+/// A text of such steps.
 struct SpeculatedText {
-  SequencePool& pool;
   SeqId seq{};
-  Outputs& outputs;
   int32_t last = 0;                 ///< token of the text, the only one that is not in the cache
   const SamplerOptions& sampler;    ///< of the next token
   std::span<const int32_t> recent;  ///< what its penalty knows
   /// As ForcedProposals of op/sample/sample_cuda.h, and proposals that chance has decided on before.
   double forced_share = -1;
   uint64_t forced_seed = 0, n_forced = 0;
-  /// Proposals of the next step, 0 to kMostDeviceProposals. The context must have room for them behind those of all
-  /// queued steps.
-  std::function<int()> depth;
 };
-inline constexpr int kMostDeviceProposals = 15;
+struct SpeculatedTexts {
+  SequencePool& pool;
+  Outputs& outputs;
+  std::span<const SpeculatedText> texts;  ///< those of the draft first; the others have no proposals
+  /// Proposals of the next step for each text, 0 to kMostDeviceProposals; of all texts together with a token each,
+  /// kMostDeviceRows. The context must have room for them behind those of all queued steps.
+  std::function<std::vector<int>()> depths;
+};
 
 /// Steps that can be queued before the tokens of earlier ones are known: each proposes, verifies, and goes on with the
-/// tokens that hold. read() gives kMostDeviceProposals + 2 numbers, how many tokens there are and these, and moves the
-/// pools' lengths on.
+/// tokens that hold. read() gives kMostDeviceProposals + 2 numbers a text, how many tokens there are and these, and
+/// moves the pools' lengths on.
 class DeviceSpeculation : public DeviceSteps {
  public:
-  /// Behind finish(): the text keeps the first n_kept tokens of the step that was read last. Steps that were not read
-  /// are taken back, exactly where all steps that were not read before that one have kSpareRows rows together. Returns
-  /// the model's hidden states of the tokens which that step put into the cache for good, [n_kept, d_model].
-  virtual std::vector<float> leave(int n_kept) = 0;
+  /// Behind finish(): each text keeps the first n_kept tokens of the step that was read last. Steps that were not read
+  /// are taken back, exactly where all steps that were not read before that one have kSpareRows rows of a text together.
+  /// Returns, of each text of the draft, the model's hidden states of the tokens which that step put into the cache for
+  /// good, [n_kept, d_model].
+  virtual std::vector<std::vector<float>> leave(std::span<const int> n_kept) = 0;
 };
 
 /// Called before each layer's attention on the host's rows: q [n, n_heads * head_dim], k and v [n, n_kv_heads *
@@ -162,7 +173,7 @@ class Backend {
   /// without, where they were asked for.
   virtual int most_verified() const { return INT_MAX; }
   /// Null if unsupported; the caller then verifies draft tokens on the host.
-  virtual std::unique_ptr<DeviceSpeculation> start_speculation(const SpeculatedText& /*text*/,
+  virtual std::unique_ptr<DeviceSpeculation> start_speculation(const SpeculatedTexts& /*texts*/,
                                                                const DeviceDraft& /*draft*/) {
     return nullptr;
   }

@@ -130,7 +130,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceSampling> start_sampling(std::span<const SeqId> seqs, SequencePool& pool, KvMemory& memory,
                                                  Outputs& outputs, std::span<const SamplerOptions> samplers,
                                                  std::span<const std::vector<int32_t>> recent) override;
-  std::unique_ptr<DeviceSpeculation> start_speculation(const SpeculatedText& text, const DeviceDraft& draft) override;
+  std::unique_ptr<DeviceSpeculation> start_speculation(const SpeculatedTexts& texts, const DeviceDraft& draft) override;
   std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
                               std::span<const std::vector<int32_t>> recent) override;
   void use() const override { gpu::use_device(runner_.device()); }
@@ -231,17 +231,19 @@ std::unique_ptr<DeviceSampling> CudaBackend::start_sampling(std::span<const SeqI
   return std::make_unique<CudaSampling>(runner_, workspace, seqs, pool, static_cast<DeviceKvMemory&>(memory), rows);
 }
 
-std::unique_ptr<DeviceSpeculation> CudaBackend::start_speculation(const SpeculatedText& text,
+std::unique_ptr<DeviceSpeculation> CudaBackend::start_speculation(const SpeculatedTexts& texts,
                                                                   const DeviceDraft& draft) {
   auto* const head = dynamic_cast<CudaBackend*>(&draft.backend);
   if (!head || head->runner_.device() != runner_.device() || runner_.is_watched() || head->runner_.is_watched())
     return nullptr;
   gpu::use_device(runner_.device());
   const gpu::MemoryLabel label(gpu::MemoryOf::sampling);
-  if (!speculation_workspace_)
-    speculation_workspace_ = std::make_unique<SpeculationWorkspace>(runner_.plan().vocab_size, runner_.plan().n_ids);
-  if (speculation_workspace_->taken) return nullptr;
-  return std::make_unique<CudaSpeculation>(runner_, head->runner_, *speculation_workspace_, text, draft);
+  auto& workspace = speculation_workspace_;
+  if (workspace && workspace->taken) return nullptr;
+  const int n_texts = int(texts.texts.size());
+  if (!workspace || workspace->n_texts < n_texts)
+    workspace = std::make_unique<SpeculationWorkspace>(n_texts, runner_.plan().vocab_size, runner_.plan().n_ids);
+  return std::make_unique<CudaSpeculation>(runner_, head->runner_, *workspace, texts, draft);
 }
 
 std::vector<int32_t> CudaBackend::sample(Outputs& outputs, std::span<const SamplerOptions> samplers,

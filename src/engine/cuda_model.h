@@ -263,17 +263,17 @@ struct SamplingWorkspace {
   gpu::Buffer tokens;
 };
 
-/// Where a step of one sequence reads what changes from step to step.
+/// Where a step reads what changes from step to step.
 struct StepInputs {
   int32_t* tokens = nullptr;      ///< [n_tokens]
   StepRow* rows = nullptr;        ///< [n_rows]
   int n_rows = 0;                 ///< with padding
-  int32_t* logit_rows = nullptr;  ///< [1]; null where all rows have logits, or none has
+  int32_t* logit_rows = nullptr;  ///< [sequences]; null where all rows have logits, or none has
   float* hidden = nullptr;        ///< [n_tokens, d_model] of an MTP head
 };
 /// Inputs that kernels write, of a short step whose place only the device knows.
 struct FedInputs {
-  int reach = 0;  ///< position that the sequence may come to
+  std::span<const int> reach;  ///< position that each sequence may come to
   std::function<void(const StepInputs&)> write;
 };
 
@@ -321,7 +321,8 @@ class CudaRunner {
            SamplingWorkspace* workspace) {
     run(batch, pool, memory, outputs, workspace, nullptr);
   }
-  /// A step of one sequence; `batch` says how many tokens it has. Pages must be reserved for all that it may come to.
+  /// `batch` says how many tokens each sequence has; rows are in its order. Pages must be reserved for all that
+  /// sequences may come to.
   void run_fed(const Batch& batch, SequencePool& pool, CudaOutputs& outputs, const FedInputs& inputs) {
     run(batch, pool, static_cast<DeviceKvMemory&>(pool.memory()), outputs, nullptr, &inputs);
   }

@@ -195,13 +195,12 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens, V
 
 /// The same of a step whose inputs kernels write.
 void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
-  RIDGE_CHECK(step.recorded && (step.logits_in_order || step.logit_rows.size() <= 1),
-              "a step of {} rows that the device places", step.n_tokens);
+  RIDGE_CHECK(step.recorded, "a step of {} rows that the device places", step.n_tokens);
   const bool asks = !step.logits_in_order && !step.logit_rows.empty();
   fed.write({.tokens = buffers_[B::tokens].as<int32_t>(),
              .rows = buffers_[B::rows].as<StepRow>(),
              .n_rows = int(step.rows.size()),
-             .logit_rows = asks ? buffers_[B::logit_rows].ensure<int32_t>(1) : nullptr,
+             .logit_rows = asks ? buffers_[B::logit_rows].ensure<int32_t>(ssize(step.logit_rows)) : nullptr,
              .hidden = buffers_[B::hidden].as<float>()});
   rows_there_.clear();
   upload_lists(step);
@@ -525,8 +524,9 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
   gpu::use_device(device_);
   if (host_experts_) host_experts_->rethrow();
   n_ctx_ = pool.n_ctx();
-  StepPlan step = plan_step(batch, pool, memory, plan_,
-                            {.reach = fed ? fed->reach : 0, .least_rows = options_.least_rows});
+  StepPlan step = plan_step(
+      batch, pool, memory, plan_,
+      {.reach = fed ? fed->reach : std::span<const int>(), .least_rows = options_.least_rows});
   step.recorded = step.recorded && !on_block_;  // what the host does between launches shall stay in between
   step.overlap = step.recorded && options_.overlap && !host_experts_;
   float* const logits = outputs.reserve(ssize(step.logit_rows), step.n_logits());

@@ -100,8 +100,9 @@ class Planner {
     sub.is_long = spans[0].n_rows > kShortTokens;
     sub.calibrates = spans[0].calibrates;
     // Long prompts first: their blocks take longest.
-    std::ranges::stable_sort(spans, std::greater(), &KvSpan::n_keys);
-    for (const KvSpan& span : spans) {
+    if (rule_.reach.empty()) std::ranges::stable_sort(spans, std::greater(), &KvSpan::n_keys);
+    for (size_t at = 0; at < spans.size(); ++at) {
+      const KvSpan& span = spans[at];
       const int ring = sub.is_long ? sub.n_spans : span.slot;
       for (int i = 0; i < span.n_rows; ++i)
         plan_.rows.push_back({.row = span.first_row + i, .position = span.n_past + i, .slot = span.slot, .ring = ring});
@@ -111,7 +112,7 @@ class Planner {
       sub.most = std::max(sub.most, span.n_rows);
       sub.ring_tiles = std::max(sub.ring_tiles, ring_tiles_for(memory_, span));
       KvSpan far = span;
-      far.n_rows = std::max(span.n_rows, rule_.reach - span.n_past);
+      if (!rule_.reach.empty()) far.n_rows = std::max(span.n_rows, rule_.reach[at] - span.n_past);
       const int leaving = leaving_tiles_of(memory_, far);
       sub.leaving_tiles = std::max(sub.leaving_tiles, leaving);
       plan_.n_leaving += leaving > 0;

@@ -19,7 +19,7 @@ __global__ void publish_tokens(TokenRingView ring, const int32_t* tokens) {
 
 }  // namespace
 
-TokenRing::TokenRing(int n_seq, int n_slots) : steps_(4 * int64_t(n_seq)) {
+TokenRing::TokenRing(int n_seq, int n_slots) : steps_(4 * int64_t(n_seq)), most_seqs_(n_seq) {
   if (n_seq < 1 || n_slots < 1)
     throw Error(ErrorKind::failure,
                 "a token ring of " + std::to_string(n_slots) + " steps of " + std::to_string(n_seq) + " sequences");
@@ -28,7 +28,11 @@ TokenRing::TokenRing(int n_seq, int n_slots) : steps_(4 * int64_t(n_seq)) {
   std::memset(view_.words, 0, size_t(8 * n));
 }
 
-void TokenRing::reset(StreamHandle stream) {
+void TokenRing::reset(StreamHandle stream, int n_seq) {
+  if (n_seq < 1 || n_seq > most_seqs_)
+    throw Error(ErrorKind::failure,
+                "a step of " + std::to_string(n_seq) + " sequences in a token ring of " + std::to_string(most_seqs_));
+  view_.n_seq = n_seq;
   std::memset(view_.words, 0, sizeof(uint64_t) * size_t(view_.n_seq) * size_t(view_.n_slots));
   clear(stream, view_.steps, 4 * int64_t(view_.n_seq));
 }

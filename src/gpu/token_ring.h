@@ -25,8 +25,10 @@ class TokenRing {
   /// Room for the tokens of n_slots steps: the most that may be queued or unread at any time.
   TokenRing(int n_seq, int n_slots);
 
-  /// Starts again at step 0. Nothing that writes to the ring may be queued or running.
-  void reset(StreamHandle stream);
+  /// Starts again at step 0, with tokens of n_seq sequences a step, at most as many as there is room for. Nothing that
+  /// writes to the ring may be queued or running.
+  void reset(StreamHandle stream, int n_seq);
+  void reset(StreamHandle stream) { reset(stream, view_.n_seq); }
   /// Queues the step's tokens [n_seq] (device memory) into the ring; the step is counted on the device, so a graph can
   /// record it. A kernel that has the tokens in hand may do the same by put_token().
   void publish(StreamHandle stream, const int32_t* tokens) const;
@@ -42,6 +44,7 @@ class TokenRing {
  private:
   PinnedBuffer words_;
   Buffer steps_;
+  int most_seqs_;
   TokenRingView view_;
 };
 

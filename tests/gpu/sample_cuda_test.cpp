@@ -251,6 +251,7 @@ TEST_F(SampleCuda, ASamplerSetAgainGoesOnWithTheNextToken) {
 /// Rows of steps with proposals, some of them right: the tokens that one sampler samples from the rows one by one.
 TEST_F(SampleCuda, RowsOfProposalsAreSampledAsOneText) {
   constexpr int kVocab = 200, kRows = 6, kSteps = 12;
+  const VerifiedRows all{1, {0, kRows}};
   const SamplerOptions greedy{.temperature = 0, .repeat_penalty = 1.4f, .repeat_last_n = 4};
   SamplerOptions penal = options(0.9f, 20, 0.9f, 0.02f, 8);
   penal.repeat_penalty = 1.3f;
@@ -266,8 +267,8 @@ TEST_F(SampleCuda, RowsOfProposalsAreSampledAsOneText) {
     for (int i = 0; i < kSteps * kRows; ++i)
       expected.push_back(one.sample(std::span(rows).subspan(size_t(i * kVocab), kVocab)));
 
-    DeviceSampler sampler(kMostVerifiedRows + 1, kVocab);
-    for (int i = 0; i <= kMostVerifiedRows; ++i) sampler.set(stream(), i, o, recent);
+    DeviceSampler sampler(kRows, kVocab, 0, 1);
+    sampler.set(stream(), kRows, o, recent);
     gpu::TokenRing ring(kMostVerifiedRows + 1, kSteps);
     ring.reset(stream());
     const gpu::Buffer text = up(std::vector<DeviceText>(1)), sampled = up(std::vector<int32_t>(kRows));
@@ -284,9 +285,9 @@ TEST_F(SampleCuda, RowsOfProposalsAreSampledAsOneText) {
       }
       gpu::upload(stream(), text.as<void>(), state.data(), sizeof(DeviceText));
       logits = up(std::vector<float>(rows.begin() + n_past * kVocab, rows.begin() + (n_past + kRows) * kVocab));
-      sampler.spread(stream(), kRows, text.as<DeviceText>());
+      sampler.spread(stream(), all, text.as<DeviceText>());
       sampler.sample(stream(), kRows, logits.as<float>(), sampled.as<int32_t>());
-      sampler.verify(stream(), kRows, sampled.as<int32_t>(), {}, text.as<DeviceText>(), ring.view());
+      sampler.verify(stream(), all, sampled.as<int32_t>(), text.as<DeviceText>(), ring.view());
       stream().synchronize();
       std::vector<int32_t> numbers(kMostVerifiedRows + 1);
       ASSERT_TRUE(ring.read(step, numbers));
@@ -302,22 +303,80 @@ TEST_F(SampleCuda, RowsOfProposalsAreSampledAsOneText) {
   }
 }
 
+/// Texts of other settings, with other numbers of rows: each goes on as it would alone.
+TEST_F(SampleCuda, RowsOfSeveralTextsAreSampledAsEachAlone) {
+  constexpr int kVocab = 200, kSteps = 5;
+  const VerifiedRows all{3, {0, 4, 5, 11}};
+  SamplerOptions penal = options(0.9f, 20, 0.9f, 0.02f, 8);
+  penal.repeat_penalty = 1.3f;
+  penal.repeat_last_n = 7;
+  const SamplerOptions of_text[] = {{.temperature = 0}, kPlain, penal};
+  const std::vector<int32_t> recent{5, 9, 11, 5, 2};
+  std::vector<DeviceText> begin(3);
+  begin[0].forced = {.share = 0.6, .seed = 21};
+  for (int i = 1; i < kMostVerifiedRows; ++i) begin[0].next[i] = i, begin[2].next[i] = 3 * i;
+  std::vector<std::vector<float>> logits;  // of each step
+  for (int step = 0; step < kSteps; ++step) {
+    logits.push_back(normal_floats(40 + step, all.n_rows() * kVocab, 2));
+    // A proposal is right: the next one decides.
+    logits.back()[size_t(5 * kVocab) + 3] = 50;
+  }
+  // Of texts [first, end): numbers of the ring, text after text.
+  const auto run = [&](int first, int end) {
+    VerifiedRows rows{end - first, {}};
+    for (int i = 0; i <= rows.n_texts; ++i) rows.first[i] = all.first[first + i] - all.first[first];
+    DeviceSampler sampler(rows.n_rows(), kVocab, 0, rows.n_texts);
+    for (int i = 0; i < rows.n_texts; ++i) sampler.set(stream(), rows.n_rows() + i, of_text[first + i], recent);
+    gpu::TokenRing ring(3 * (kMostVerifiedRows + 1), kSteps);
+    ring.reset(stream(), rows.n_texts * (kMostVerifiedRows + 1));
+    const gpu::Buffer texts = up(std::vector<DeviceText>(begin.begin() + first, begin.begin() + end)),
+                      sampled = up(std::vector<int32_t>(size_t(rows.n_rows())));
+    std::vector<int32_t> numbers;
+    for (int step = 0; step < kSteps; ++step) {
+      const auto from = logits[size_t(step)].begin() + all.first[first] * kVocab;
+      const gpu::Buffer of_rows = up(std::vector<float>(from, from + rows.n_rows() * kVocab));
+      sampler.spread(stream(), rows, texts.as<DeviceText>());
+      sampler.sample(stream(), rows.n_rows(), of_rows.as<float>(), sampled.as<int32_t>());
+      sampler.verify(stream(), rows, sampled.as<int32_t>(), texts.as<DeviceText>(), ring.view());
+      stream().synchronize();
+      std::vector<int32_t> of_step(size_t(ring.n_seq()));
+      EXPECT_TRUE(ring.read(step, of_step));
+      numbers.insert(numbers.end(), of_step.begin(), of_step.end());
+    }
+    return numbers;
+  };
+  const std::vector<int32_t> together = run(0, 3);
+  bool holds = false;
+  for (int text = 0; text < 3; ++text) {
+    const std::vector<int32_t> alone = run(text, text + 1);
+    for (int step = 0; step < kSteps; ++step)
+      for (int i = 0; i <= kMostVerifiedRows; ++i)
+        EXPECT_EQ(together[size_t((3 * step + text) * (kMostVerifiedRows + 1) + i)],
+                  alone[size_t(step * (kMostVerifiedRows + 1) + i)])
+            << "text " << text << ", step " << step << ", number " << i;
+    holds = holds || alone[0] > 1;
+  }
+  EXPECT_TRUE(holds);
+}
+
 /// Proposals that hold by chance hold as often as the share says, and the text is theirs.
 TEST_F(SampleCuda, ForcedProposalsFollowTheirRandomNumbers) {
   constexpr int kVocab = 50, kRows = 4;
   const std::vector<float> rows(kRows * kVocab, 0.0f);  // the best is token 0
-  DeviceSampler sampler(kMostVerifiedRows + 1, kVocab);
+  const VerifiedRows all{1, {0, kRows}};
+  DeviceSampler sampler(kRows, kVocab, 0, 1);
+  sampler.set(stream(), kRows, {.temperature = 0});
   gpu::TokenRing ring(kMostVerifiedRows + 1, 4);
   ring.reset(stream());
-  DeviceText begin;
+  DeviceText begin{.forced = {.share = 0.6, .seed = 21}};
   for (int i = 1; i < kRows; ++i) begin.next[i] = 10 + i;
   const gpu::Buffer text = up(std::vector<DeviceText>{begin}), sampled = up(std::vector<int32_t>(kRows)),
                     logits = up(rows);
   Rng rng(21);
   for (int step = 0; step < 40; ++step) {
-    sampler.spread(stream(), kRows, text.as<DeviceText>());
+    sampler.spread(stream(), all, text.as<DeviceText>());
     sampler.sample(stream(), kRows, logits.as<float>(), sampled.as<int32_t>());
-    sampler.verify(stream(), kRows, sampled.as<int32_t>(), {0.6, 21}, text.as<DeviceText>(), ring.view());
+    sampler.verify(stream(), all, sampled.as<int32_t>(), text.as<DeviceText>(), ring.view());
     stream().synchronize();
     std::vector<int32_t> numbers(kMostVerifiedRows + 1), expected;
     while (ssize(expected) + 1 < kRows && rng.uniform() < 0.6) expected.push_back(11 + int32_t(expected.size()));

@@ -128,6 +128,42 @@ TEST_F(ServeCuda, OneRequestProposesWithoutTheHost) {
   }
 }
 
+/// Several requests at once do so too, to the texts of the host's loop, one of which asks for no draft tokens. One that
+/// needs the host for its tokens lets the others go on by themselves when it has ended.
+TEST_F(ServeCuda, RequestsProposeTogetherWithoutTheHost) {
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
+  const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, 0, 3);
+  std::vector<std::string> plain;
+  for (const bool proposes : {false, true}) {
+    Scheduler scheduler(model.engine(), options_with(proposes ? head : ProposerMaker()));
+    std::vector<Scheduler::Submission> submissions;
+    std::vector<std::shared_ptr<Heard>> all;
+    for (int i = 0; i < 4; ++i) {  // the last one waits for a place
+      GenerationRequest request;
+      for (int t = 0; t < 12 + i; ++t) request.prompt.push_back((31 * (t % 5) + 17 * i + 3) % 512);
+      request.options = {.max_tokens = i == 2 ? 6 : 40 + i,
+                         .ignore_eos = true,
+                         .sampler = {.temperature = 0.4f * float(i), .seed = 4}};
+      if (i == 1) request.speculative = false;
+      if (i == 2) request.frequency_penalty = 0.5f;
+      all.push_back(std::make_shared<Heard>());
+      submissions.push_back({std::move(request), all.back()});
+    }
+    EXPECT_TRUE(scheduler.submit(std::move(submissions)));
+    for (const auto& heard : all) heard->wait();
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (!proposes) plain.push_back(all[i]->text_);
+      EXPECT_EQ(all[i]->text_, plain[i]) << i;
+      EXPECT_EQ(all[i]->usage_.n_proposed > 0, proposes && i != 1) << i;
+    }
+    scheduler.inspect([&](Scheduler& s) {
+      const Totals& totals = s.totals();
+      EXPECT_GT(totals.steps_ahead, 15) << "behind the one that needs the host";
+      EXPECT_EQ(s.runners().begin()->second->pool().report().sequences, 0);
+    });
+  }
+}
+
 /// While texts are paused the device samples ahead as without proposers, which observe no more of the texts.
 TEST_F(ServeCuda, PausedTextsAreSampledAhead) {
   const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});

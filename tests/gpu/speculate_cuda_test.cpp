@@ -1,6 +1,6 @@
 // Speculation on a device: the text of steps of one token, through every proposer and cache. The model's floats round
 // otherwise in larger steps, by far less than its tokens are apart.
-#include "engine/decode/text.h"
+#include "engine/decode/decoder.h"
 
 #include "cases/known_texts.h"
 #include "cases/mtp_head.h"
@@ -188,6 +188,160 @@ TEST_F(SpeculationCuda, StepsOfStatesQueuedAheadAreThoseOfTheHost) {
                               {"q8_0", "f16", 50, 9, 100, {.temperature = 0.8f, .seed = 5}},
                               {"f16", "q8_0", 30, 2, 60, {.temperature = 0}}};
   expect_steps_of_the_host(model, "", cases);
+}
+
+/// One of several texts that step together.
+struct OneOfMany {
+  int n_prompt, depth, n_tokens;  // depth 0: no draft tokens
+  SamplerOptions sampler;
+  double share = 0.75;  // of draft tokens that are accepted by chance; below 0: those that are right
+  bool adaptive = false;
+  bool on_host = false;  // sampled by a rule of the host
+};
+struct Written {
+  std::vector<int32_t> tokens;
+  int n_past = 0;
+  int32_t next = 0;
+  SpecReport report;
+};
+/// Stops what a device does by itself now and then, as requests do that come.
+struct Interrupts : StepHooks {
+  bool go_on() override { return ++n_asked % 23 != 0; }
+  int n_asked = 0;
+};
+struct ManyTexts {
+  std::vector<OneOfMany> texts;
+  const char *cache = "f16", *of_head = "f16";
+};
+
+/// Writes the texts together. A bound of the probability that nothing is below is the host's to see.
+std::vector<Written> write_many(const Model& model, const std::string& head, const ManyTexts& many, double p_min) {
+  constexpr int kCtx = 256;
+  Engine& engine = model.engine();
+  const int n = int(many.texts.size());
+  SessionOptions options = session_of(many.cache, kCtx);
+  options.k.centre = false;
+  const auto layers = layer_configs(options, engine.plan());
+  const auto pool = engine.open_pool(layers, pool_pages(layers, kCtx, n, 512), SlotNumbers{n, n}, kCtx);
+  const ProposerMaker make = mtp_proposers(model, head, session_of(many.of_head, kCtx), p_min, n);
+  Decoder decoder(engine.backend(), *pool, engine.plan().n_ids);
+  std::vector<std::unique_ptr<Speculation>> speculations;
+  std::vector<Text> texts;
+  for (int i = 0; i < n; ++i) {
+    const OneOfMany& of = many.texts[size_t(i)];
+    Text& text = texts.emplace_back(Text{.seq = pool->open().or_throw(), .sampler = of.sampler, .n_left = of.n_tokens});
+    for (int t = 0; t < of.n_prompt; ++t) text.tokens.push_back((37 * (t % 9) + 11 * i + 3) % model.info().vocab_size);
+    text.on_token = [](int32_t) { return true; };
+    std::unique_ptr<Speculation>& speculation = speculations.emplace_back();
+    if (of.on_host)
+      text.pick = [](std::span<const float> logits) {
+        return int32_t(std::ranges::max_element(logits) - logits.begin());
+      };
+    if (of.depth == 0) continue;
+    speculation = std::make_unique<Speculation>(make(), of.depth, of.adaptive);
+    if (of.share >= 0) speculation->force(of.share, uint64_t(11 + i));
+    text.speculation = speculation.get();
+  }
+  Interrupts hooks;
+  std::vector<DecodeRow> rows;
+  const std::vector<std::vector<int32_t>> prompts = [&] {
+    std::vector<std::vector<int32_t>> all;
+    for (const Text& text : texts) all.push_back(text.tokens);
+    return all;
+  }();
+  for (size_t i = 0; i < texts.size(); ++i)
+    rows.push_back({.text = &texts[i], .tokens = prompts[i], .is_prompt = true});
+  while (!rows.empty()) {
+    decoder.step(rows, 1 << 15, hooks);
+    rows.clear();
+    for (Text& text : texts)
+      if (!text.ended) rows.push_back(next_row(text));
+  }
+  std::vector<Written> all;
+  for (int i = 0; i < n; ++i) {
+    Text& text = texts[size_t(i)];
+    if (text.failure) std::rethrow_exception(text.failure);
+    Written& written = all.emplace_back(Written{text.tokens, pool->length(text.seq), 0, {}});
+    if (text.speculation) written.report = text.speculation->report();
+    const SeqTokens last{text.seq, 1};
+    pool->reserve(text.seq, 1).or_throw();
+    engine.backend().run({.tokens = std::span(text.tokens).last(1), .seqs = {&last, 1}}, *pool, decoder.outputs());
+    const std::span<const float> logits = decoder.outputs().logits().row(0);
+    written.next = int32_t(std::ranges::max_element(logits) - logits.begin());
+  }
+  return all;
+}
+
+/// Several texts queued ahead: those of the host's steps, to the same counts. The cases have draft tokens of their own
+/// numbers, ends of their own, and texts without draft tokens.
+void expect_texts_of_the_host(const Model& model, const std::string& head, const ManyTexts& many) {
+  const std::vector<Written> expected = write_many(model, head, many, 1e-30), all = write_many(model, head, many, 0);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::string where = fmt::format("text {} over {} and {}", i, many.cache, many.of_head);
+    EXPECT_EQ(ssize(all[i].tokens), many.texts[i].n_prompt + many.texts[i].n_tokens) << where;
+    EXPECT_EQ(all[i].tokens, expected[i].tokens) << where;
+    EXPECT_EQ(all[i].n_past, expected[i].n_past) << where;
+    EXPECT_EQ(all[i].next, expected[i].next) << where;
+    EXPECT_EQ(all[i].report.n_steps, expected[i].report.n_steps) << where;
+    EXPECT_EQ(all[i].report.n_proposed, expected[i].report.n_proposed) << where;
+    EXPECT_EQ(all[i].report.n_accepted, expected[i].report.n_accepted) << where;
+    EXPECT_EQ(expected[i].report.n_ahead, 0) << where;
+    EXPECT_GE(all[i].report.n_ahead, all[i].report.n_steps * 3 / 4) << where << ": interrupts leave a few to the host";
+  }
+}
+
+const SamplerOptions kGreedy{.temperature = 0}, kSampled{.temperature = 0.8f, .repeat_penalty = 1.1f, .seed = 5};
+
+TEST_F(SpeculationCuda, ManyTextsQueuedAheadAreThoseOfTheHost) {
+  const TempDir directory;
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32", {.device = "cuda"});
+  const std::string head = write_random_head(directory, model.info());
+  // At 96 and 128 positions tiles leave their windows.
+  const ManyTexts cases[] = {
+      {{{20, 1, 40, kGreedy}, {9, 4, 30, kSampled}, {60, 9, 40, kGreedy}, {17, 0, 25, kSampled}}},
+      {{{110, 3, 30, kSampled}, {85, 15, 44, kGreedy}, {120, 0, 24, kGreedy}}, "rotor-3", "q8_0"},
+      {{{70, 0, 30, kSampled}, {80, 2, 12, kSampled}, {71, 5, 31, kGreedy}}, "q8_0", "rotor-3"}};
+  for (const ManyTexts& many : cases) expect_texts_of_the_host(model, head, many);
+}
+
+TEST_F(SpeculationCuda, ManyTextsOfStatesQueuedAheadAreThoseOfTheHost) {
+  const Model model = Model::load("synth:tiny-delta@layers=2@weights=f32@mtp=1", {.device = "cuda"});
+  expect_texts_of_the_host(model, "",
+                           {{{20, 1, 24, kGreedy}, {33, 2, 19, kSampled}, {12, 0, 24, kGreedy}, {40, 9, 21, kGreedy}}});
+}
+
+/// As many as there may be, with as many draft tokens as the rows of a step allow.
+TEST_F(SpeculationCuda, SixteenTextsAreQueuedAhead) {
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
+  ManyTexts many;
+  for (int i = 0; i < kMostDeviceTexts; ++i)
+    many.texts.push_back({18 + i, i % 4, 10 + i % 3, i % 2 == 0 ? kGreedy : kSampled});
+  expect_texts_of_the_host(model, "", many);
+}
+
+/// Draft tokens hold where they are what is sampled: texts are those without. One text needs the host for its tokens,
+/// for as long as it lasts; one finds that draft tokens do not pay, and rests while the others go on.
+TEST_F(SpeculationCuda, ManyTextsAreThoseOfSingleTokens) {
+  const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
+  ManyTexts many{{{20, 3, 90, kGreedy, -1}, {31, 2, 90, kSampled, -1}, {12, 4, 90, kSampled, 0, true}}};
+  for (const bool on_host : {false, true}) {
+    if (on_host) many.texts.push_back({15, 2, 12, kGreedy, -1, false, true});
+    ManyTexts without = many;
+    for (OneOfMany& text : without.texts) text.depth = 0;
+    const std::vector<Written> plain = write_many(model, "", without, 0), all = write_many(model, "", many, 0);
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(all[i].tokens, plain[i].tokens) << i;
+      EXPECT_EQ(all[i].n_past, plain[i].n_past) << i;
+      EXPECT_EQ(all[i].next, plain[i].next) << i;
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_GT(all[i].report.n_proposed, 2 * all[i].report.n_steps - 10) << i;
+      EXPECT_GT(all[i].report.n_ahead, all[i].report.n_steps / 2) << i;
+    }
+    EXPECT_GT(all[2].report.n_ahead, 0);
+    EXPECT_LT(all[2].report.n_proposed, all[2].report.n_steps / 2) << "none is accepted";
+    if (on_host) EXPECT_EQ(all[3].report.n_ahead, 0);
+  }
 }
 
 /// The head reads states behind norms, and has latent attention, experts and ends of its own.

@@ -97,6 +97,36 @@ TEST(BatchBench, FilledCachesStandForPromptsAndRowsSaySo) {
   EXPECT_THAT(batch_columns().line(rows[1]), HasSubstr("| 200 (fill) | 5 | 4 | 820 |  |  |"));
 }
 
+TEST(BatchBench, DraftTokensAreTimedBesideGenerationWithout) {
+  for (const bool fill : {false, true}) {
+    BatchParams params = tiny();
+    params.model += "@mtp=1";
+    params.n_gen = {40};
+    params.fill = fill;
+    params.repeats = 2;
+    params.spec = BatchSpec{.type = "mtp", .depth = 3, .forced_accept = 1};
+    params.spec->open = [](const Model& model, int n_ctx, int n_texts) {
+      return mtp_proposers(model, "", {.n_ctx = n_ctx}, 0, n_texts);
+    };
+    const std::vector<BatchRow> rows = run(params);
+    ASSERT_EQ(rows.size(), 2u);
+    for (const BatchRow& row : rows) {
+      EXPECT_EQ(row.spec_seconds.size(), 2u);
+      const int64_t n_tokens = 2 * row.test.gen_tokens();
+      EXPECT_GE(row.report.n_steps + row.report.n_accepted, n_tokens - 2 * 3 * row.test.n_seq());
+      EXPECT_LE(row.report.n_steps, n_tokens + row.test.n_seq());
+      EXPECT_LE(row.report.n_accepted, row.report.n_proposed);
+      const Row fields = batch_spec_columns().fields(row);
+      EXPECT_EQ(fields["kind"], "batch");
+      EXPECT_EQ(fields["spec_type"], "mtp");
+      EXPECT_EQ(fields["forced_accept"], 1);
+      EXPECT_GT(fields["speed_tg_spec"].get<double>(), 0);
+      EXPECT_NEAR(fields["speedup"].get<double>(), row.spec_rate() / row.gen_rate(), 1e-9);
+      EXPECT_EQ(fields["samples_t_spec"].size(), 2u);
+    }
+  }
+}
+
 TEST(BatchBench, AFailedCheckGivesNoSpeed) {
   BatchParams params = tiny();
   params.check_bound = -1;

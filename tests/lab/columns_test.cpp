@@ -30,6 +30,7 @@ std::vector<Kind> kinds() {
   return {{"bench decode", bench_columns().texts()},
           {"bench decode --spec-type", spec_columns().texts()},
           {"bench batch", batch_columns().texts()},
+          {"bench batch --spec-type", batch_spec_columns().texts()},
           {"bench serve", load_columns().texts()},
           {"bench gemv, bench attention, bench append, compare", op_columns().texts()},
           {"bench attention --coding", coding_columns().texts()},

@@ -1,10 +1,8 @@
-#include "engine/decode/decoder.h"
-
 #include <climits>
 #include <cmath>
-#include <deque>
 #include <numeric>
 
+#include "engine/decode/decoder_row.h"
 #include "engine/decode/run_ahead.h"
 #include "engine/finite.h"
 #include "op/sample/rule.h"
@@ -62,23 +60,8 @@ int most_proposals(const SequencePool& pool, SeqId seq, int n) {
   return std::max(0, pool.calibrates(seq) ? std::min(n, kCalibration - n_past - 2) : n);
 }
 
-/// A row on its way through a step.
-struct Decoder::Row : DecodeRow {
-  explicit Row(const DecodeRow& row) : DecodeRow(row) {}
-  int n_tokens() const { return int(tokens.size() + proposals.size()); }
-  int n_accepted() const { return std::max(0, n_taken - 1); }
-  Speculation* speculation() const { return text->speculation; }
-
-  size_t at = 0;                 // of its tokens in those of the step
-  int n_asked = 0, n_taken = 0;  // draft tokens that were wanted, tokens that were handed on
-  int n_right = 0;               // draft tokens that were accepted, the text's last token among them
-  bool rejects = false;          // draft tokens hold by rejection sampling
-  double proposing = 0;          // seconds
-  std::vector<int32_t> proposals = {};
-  std::vector<Distribution> probabilities = {};  // with `rejects`: what they were sampled from
-};
-
-/// What the tokens of a step are sampled from on the host, or what a device sampled, a row of logits after another.
+/// A row of logits after another: what the tokens of rows are sampled from on the host, and what a device sampled where
+/// it did.
 struct Decoder::Sampled {
   View2<const float> logits = {};
   std::vector<int32_t> tokens = {};
@@ -133,18 +116,21 @@ void Decoder::run(std::span<const DecodeRow> rows, LogitRows logits) {
 void Decoder::step(std::span<const DecodeRow> rows, int most_tokens, StepHooks& hooks) {
   const Clock::time_point start = Clock::now();
   const bool goes_on = std::ranges::none_of(rows, [](const DecodeRow& r) { return r.is_prompt || r.tokens.empty(); });
-  if (rows.size() == 1 && goes_on && propose_ahead(*rows[0].text, hooks)) return;
+  if (goes_on && propose_ahead(rows, hooks)) return;
   const int n_paused = goes_on ? paused_steps(rows) : 0;
   std::vector<Row> all(rows.begin(), rows.end());
   const bool proposes = goes_on && n_paused == 0 && propose(all, most_tokens);
   StepRecord record;
   bool all_logits = false, on_host = !backend_.on_device();
+  int n_on_host = 0;
   for (const Row& row : all) {
     (row.is_prompt ? record.n_prompt_tokens : record.n_decode) += row.is_prompt ? row.n_tokens() : 1;
     record.n_proposed += int(row.proposals.size());
     all_logits = all_logits || row.all_logits || !row.proposals.empty();
-    on_host = on_host || row.all_logits || row.rejects || row.text->pick;
+    on_host = on_host || row.all_logits;
+    n_on_host += row.on_host();
   }
+  on_host = on_host || n_on_host == ssize(all);
   const auto samples = [&] {
     return std::ranges::any_of(all, [](const Row& r) { return r.samples && !r.text->ended; });
   };
@@ -155,10 +141,10 @@ void Decoder::step(std::span<const DecodeRow> rows, int most_tokens, StepHooks& 
   hooks.ran();
   hooks.clock.charge(record, StepPart::planning);
   if (samples()) {
-    if (!on_host && !proposes && sample_ahead(all, n_paused, record, hooks, start)) return;
+    if (!on_host && n_on_host == 0 && !proposes && sample_ahead(all, n_paused, record, hooks, start)) return;
     Sampled sampled;
-    if (on_host) sampled.logits = outputs_->logits();
-    else sampled.tokens = sample_on_device(all);
+    if (on_host || n_on_host > 0) sampled.logits = outputs_->logits();  // a penalty on the device changes them there
+    if (!on_host) sampled.tokens = sample_on_device(all);
     take_rows(all, sampled, record, hooks);
   }
   record.seconds = seconds_of(Clock::now() - start);
@@ -251,6 +237,11 @@ std::vector<int32_t> Decoder::sample_on_device(std::span<const Row> rows) {
   std::vector<std::vector<int32_t>> recent;
   for (const Row& row : rows)
     for (size_t i = 0; i <= row.proposals.size(); ++i) {
+      if (row.on_host()) {  // nobody asks for these
+        samplers.push_back({.temperature = 0});
+        recent.emplace_back();
+        continue;
+      }
       samplers.push_back(row.text->sampler);
       samplers.back().n_sampled += i;
       recent.push_back(known_to_penalty(*row.text));
@@ -311,10 +302,11 @@ std::optional<int32_t> Decoder::sample_row(Row& row, int64_t at, const Sampled& 
   Text& text = *row.text;
   const auto i = size_t(row.n_taken);
   const bool is_last = i == row.proposals.size();
-  const std::span<const float> logits = sampled.tokens.empty() ? sampled.logits.row(at) : std::span<const float>();
+  const bool on_host = sampled.tokens.empty() || row.on_host();
+  const std::span<const float> logits = on_host ? sampled.logits.row(at) : std::span<const float>();
   if (row.rejects && !is_last) return keep_or_replace(row, logits.first(size_t(n_ids_)), holds);
   std::optional<int32_t> token;
-  if (!sampled.tokens.empty()) {
+  if (!on_host) {
     token = checked_token(sampled.tokens[size_t(at)]);
   } else if (text.pick) {
     token = text.pick(logits);
@@ -447,111 +439,6 @@ bool Decoder::sample_ahead(std::span<Row> rows, int n_paused, StepRecord record,
     for (const Row& row : rows)
       if (row.speculation()) row.speculation()->report_.n_ahead += ahead.n_taken();
   }
-  return true;
-}
-
-bool Decoder::propose_ahead(Text& text, StepHooks& hooks) {
-  Speculation* const s = text.speculation;
-  if (!backend_.on_device() || !s || text.pick || (s->rejects_ && text.sampler.temperature > 0)) return false;
-  if (s->missed_ || s->paused_steps() > 0 || pool_->calibrates(text.seq) || !hooks.go_on()) return false;
-  const int n_back = pool_->most_taken_back(text.seq), most = std::min({s->most_, kMostDeviceProposals, n_back - 1, backend_.most_verified() - 1});
-  if (most == 0) return false;
-  const auto room = [&] { return std::min(text.n_left, pool_->n_ctx() - pool_->length(text.seq)); };
-  if (!pool_->reserve(text.seq, std::min(most + 1, room()))) return false;
-  const std::optional<DeviceDraft> draft = s->proposer_->on_device(text.tokens);
-  if (!draft) return false;
-
-  struct Queued {
-    int n_proposed;
-    Clock::time_point at;
-  };
-  std::deque<Queued> queued;
-  SpecCost& cost = costs_[1];
-  int limit = 0, usual = 0;  // draft tokens that have room, and those of the newest step that was no measurement
-  const auto next_depth = [&] {
-    const SpecDepth* const one[] = {&s->depth_};
-    int n = s->adaptive_ ? spec_depths(cost, 1, one, most)[0] : most;
-    // One step to measure is enough.
-    const auto is_plain = [](const Queued& step) { return step.n_proposed == 0; };
-    if (s->adaptive_ && cost.stale() && std::ranges::any_of(queued, is_plain)) n = usual;
-    else if (!s->adaptive_ || !cost.stale()) usual = n;
-    return std::min(n, limit);
-  };
-  const auto depth = [&] {
-    queued.push_back({next_depth(), Clock::now()});
-    return queued.back().n_proposed;
-  };
-  Clock::time_point last = Clock::now();
-  const SamplerOptions sampler = text.sampler;
-  const std::unique_ptr<DeviceSpeculation> steps = backend_.start_speculation({.pool = *pool_,
-                                                                               .seq = text.seq,
-                                                                               .outputs = *outputs_,
-                                                                               .last = text.tokens.back(),
-                                                                               .sampler = sampler,
-                                                                               .recent = text.tokens,
-                                                                               .forced_share = s->forced_.value_or(-1),
-                                                                               .forced_seed = s->forced_seed_,
-                                                                               .n_forced = s->n_forced_,
-                                                                               .depth = depth},
-                                                                              *draft);
-  RIDGE_CHECK(steps, "the model's device does not run its head");
-  RunAhead ahead(*steps, kMostDeviceProposals + 2, kStepsAhead);
-  StepRecord record;
-  hooks.clock.charge(record, StepPart::planning);
-  int n_kept = 0;
-  bool has_pages = true;
-  const auto goes_on = [&] { return !text.ended && s->paused_steps() == 0 && has_pages && hooks.go_on(); };
-  do {
-    // As many steps as have room if all draft tokens hold. Those of a try come one by one: each decides on the next.
-    limit = std::min(most, room() - 1);
-    int n_steps = std::max(1, room() / (most + 1));
-    if (s->adaptive_ && s->depth_.paused()) n_steps = std::min(n_steps, std::max(1, s->depth_.paused_steps(false)));
-    const int64_t end = ahead.n_launched() + n_steps;
-    const auto may_launch = [&] {
-      if (ahead.n_launched() == end || (ahead.n_queued() > 0 && !hooks.go_on())) return false;
-      int n_rows = 0;  // of steps that were not read
-      for (const Queued& step : queued) n_rows += 1 + step.n_proposed;
-      // When the text ends, all but the first of them may have to be taken back exactly.
-      if (ahead.n_queued() > 0 && n_rows + 1 + next_depth() > n_back) return false;
-      return has_pages = has_pages && pool_->reserve(text.seq, n_rows + 1 + limit);
-    };
-    ahead.run(may_launch, [&](std::span<const int32_t> numbers) {
-      hooks.clock.charge(record, StepPart::model);
-      const std::span<const int32_t> tokens = numbers.subspan(1, size_t(numbers[0]));
-      const Clock::time_point now = Clock::now(), begin = std::max(last, queued.front().at);
-      const int n_proposed = queued.front().n_proposed, n_held = int(tokens.size()) - 1;
-      if (cost.recorded(n_proposed)) {
-        if (n_proposed == 0 || !s->depth_.must_catch_up()) cost.add(n_proposed, seconds_of(now - begin));
-        s->depth_.add(n_proposed, n_proposed, n_held, cost, 1, seconds_of(now - last));
-      } else {
-        s->depth_.add(n_proposed, n_proposed, n_held, cost, 1, 0);
-      }
-      if (cost.wants_pause()) s->depth_.pause();
-      s->n_forced_ += uint64_t(std::min(n_proposed, n_held + 1));
-      last = now;
-      queued.pop_front();
-      n_kept = 0;
-      ++s->report_.n_steps, ++s->report_.n_ahead;
-      s->report_.n_proposed += n_proposed;
-      while (!text.ended && n_kept < ssize(tokens)) {
-        if (n_kept > 0) ++s->report_.n_accepted;
-        n_kept += take_sampled(text, tokens[size_t(n_kept)]);
-      }
-      n_kept = std::max(1, n_kept);
-      hooks.clock.charge(record, StepPart::events);
-      record.seconds = seconds_of(now - begin);
-      record.n_decode = 1, record.n_proposed = n_proposed, record.n_accepted = n_kept - 1, record.ahead = true;
-      hooks.done(record);
-      record = {};
-      return goes_on();
-    });
-  } while (goes_on() && pool_->length(text.seq) < pool_->n_ctx());
-  const std::vector<float> hidden = steps->leave(n_kept);
-  // The step's tokens are those in front of what it sampled.
-  const auto n_before = size_t(pool_->length(text.seq) - n_kept);
-  s->proposer_->leave_device(std::span(text.tokens).first(n_before + 1));
-  s->proposer_->observe(std::span(text.tokens).subspan(n_before, size_t(n_kept)), int(n_before),
-                        {hidden.data(), n_kept, ssize(hidden) / n_kept});
   return true;
 }
 

@@ -5,7 +5,7 @@
 // On the CPU a row's bits do not depend on the rows that come with it (decision 0007), so a text is that of single
 // tokens, greedy or sampled. On a device a row rounds otherwise in a larger step: where two tokens are about as likely
 // the text may go on otherwise. A device samples where the logits are, and goes on by itself a few steps ahead of the
-// host: with draft tokens of its own where one text has an MTP head, else with single tokens.
+// host: with draft tokens of its own where texts have an MTP head, else with single tokens.
 //
 // A model with states has fewer draft tokens in a step: a slot keeps the states of the newest few lengths
 // (op/cache/states.h), so that going back is counting fewer tokens there too.
@@ -68,6 +68,7 @@ class Decoder {
   using Clock = std::chrono::steady_clock;
   struct Row;
   struct Sampled;
+  class Ahead;
   /// Steps that texts which decode go on for as if there were no proposers; 0 where there are none.
   static int paused_steps(std::span<const DecodeRow> rows);
   /// Adds draft tokens to the rows, as many as pay. False for a step that takes none.
@@ -91,8 +92,9 @@ class Decoder {
   /// A device samples, and goes on by itself with single tokens. False, and nothing happened, where it cannot. `record`
   /// is of the step that has run since `start`, n_paused as paused_steps().
   bool sample_ahead(std::span<Row> rows, int n_paused, StepRecord record, StepHooks& hooks, Clock::time_point start);
-  /// A device goes on by itself with draft tokens of its own. False, and nothing happened, where it cannot.
-  bool propose_ahead(Text& text, StepHooks& hooks);
+  /// A device goes on by itself, with draft tokens of its own for texts that have a head there and are not at rest.
+  /// False, and nothing happened, where it cannot.
+  bool propose_ahead(std::span<const DecodeRow> rows, StepHooks& hooks);
   static bool take(Text& text, int32_t token);
   /// Takes a token that a device sampled; false where its logits are not finite.
   static bool take_sampled(Text& text, int32_t token);

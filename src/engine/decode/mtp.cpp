@@ -128,16 +128,26 @@ class MtpProposer final : public BatchProposer {
     }
     for (MtpProposer* head : asked) head->end();
   }
-  std::optional<DeviceDraft> on_device(std::span<const int32_t> text) override {
+  std::optional<DeviceDraft> on_device(std::span<const Draft> drafts) override {
     // Several devices have no head that all of them run. A device's norm in front of logits has their divisor in it.
     const bool reads_divided = model_->head.after_norm && plan_.logit_divisor != 1;
-    if (p_min_ > 0 || model_->target.devices().size() != 1 || reads_divided || !knows(text)) return {};
-    const int n_text = int(text.size()) - first_;
-    if (pool_->calibrates(seq_) && n_text <= kCalibration) return {};  // proposals set no centre
-    begin(text);
-    run_alone(LogitRows::last);
-    text_.pop_back();
-    return DeviceDraft{*model_->backend, *pool_, seq_, *shared_->outputs, first_, model_->head.after_norm};
+    if (p_min_ > 0 || model_->target.devices().size() != 1 || reads_divided) return {};
+    std::vector<MtpProposer*> heads;
+    for (const Draft& draft : drafts) {
+      auto& head = static_cast<MtpProposer&>(*draft.proposer);
+      const int n_text = int(draft.text.size()) - head.first_;
+      if (!head.knows(draft.text)) return {};
+      if (pool_->calibrates(head.seq_) && n_text <= kCalibration) return {};  // proposals set no centre
+      heads.push_back(&head);
+    }
+    DeviceDraft device{*model_->backend, *pool_, *shared_->outputs, model_->head.after_norm, {}};
+    for (size_t i = 0; i < heads.size(); ++i) heads[i]->begin(drafts[i].text);
+    run(heads, LogitRows::last);
+    for (MtpProposer* head : heads) {
+      head->text_.pop_back();
+      device.texts.push_back({head->seq_, head->first_});
+    }
+    return device;
   }
   void leave_device(std::span<const int32_t> text) override {
     const auto read = text.subspan(size_t(first_), size_t(pool_->length(seq_)));

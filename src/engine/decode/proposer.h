@@ -39,9 +39,9 @@ class Proposer {
   /// Fills the drafts of several texts, whose proposers one maker made; asked is the first one's. One after another
   /// unless a proposer can do better. Those without probabilities have nothing for drafts with a sampler.
   virtual void propose_all(std::span<Draft> drafts);
-  /// What the device's own loop proposes with behind `text`, whose last token the target has not run: that loop then
-  /// moves the proposer's cache. Nothing where propose_all() must be asked.
-  virtual std::optional<DeviceDraft> on_device(std::span<const int32_t> /*text*/) { return {}; }
+  /// What the device's own loop proposes with behind the drafts' texts, whose last tokens the target has not run: that
+  /// loop then moves the proposers' caches. Asked is the first one's. Nothing where propose_all() must be asked.
+  virtual std::optional<DeviceDraft> on_device(std::span<const Draft> /*drafts*/) { return {}; }
   /// The loop has ended; `text` is what it was when the last step began. observe() follows for that step.
   virtual void leave_device(std::span<const int32_t> /*text*/) {}
   /// Whether observe() is to be called.

@@ -30,7 +30,7 @@ std::vector<KvLayerConfig> batch_layers(const Engine& engine, const BatchTest& t
 PageNumbers batch_pages(std::span<const KvLayerConfig> layers, const BatchTest& test, int n_step) {
   PageNumbers pages = pool_pages(layers, test.longest(), test.n_seq(), n_step);
   pages.full = 0;
-  for (const int n : test.n_prompt) pages.full += std::max(1, pages_for(layers, n + test.n_gen));
+  for (const int n : test.n_prompt) pages.full += std::max(1, pages_for(layers, n + test.n_gen + test.n_spare));
   pages.sliding = std::min(pages.full, pages.sliding);
   return pages;
 }
@@ -62,18 +62,24 @@ class BatchRunner {
         rng_(params.seed) {
     const auto layers = batch_layers(engine_, test);
     kernels = engine_.backend().kernels(layers[size_t(engine_.plan().first_attention())]);
-    pool_ = engine_.open_pool(layers, batch_pages(layers, test, n_ubatch), test.n_seq());
+    const int n = test.n_seq(), n_ctx = params.spec ? test.longest() : 0;
+    const SlotNumbers slots{n, params.spec ? n : 0};
+    pool_ = engine_.open_pool(layers, batch_pages(layers, test, n_ubatch), slots, n_ctx);
     decoder_.emplace(engine_.backend(), *pool_, engine_.plan().n_ids);
-    for (int i = 0; i < test.n_seq(); ++i) seqs_.push_back(pool_->open().or_throw());
+    for (int i = 0; i < n; ++i) seqs_.push_back(pool_->open().or_throw());
+    if (!params.spec) return;
+    make_ = params.spec->open(model, n_ctx, n);
+    for (int i = 0; i < n; ++i) speculations_.push_back(std::make_unique<Speculation>(make_(), params.spec->depth));
   }
 
-  /// Small steps of the same kinds: buffers grow, and a device records its graphs.
+  /// Small steps of the same kinds: buffers grow, and a device records its graphs. With draft tokens as many as are
+  /// timed, since their number follows what steps take.
   bool warm_up() {
     const int most = std::max(1, n_ubatch_ / test_.n_seq());
     std::vector<int> lengths = test_.n_prompt;
     for (int& n : lengths) n = std::min(n, most);
     BatchRow ignored;
-    return run(lengths, std::min(test_.n_gen, kWarmUpTokens), false, ignored);
+    return run(lengths, params_.spec ? test_.n_gen : std::min(test_.n_gen, kWarmUpTokens), false, ignored);
   }
   /// Adds a sample to the row. False when asked to stop.
   bool run_once(BatchRow& row) { return run(test_.n_prompt, test_.n_gen, params_.fill, row); }
@@ -94,6 +100,18 @@ class BatchRunner {
   void wait() { decoder_->outputs().take_scores(); }
 
   bool run(const std::vector<int>& lengths, int n_gen, bool fill, BatchRow& row) {
+    if (!prepare(lengths, fill, &row)) return false;
+    if (n_gen == 0) return !stop_();
+    const std::vector<int32_t> first = random_tokens(model_, test_.n_seq(), rng_);
+    row.gen_seconds.push_back(generate(first, n_gen));
+    if (!params_.spec || stop_()) return !stop_();
+    if (!prepare(lengths, fill, nullptr)) return false;
+    speculate(lengths, first, n_gen, row);
+    return !stop_();
+  }
+
+  /// What sequences hold in front of the generation. The row, if there is one, gets the time of the prompts.
+  bool prepare(const std::vector<int>& lengths, bool fill, BatchRow* row) {
     for (const SeqId seq : seqs_) pool_->reset(seq);
     if (fill) {
       for (size_t i = 0; i < seqs_.size(); ++i) pool_->fill(seqs_[i], lengths[i], params_.seed + i).or_throw();
@@ -102,15 +120,10 @@ class BatchRunner {
       const std::vector<int32_t> tokens = random_tokens(model_, int(n_tokens), rng_);
       const auto start = BatchClock::now();
       if (!run_prompts(lengths, tokens)) return false;
-      row.prompt_seconds.push_back(seconds_after(start));
+      if (row) row->prompt_seconds.push_back(seconds_after(start));
     }
     wait();
-    if (n_gen == 0) return !stop_();
-    const std::vector<int32_t> first = random_tokens(model_, test_.n_seq(), rng_);
-    const auto start = BatchClock::now();
-    generate(first, n_gen);
-    row.gen_seconds.push_back(seconds_after(start));
-    return !stop_();
+    return true;
   }
 
   /// Steps of n_ubatch tokens, sequence after sequence; logits of a step only where a prompt ends in it.
@@ -142,12 +155,53 @@ class BatchRunner {
     return true;
   }
 
-  /// n_gen steps of one token a sequence: given ones first, then those sampled.
-  void generate(std::span<const int32_t> first, int n_gen) {
+  std::vector<Text> texts_of(std::span<const int32_t> first, int n_gen) {
     std::vector<Text> texts;
     for (size_t i = 0; i < seqs_.size(); ++i)
       texts.push_back({.seq = seqs_[i], .tokens = {first[i]}, .sampler = {.temperature = 0}, .n_left = n_gen});
+    return texts;
+  }
+
+  /// Seconds of n_gen steps of one token a sequence: given ones first, then those sampled.
+  double generate(std::span<const int32_t> first, int n_gen) {
+    std::vector<Text> texts = texts_of(first, n_gen);
     for (Text& text : texts) text.on_token = [this](int32_t) { return !stop_(); };
+    const auto start = BatchClock::now();
+    write(texts);
+    return seconds_after(start);
+  }
+
+  /// Until all sequences have n_gen tokens on average. Proposers pretend to have read the prompts.
+  void speculate(const std::vector<int>& lengths, std::span<const int32_t> first, int n_gen, BatchRow& row) {
+    std::vector<Text> texts = texts_of(first, n_gen + test_.n_spare);
+    int64_t n_left = int64_t(n_gen) * ssize(texts);
+    const uint64_t run = n_speculated_++;
+    for (size_t i = 0; i < texts.size(); ++i) {
+      Speculation& speculation = *speculations_[i];
+      const std::vector<int32_t> held = random_tokens(model_, lengths[i], rng_);
+      texts[i].tokens.insert(texts[i].tokens.begin(), held.begin(), held.end());
+      texts[i].speculation = &speculation;
+      speculation.force(params_.spec->forced_accept, params_.seed + run * texts.size() + i);
+      speculation.fill(held, params_.seed + i);
+    }
+    const auto count = [&](int64_t sign) {
+      for (const auto& speculation : speculations_) {
+        const SpecReport& of = speculation->report();
+        row.report.n_steps += sign * of.n_steps, row.report.n_ahead += sign * of.n_ahead;
+        row.report.n_proposed += sign * of.n_proposed, row.report.n_accepted += sign * of.n_accepted;
+      }
+    };
+    count(-1);
+    const auto start = BatchClock::now();
+    for (Text& text : texts)
+      text.on_token = [&](int32_t) {
+        if (--n_left == 0) row.spec_seconds.push_back(seconds_after(start)), count(1);
+        return n_left > 0 && !stop_();
+      };
+    write(texts);
+  }
+
+  void write(std::span<Text> texts) {
     StepHooks hooks;
     for (;;) {
       std::vector<DecodeRow> rows;
@@ -170,6 +224,9 @@ class BatchRunner {
   std::unique_ptr<SequencePool> pool_;
   std::optional<Decoder> decoder_;
   std::vector<SeqId> seqs_;
+  ProposerMaker make_;
+  std::vector<std::unique_ptr<Speculation>> speculations_;  // of each sequence, in all runs: what was learned stays
+  uint64_t n_speculated_ = 0;                               // runs
 };
 
 bool time_batch(const Model& model, const BatchParams& params, const BatchHooks& hooks, BatchRow& row) {
@@ -209,7 +266,7 @@ Result<PromptLengths> parse_prompt_lengths(std::string_view flag, std::string_vi
 }
 
 int64_t BatchTest::prompt_tokens() const { return std::accumulate(n_prompt.begin(), n_prompt.end(), int64_t(0)); }
-int BatchTest::longest() const { return *std::ranges::max_element(n_prompt) + n_gen; }
+int BatchTest::longest() const { return *std::ranges::max_element(n_prompt) + n_gen + n_spare; }
 std::string BatchTest::name(bool fill) const {
   return fmt::format("{}{}+tg{} b{}", fill ? "fill" : "pp", prompt_text, n_gen, n_seq());
 }
@@ -220,7 +277,7 @@ std::vector<BatchTest> batch_tests(const BatchParams& params) {
     for (const PromptLengths& lengths : params.n_prompt)
       for (const int n_gen : params.n_gen)
         for (const int n_seq : params.n_parallel)
-          tests.push_back({kv, lengths.text(), lengths.of(n_seq), n_gen, by_record});
+          tests.push_back({kv, lengths.text(), lengths.of(n_seq), n_gen, params.spec ? n_gen : 0, by_record});
   };
   for (const KvChoice& kv : params.kv) add(kv, false);
   if (params.by_record) add({}, true);
@@ -265,6 +322,7 @@ int run_batch_bench(const BatchParams& params, const BatchHooks& hooks) {
     row.roof_gb_s = machine.read_gb_s;
     row.llc_bytes = machine.llc_bytes;
     row.seed = params.seed;
+    if (params.spec) row.spec = &*params.spec;
     if (reference)
       row.check = reference->compare(
           model, {.kv = test.kv, .depth = test.longest(), .n_seq = std::min(test.n_seq(), kMostChecked)}, params.seed,
@@ -312,6 +370,27 @@ Columns<BatchRow> batch_columns() {
       part_of<BatchRow>(bench_cache_columns(), known),
       part_of<BatchRow>(bench_columns().picked({"in_cache", "n_ranks", "pp"}), known),
   };
+}
+
+Columns<BatchRow> batch_spec_columns() {
+  return batch_columns().with({
+      {"spec_type", "-", "proposer of draft tokens", [](auto& r) { return r.spec->type; }},
+      {"spec_depth", "tokens", "most draft tokens of a sequence in a step", [](auto& r) { return r.spec->depth; }},
+      {"draft_model", "-", "model that proposes", [](auto& r) { return r.spec->draft_model; }},
+      {"draft_kv", "-", "its cache", [](auto& r) { return r.spec->draft_kv; }},
+      {"forced_accept", "-", "chance of a draft token", [](auto& r) { return r.spec->forced_accept; }},
+      {"speed_tg_spec", "tokens/s", "generated with draft tokens, of all sequences", &BatchRow::spec_rate,
+       ">S_TG spec t/s", "{:.2f}"},
+      {"speedup", "-", "tokens/s with draft tokens over without", &BatchRow::speedup, ">ratio", "{:.2f}"},
+      {"spec_steps", "steps", "with draft tokens, of every sequence", [](auto& r) { return r.report.n_steps; }},
+      {"spec_steps_ahead", "steps", "of these, queued ahead", [](auto& r) { return r.report.n_ahead; }},
+      {"accepted_per_step", "tokens", "accepted draft tokens of a sequence",
+       [](auto& r) { return when(r.report.n_steps > 0, r.report.tokens_per_step() - 1); }, ">accepted a step",
+       "{:.2f}"},
+      {"spec_proposed", "tokens", "draft tokens", [](auto& r) { return r.report.n_proposed; }},
+      {"spec_accepted", "tokens", "accepted draft tokens", [](auto& r) { return r.report.n_accepted; }},
+      {"samples_t_spec", "s", "every repetition", &BatchRow::spec_seconds},
+  });
 }
 
 }  // namespace ridge::lab

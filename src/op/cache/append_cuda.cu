@@ -65,13 +65,24 @@ __global__ void next_position_kernel(int n, StepRow* rows) {
   if (i < n) rows[i].position += 1;
 }
 
-/// One warp.
-__global__ void text_rows_kernel(TextRows a) {
-  const int i = int(threadIdx.x), n = a.n_valid ? min(*a.n_valid, a.n) : a.n;
-  const int32_t first = *a.base + a.offset;
-  if (i < a.n_padded) a.rows[i] = i < n ? StepRow{i, first + i, a.slot, a.slot} : StepRow{i, 0, -1, -1};
-  if (i < a.n) a.tokens[i] = a.from[i < n ? i : n - 1];
-  if (i == 0 && a.last_row) *a.last_row = n - 1;
+/// A warp a text; the last one writes the padding behind all.
+__global__ void text_rows_kernel(TextStep a) {
+  const int at = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  int first = 0;
+  for (int i = 0; i < at; ++i) first += a.texts[i].n;
+  if (at == a.n_texts) {
+    for (int i = first + lane; i < a.n_padded; i += 32) a.rows[i] = {i, 0, -1, -1};
+    return;
+  }
+  const TextRows& text = a.texts[at];
+  const int n = text.slot < 0 ? 0 : text.n_valid ? min(*text.n_valid, text.n) : text.n;
+  const int32_t position = *text.base + text.offset;
+  for (int i = lane; i < text.n; i += 32) {
+    const int row = first + i;
+    a.rows[row] = i < n ? StepRow{row, position + i, text.slot, text.slot} : StepRow{row, 0, -1, -1};
+    a.tokens[row] = text.from[i < n ? i : max(0, n - 1)];
+  }
+  if (lane == 0 && a.last_rows) a.last_rows[at] = first + max(0, n - 1);
 }
 
 struct RingSides {
@@ -159,10 +170,13 @@ void device_next_position(gpu::StreamHandle stream, int n, StepRow* rows) {
               rows);
 }
 
-void device_text_rows(gpu::StreamHandle stream, const TextRows& a) {
-  if (a.n < 1 || a.n > a.n_padded || a.n_padded > 32)
-    throw Error(ErrorKind::failure, "a step of " + std::to_string(a.n) + " rows of a text");
-  gpu::launch("text rows", text_rows_kernel, {1, 32, 0, stream}, a);
+void device_text_rows(gpu::StreamHandle stream, const TextStep& step) {
+  int n = 0;
+  for (int i = 0; i < std::min(step.n_texts, kMostTextsAhead); ++i) n += step.texts[i].n;
+  if (step.n_texts < 1 || step.n_texts > kMostTextsAhead || n < step.n_texts || n > step.n_padded)
+    throw Error(ErrorKind::failure,
+                "a step of " + std::to_string(n) + " rows of " + std::to_string(step.n_texts) + " texts");
+  gpu::launch("text rows", text_rows_kernel, {1, unsigned(32 * (step.n_texts + 1)), 0, stream}, step);
 }
 
 void copy_ring_tiles(gpu::StreamHandle stream, std::span<const KvTiles, 2> own, std::span<const KvTiles, 2> of_step,

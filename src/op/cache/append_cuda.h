@@ -132,21 +132,29 @@ void device_list_leaving(gpu::StreamHandle stream, const StepRows& rows, const R
 /// The position of every row += 1.
 void device_next_position(gpu::StreamHandle stream, int n, StepRow* rows);
 
-/// What a step of one sequence reads where its place in a text is device data. Pointers to device memory.
+/// Texts whose steps a device queues by itself, at most.
+inline constexpr int kMostTextsAhead = 16;
+
+/// Rows of a text in a step, where its place in the text is device data. Pointers to device memory.
 struct TextRows {
   const int32_t* base = nullptr;  ///< position of the first row, less `offset`
   int offset = 0;
   const int32_t* n_valid = nullptr;  ///< rows that there are, at most n; null: n
-  int n = 0;
-  int n_padded = 0;               ///< rows to write; those behind the valid ones are padding
-  int slot = 0;                   ///< of the sequence
-  const int32_t* from = nullptr;  ///< tokens of the valid rows
-  StepRow* rows = nullptr;        ///< [n_padded]
-  int32_t* tokens = nullptr;      ///< [n]
-  int32_t* last_row = nullptr;    ///< gets the number of the last valid row; null: nobody asks
+  int n = 0;                         ///< rows of the step; those behind the valid ones are padding
+  int slot = -1;                     ///< of the sequence; -1: all are padding
+  const int32_t* from = nullptr;     ///< tokens of the valid rows
 };
-/// Writes rows and tokens. Up to 32 rows.
-void device_text_rows(gpu::StreamHandle stream, const TextRows& a);
+/// What a step of such texts reads: one text's rows behind another's.
+struct TextStep {
+  int n_texts = 0;
+  TextRows texts[kMostTextsAhead];
+  int n_padded = 0;              ///< rows to write
+  StepRow* rows = nullptr;       ///< [n_padded]
+  int32_t* tokens = nullptr;     ///< [rows of the texts]
+  int32_t* last_rows = nullptr;  ///< [n_texts]: get the number of each text's last valid row; null: nobody asks
+};
+/// Writes rows and tokens.
+void device_text_rows(gpu::StreamHandle stream, const TextStep& step);
 
 /// The ring of a step has the exact rows of a prompt that is too long for its sequence's own: the same kind of rows,
 /// more tiles, a slot a span (StepSpan::ring).

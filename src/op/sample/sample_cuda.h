@@ -20,8 +20,17 @@ enum class SampleKind : uint8_t {
   filtered,  ///< 3: with top_k, top_p or min_p
 };
 
-/// Most rows of a step that verifies proposals: the last token of a text and the proposals behind it.
+/// Most rows of a text in a step that verifies proposals: its last token and the proposals behind it.
 inline constexpr int kMostVerifiedRows = 16;
+/// Most texts of such a step.
+inline constexpr int kMostVerifiedTexts = 16;
+
+/// For benchmarks: proposals count as right by chance, and the text is theirs.
+struct ForcedProposals {
+  double share = -1;  ///< of those that are right; below 0: they hold if they are what was sampled
+  uint64_t seed = 0;
+  uint64_t n = 0;  ///< proposals that chance has decided on
+};
 
 /// Where a text is whose steps propose, verify and go on without the host; in device memory.
 struct DeviceText {
@@ -30,13 +39,24 @@ struct DeviceText {
   int32_t n_sampled = 0;                    ///< tokens that it gave: n_past - n_before
   int32_t sampled[kMostVerifiedRows] = {};  ///< these; the last one is not in the cache
   int32_t next[kMostVerifiedRows] = {};     ///< of the next step: the last token of the text, and proposals
-  uint64_t n_forced = 0;                    ///< proposals that chance has decided on
+  ForcedProposals forced;
 };
 
-/// For benchmarks: proposals count as right by chance, and the text is theirs.
-struct ForcedProposals {
-  double share = -1;  ///< of those that are right; below 0: they hold if they are what was sampled
-  uint64_t seed = 0;
+/// The rows of texts in a step: text i has rows [first[i], first[i + 1]).
+struct VerifiedRows {
+  int n_texts = 0;
+  int first[kMostVerifiedTexts + 1] = {};
+
+  RIDGE_HD int n_rows() const { return first[n_texts]; }
+};
+
+/// Where sampled tokens go: every `stride`-th place from `first` on.
+struct TokenPlaces {
+  TokenPlaces(int32_t* places) : first(places) {}
+  TokenPlaces(int32_t* places, int every) : first(places), stride(every) {}
+
+  int32_t* first;
+  int stride = 1;
 };
 
 /// Tokens the penalty can look back on a device.
@@ -47,8 +67,9 @@ inline constexpr int kMaxDevicePenaltyTokens = 1024;
 /// what it was when the graph was recorded.
 class DeviceSampler {
  public:
-  /// Ids below n_ids are sampled; 0: all of them.
-  DeviceSampler(int n_seq, int vocab_size, int n_ids = 0);
+  /// Ids below n_ids are sampled; 0: all of them. Behind the samplers of n_seq sequences come those of n_texts texts
+  /// whose steps have several rows: they are spread over the former, and sample nothing themselves.
+  DeviceSampler(int n_seq, int vocab_size, int n_ids = 0, int n_texts = 0);
 
   /// What such a sampler allocates.
   static gpu::Allocations bytes_of(int n_seq, int vocab_size);
@@ -58,13 +79,13 @@ class DeviceSampler {
   /// back further than kMaxDevicePenaltyTokens.
   void set(gpu::StreamHandle stream, int seq, const SamplerOptions& options, std::span<const int32_t> recent = {});
 
-  /// The text that the last sampler samples goes on by a step of several rows: queues sampler i, of the first n, to
-  /// stand where the last one would behind i proposals (text->next + 1). All have been set alike.
-  void spread(gpu::StreamHandle stream, int n, const DeviceText* text);
-  /// `sampled` [n] are what the first n samplers sampled from the rows of such a step. Queued: sampled tokens are taken
-  /// up to the first one that its proposal is not; text and last sampler go on behind them. `ring` (of
-  /// kMostVerifiedRows + 1 sequences) gets their number, then they.
-  void verify(gpu::StreamHandle stream, int n, const int32_t* sampled, const ForcedProposals& forced, DeviceText* text,
+  /// Texts go on by a step of several rows each: queues the sampler of each row to stand where its text's would behind
+  /// the proposals in front of the row (texts[i].next + 1). Text i has sampler n_seq + i.
+  void spread(gpu::StreamHandle stream, const VerifiedRows& rows, const DeviceText* texts);
+  /// `sampled` are what the rows' samplers sampled in such a step. Queued: sampled tokens of each text are taken up to
+  /// the first one that its proposal is not; texts and their samplers go on behind them. `ring` (of kMostVerifiedRows +
+  /// 1 sequences a text) gets their number, then they.
+  void verify(gpu::StreamHandle stream, const VerifiedRows& rows, const int32_t* sampled, DeviceText* texts,
               const gpu::TokenRingView& ring);
 
   /// What sample() launches for the settings so far; starts as greedy without penalty.
@@ -83,11 +104,12 @@ class DeviceSampler {
     sample(stream, n_seq_, logits, tokens, ring);
   }
   /// The same of the first n sequences.
-  void sample(gpu::StreamHandle stream, int n, float* logits, int32_t* tokens, const gpu::TokenRingView& ring = {});
+  void sample(gpu::StreamHandle stream, int n, float* logits, const TokenPlaces& tokens,
+              const gpu::TokenRingView& ring = {});
 
  private:
   int n_seq_, vocab_size_, n_ids_, n_blocks_;
-  std::vector<Needs> needs_;  // of each sequence
+  std::vector<Needs> needs_;  // of each sequence, then of each text
   gpu::Buffer states_, partial_, bins_, listed_, recent_;
 };
 

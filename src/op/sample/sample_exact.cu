@@ -46,7 +46,7 @@ struct Batch {
   Sum* bins;            // [n_seq, kBins], 0 between calls
   Sum* listed;          // [n_seq, vocab_size]
   int32_t* recent;      // [n_seq, kMaxDevicePenaltyTokens]
-  int32_t* tokens;      // [n_seq]
+  TokenPlaces tokens;   // [n_seq]
   gpu::TokenRingView ring;
 };
 
@@ -201,7 +201,7 @@ struct Candidates {
 
 /// Hands out the token; by one thread.
 __device__ void emit(const Batch& batch, State& state, int32_t token) {
-  batch.tokens[blockIdx.y] = token;
+  batch.tokens.first[int64_t(blockIdx.y) * batch.tokens.stride] = token;
   if (batch.ring.words) gpu::put_token(batch.ring, int(blockIdx.y), token);
   if (state.rule.exponent != 0) ++state.step;
   if (state.rule.repeat_last_n == 0) return;
@@ -402,37 +402,50 @@ __global__ void __launch_bounds__(kThreads, 2) sample_listed(Batch batch) {
   emit(batch, state, int32_t(key_id(chosen)));
 }
 
-/// One block a sampler.
+/// One block a row. Samplers of texts come behind n_seq others.
 __global__ void __launch_bounds__(kThreads, 2)
-    spread_sampler(State* states, int32_t* recents, int last, const DeviceText* text) {
-  const int i = int(blockIdx.x);
-  const State& from = states[last];
-  State& to = states[i];
+    spread_sampler(State* states, int32_t* recents, int n_seq, VerifiedRows rows, const DeviceText* texts) {
+  const int row = int(blockIdx.x);
+  int of_text = 0, i = row;
+#pragma unroll
+  for (int text = 1; text < kMostVerifiedTexts; ++text)
+    if (text < rows.n_texts && row >= rows.first[text]) of_text = text, i = row - rows.first[text];
+  const State& from = states[n_seq + of_text];
+  State& to = states[row];
   const uint32_t window = from.rule.repeat_last_n;
   const Sum n_recent = from.n_recent;
-  const int32_t* known = recents + int64_t(last) * kMaxDevicePenaltyTokens;
-  int32_t* recent = recents + int64_t(i) * kMaxDevicePenaltyTokens;
+  const int32_t* known = recents + int64_t(n_seq + of_text) * kMaxDevicePenaltyTokens;
+  int32_t* recent = recents + int64_t(row) * kMaxDevicePenaltyTokens;
   for (unsigned at = threadIdx.x; at < window; at += kThreads) recent[at] = known[at];
   __syncthreads();
   if (threadIdx.x != 0) return;
+  to.rule = from.rule;
   to.step = from.step + (from.rule.exponent != 0 ? Sum(i) : 0);
   to.n_recent = n_recent + (window != 0 ? Sum(i) : 0);
   if (window == 0) return;
-  for (int j = 0; j < i; ++j) recent[(n_recent + Sum(j)) % window] = text->next[1 + j];
+  for (int j = 0; j < i; ++j) recent[(n_recent + Sum(j)) % window] = texts[of_text].next[1 + j];
 }
 
-/// One warp.
-__global__ void verify_kernel(State* last, int32_t* recent, int n, const int32_t* sampled, ForcedProposals forced,
-                              DeviceText* text, gpu::TokenRingView ring) {
+/// One warp a text. `states` and `recents` are those of texts.
+__global__ void verify_kernel(State* states, int32_t* recents, VerifiedRows rows, const int32_t* sampled,
+                              DeviceText* texts, gpu::TokenRingView ring) {
   __shared__ int32_t tokens[kMostVerifiedRows + 1];  // their number, then they
+  const int of_text = int(blockIdx.x);
   if (threadIdx.x == 0) {
+    int first = 0, n = 0;
+#pragma unroll
+    for (int text = 0; text < kMostVerifiedTexts; ++text)
+      if (text == of_text) first = rows.first[text], n = rows.first[text + 1] - first;
+    State* const state = states + of_text;
+    DeviceText* const text = texts + of_text;
+    int32_t* const recent = recents + int64_t(of_text) * kMaxDevicePenaltyTokens;
     int n_sampled = 0;
     for (bool more = true; more;) {
-      int32_t token = sampled[n_sampled];
+      int32_t token = sampled[first + n_sampled];
       more = n_sampled + 1 < n;
-      if (more && forced.share >= 0) {
-        more = double(random_number(forced.seed, text->n_forced) >> 11) * 0x1p-53 < forced.share;
-        text->n_forced += 1;
+      if (more && text->forced.share >= 0) {
+        more = double(random_number(text->forced.seed, text->forced.n) >> 11) * 0x1p-53 < text->forced.share;
+        text->forced.n += 1;
         if (more) token = text->next[n_sampled + 1];
       } else if (more) {
         more = token == text->next[n_sampled + 1];
@@ -444,32 +457,34 @@ __global__ void verify_kernel(State* last, int32_t* recent, int n, const int32_t
     text->n_past += n_sampled;
     text->n_sampled = n_sampled;
     text->next[0] = tokens[n_sampled];
-    const uint32_t window = last->rule.repeat_last_n;
+    const uint32_t window = state->rule.repeat_last_n;
     for (int i = 0; i < n_sampled; ++i) {
       text->sampled[i] = tokens[i + 1];
-      if (last->rule.exponent != 0) ++last->step;
-      if (window != 0) recent[last->n_recent++ % window] = tokens[i + 1];
+      if (state->rule.exponent != 0) ++state->step;
+      if (window != 0) recent[state->n_recent++ % window] = tokens[i + 1];
     }
     for (int i = n_sampled; i < kMostVerifiedRows; ++i) tokens[i + 1] = 0;
   }
   __syncthreads();
-  if (int(threadIdx.x) < ring.n_seq) gpu::put_token(ring, int(threadIdx.x), tokens[threadIdx.x]);
+  if (int(threadIdx.x) <= kMostVerifiedRows)
+    gpu::put_token(ring, of_text * (kMostVerifiedRows + 1) + int(threadIdx.x), tokens[threadIdx.x]);
 }
 
 }  // namespace
 
-DeviceSampler::DeviceSampler(int n_seq, int vocab_size, int n_ids)
+DeviceSampler::DeviceSampler(int n_seq, int vocab_size, int n_ids, int n_texts)
     : n_seq_(n_seq),
       vocab_size_(vocab_size),
       n_ids_(n_ids > 0 ? n_ids : vocab_size),
       n_blocks_(int(gpu::ceil_div(n_ids_, kSlice))),
-      needs_(size_t(n_seq)),
-      states_(n_seq * int64_t(sizeof(State))),
+      needs_(size_t(n_seq) + size_t(n_texts)),
+      states_((n_seq + n_texts) * int64_t(sizeof(State))),
       partial_(int64_t(n_seq) * n_blocks_ * int64_t(sizeof(Sum))),
       bins_(int64_t(n_seq) * kBins * int64_t(sizeof(Sum))),
       listed_(int64_t(n_seq) * vocab_size * int64_t(sizeof(Sum))),
-      recent_(int64_t(n_seq) * kMaxDevicePenaltyTokens * 4) {
-  if (n_seq < 1 || n_seq > 65535 || vocab_size < 1 || vocab_size > kMaxSampleVocab)
+      recent_(int64_t(n_seq + n_texts) * kMaxDevicePenaltyTokens * 4) {
+  if (n_seq < 1 || n_seq > 65535 || n_texts < 0 || n_texts > kMostVerifiedTexts || vocab_size < 1 ||
+      vocab_size > kMaxSampleVocab)
     throw Error(ErrorKind::failure, "samplers of " + std::to_string(n_seq) + " sequences over a vocabulary of " +
                                         std::to_string(vocab_size));
 }
@@ -487,8 +502,8 @@ gpu::Allocations DeviceSampler::bytes_of(int n_seq, int vocab_size) {
 
 void DeviceSampler::set(gpu::StreamHandle stream, int seq, const SamplerOptions& options,
                         std::span<const int32_t> recent) {
-  if (seq < 0 || seq >= n_seq_)
-    throw Error(ErrorKind::failure, "sampler " + std::to_string(seq) + " of " + std::to_string(n_seq_));
+  if (seq < 0 || seq >= int(needs_.size()))
+    throw Error(ErrorKind::failure, "sampler " + std::to_string(seq) + " of " + std::to_string(needs_.size()));
   State state = {};
   state.rule = sample_rule(options);
   state.step = options.n_sampled;
@@ -517,7 +532,7 @@ DeviceSampler::Needs DeviceSampler::needs(int n) const {
   return all;
 }
 
-void DeviceSampler::sample(gpu::StreamHandle stream, int n, float* logits, int32_t* tokens,
+void DeviceSampler::sample(gpu::StreamHandle stream, int n, float* logits, const TokenPlaces& tokens,
                            const gpu::TokenRingView& ring) {
   if (n < 1 || n > n_seq_ || (ring.words && ring.n_seq != n))
     throw Error(ErrorKind::failure, "a token ring of " + std::to_string(ring.n_seq) + " sequences for " +
@@ -544,20 +559,29 @@ void DeviceSampler::sample(gpu::StreamHandle stream, int n, float* logits, int32
     gpu::launch("sample_draw", sample_listed, grid(n_blocks_, kMaxSorted * sizeof(Sum)), batch);
 }
 
-void DeviceSampler::spread(gpu::StreamHandle stream, int n, const DeviceText* text) {
-  if (n < 1 || n >= n_seq_)
-    throw Error(ErrorKind::failure, "spreading a sampler over " + std::to_string(n) + " of " + std::to_string(n_seq_));
-  gpu::launch("sample_spread", spread_sampler, {unsigned(n), kThreads, 0, stream}, states_.as<State>(),
-              recent_.as<int32_t>(), n_seq_ - 1, text);
+void DeviceSampler::spread(gpu::StreamHandle stream, const VerifiedRows& rows, const DeviceText* texts) {
+  const int n_texts = int(needs_.size()) - n_seq_;
+  if (rows.n_texts < 1 || rows.n_texts > n_texts || rows.n_rows() > n_seq_)
+    throw Error(ErrorKind::failure, "spreading " + std::to_string(rows.n_texts) + " samplers of " +
+                                        std::to_string(n_texts) + " over " + std::to_string(rows.n_rows()) + " of " +
+                                        std::to_string(n_seq_));
+  for (int text = 0; text < rows.n_texts; ++text)
+    for (int row = rows.first[text]; row < rows.first[text + 1]; ++row)
+      needs_[size_t(row)] = needs_[size_t(n_seq_ + text)];
+  gpu::launch("sample_spread", spread_sampler, {unsigned(rows.n_rows()), kThreads, 0, stream}, states_.as<State>(),
+              recent_.as<int32_t>(), n_seq_, rows, texts);
 }
 
-void DeviceSampler::verify(gpu::StreamHandle stream, int n, const int32_t* sampled, const ForcedProposals& forced,
-                           DeviceText* text, const gpu::TokenRingView& ring) {
-  if (n < 1 || n > kMostVerifiedRows || ring.n_seq != kMostVerifiedRows + 1)
-    throw Error(ErrorKind::failure,
-                "verifying " + std::to_string(n) + " rows into a ring of " + std::to_string(ring.n_seq));
-  gpu::launch("sample_verify", verify_kernel, {1, 32, 0, stream}, states_.as<State>() + (n_seq_ - 1),
-              recent_.as<int32_t>() + int64_t(n_seq_ - 1) * kMaxDevicePenaltyTokens, n, sampled, forced, text, ring);
+void DeviceSampler::verify(gpu::StreamHandle stream, const VerifiedRows& rows, const int32_t* sampled,
+                           DeviceText* texts, const gpu::TokenRingView& ring) {
+  if (ring.n_seq != rows.n_texts * (kMostVerifiedRows + 1))
+    throw Error(ErrorKind::failure, "verifying rows of " + std::to_string(rows.n_texts) + " texts into a ring of " +
+                                        std::to_string(ring.n_seq));
+  for (int text = 0; text < rows.n_texts; ++text)
+    if (const int n = rows.first[text + 1] - rows.first[text]; n < 1 || n > kMostVerifiedRows)
+      throw Error(ErrorKind::failure, "verifying " + std::to_string(n) + " rows of a text");
+  gpu::launch("sample_verify", verify_kernel, {unsigned(rows.n_texts), 32, 0, stream}, states_.as<State>() + n_seq_,
+              recent_.as<int32_t>() + int64_t(n_seq_) * kMaxDevicePenaltyTokens, rows, sampled, texts, ring);
 }
 
 }  // namespace ridge
