@@ -277,10 +277,12 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: " + isa_names());
 }
 
-void add_moe_device_gib_flag(CLI::App& app, double& gib) {
-  add_real(app, "--moe-device-gib", gib, 0, 1e6,
+void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {
+  add_real(app, "--moe-device-gib", flags.moe_device_gib, 0, 1e6,
            "as --n-cpu-moe, of as many layers as leave at most so many GiB of experts on the GPU")
       ->default_str("no limit");
+  add_real(app, "--moe-cache-gib", flags.moe_cache_gib, 0, 1e6,
+           "of layers in host memory: keep up to X GiB of the most chosen experts on the GPU as well; 0: none");
 }
 
 void add_device_flags(CLI::App& app, ModelFlags& flags) {
@@ -291,7 +293,7 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   add_whole(app, "--n-cpu-moe", flags.n_cpu_moe, 0, 1 << 20,
             "on a GPU: experts of the first N layers stay in host memory, and the CPU computes them (-ncmoe)")
       ->type_name("N");
-  add_moe_device_gib_flag(app, flags.moe_device_gib);
+  add_moe_gib_flags(app, flags);
   app.add_flag("--check-finite", flags.check_finite,
                "stop at the first NaN or infinity of the model, and name its layer and tensor (slow)");
 }
@@ -305,6 +307,7 @@ LoadOptions ModelFlags::load_options() const {
           .kernels = kernels,
           .n_cpu_moe = n_cpu_moe,
           .moe_device_gib = moe_device_gib,
+          .moe_cache_gib = moe_cache_gib,
           .whole = whole};
 }
 

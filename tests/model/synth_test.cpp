@@ -78,7 +78,7 @@ TEST(SynthPlan, SkewMakesChoicesOfExpertsUneven) {
     EXPECT_GT(share, before + 0.05) << skew;
     before = share;
   }
-  EXPECT_GT(before, 0.45) << "an expert whose score is below 0 is not chosen";
+  EXPECT_GT(before, 0.42) << "an expert whose score is below 0 is not chosen";
   EXPECT_NE(plan_synth_model("tiny-experts@skew=x").error().message.find("not a number from 0 to 4"),
             std::string::npos);
 }
