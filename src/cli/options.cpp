@@ -282,7 +282,7 @@ void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {
            "as --n-cpu-moe, of as many layers as leave at most so many GiB of experts on the GPU")
       ->default_str("no limit");
   add_real(app, "--moe-cache-gib", flags.moe_cache_gib, 0, 1e6,
-           "of layers in host memory: keep up to X GiB of the most chosen experts on the GPU as well; 0: none");
+           "up to X GiB of the most chosen experts in host memory are on the GPU too; 0: none");
 }
 
 void add_device_flags(CLI::App& app, ModelFlags& flags) {
