@@ -35,6 +35,9 @@ struct LoadOptions {
   int n_cpu_moe = 0;
   /// The same of as many of the first layers as leave at most so many GiB of experts for the GPU; below 0: no limit.
   double moe_device_gib = -1;
+  /// Of layers whose experts are in host memory, so many GiB of single experts are on the GPU as well: those that are
+  /// chosen most often, as many of each layer. They change with the text. 0: none.
+  double moe_cache_gib = 0;
   bool whole = false;  ///< in a process that is a rank of a job: the whole model here, not a slice of it
 };
 
@@ -64,11 +67,13 @@ struct ModelInfo {
                      ///< layers and bytes are those of one
   bool tied_output = false;
   int64_t n_params = 0;
-  int64_t weight_bytes = 0;                ///< all weight tensors as stored
-  int64_t decode_weight_bytes = 0;         ///< weight bytes one decode step must read
-  int n_cpu_moe = 0;                       ///< layers on a device whose experts stay in host memory
-  int64_t host_step_bytes = 0;             ///< weight bytes of them that a decode step reads there, not in the above
-  std::string packing;                     ///< what loading made of a checkpoint's packed matrices; "": none were
+  int64_t weight_bytes = 0;         ///< all weight tensors as stored
+  int64_t decode_weight_bytes = 0;  ///< weight bytes one decode step must read
+  int n_cpu_moe = 0;                ///< layers on a device whose experts stay in host memory
+  int n_cached_experts = 0;         ///< of each of them, that the device has as well
+  int64_t host_step_bytes = 0;      ///< weight bytes of them that a decode step reads there, not in the above; of
+                                    ///< experts that the device has as well too
+  std::string packing;              ///< what loading made of a checkpoint's packed matrices; "": none were
   std::vector<std::string> unread_fields;  ///< of config.json: no reader of such models knows them
   bool has_tokenizer = false;
   bool add_bos = false;
@@ -78,6 +83,13 @@ struct ModelInfo {
   double load_seconds = 0;
   int64_t packed_bytes = 0;  ///< matrices in the order that this processor's kernels read; 0 on a device
   double pack_seconds = 0;   ///< of load_seconds; reading the file's pages included, 0 where matrices are made packed
+};
+
+/// Choices of experts that are in host memory.
+struct ExpertHits {
+  int64_t n_chosen = 0;  ///< in all layers, but by tokens of prompts that bring their experts to the GPU
+  int64_t n_found = 0;   ///< of experts that the GPU had as well
+  double share() const { return n_chosen > 0 ? double(n_found) / double(n_chosen) : 0; }
 };
 
 class Model {
@@ -90,6 +102,8 @@ class Model {
   ~Model();
 
   const ModelInfo& info() const;
+  /// Since loading, with LoadOptions::moe_cache_gib; else zeros. Waits for steps that are under way.
+  ExpertHits expert_hits() const;
 
   /// Text to token ids; see io/tokenizer.h. Throws usage when the model has no tokenizer.
   std::vector<int32_t> tokenize(std::string_view text, bool add_special = true, bool parse_special = false) const;

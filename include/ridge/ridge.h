@@ -78,6 +78,7 @@ typedef struct ridge_load_options {
   int32_t n_threads;      ///< 0: one a processor
   int32_t n_cpu_moe;      ///< on a GPU: experts of the first so many layers stay in host memory
   double moe_device_gib;  ///< and of as many more as leave at most so many GiB of experts on it; 0: no limit
+  double moe_cache_gib;   ///< of those in host memory so many GiB, the most chosen, are on the GPU as well; 0: none
 } ridge_load_options;
 void ridge_load_options_init(ridge_load_options* options, size_t size);
 

@@ -56,7 +56,7 @@ class TokenBuffer(Structure):
 class LoadOptions(Structure):
     """ridge_load_options"""
     _fields_ = [("size", c_size_t), ("device", c_char_p), ("isa", c_char_p), ("n_threads", c_int32),
-                ("n_cpu_moe", c_int32), ("moe_device_gib", c_double)]
+                ("n_cpu_moe", c_int32), ("moe_device_gib", c_double), ("moe_cache_gib", c_double)]
 
 
 class ModelInfo(Structure):

@@ -352,21 +352,23 @@ class Model(_Handle):
     kv is the cache format of its sessions as `ridge run --kv-quant` takes it ("f16", "rotor-3",
     "q8_0/rotor-3:window=32"), device "cpu" or "cuda[:N]", threads 0 for one a processor, n_ctx 0 for the context that
     the model was trained for. On a GPU n_cpu_moe keeps the experts of the first so many layers in host memory, and
-    moe_device_gib those of as many more as leave at most so many GiB of experts on it. Threads may share a model: each
-    needs a session of its own, and calls wait for one another.
+    moe_device_gib those of as many more as leave at most so many GiB of experts on it. moe_cache_gib keeps so many GiB of
+    them, those that are chosen most often, on the GPU as well. Threads may share a model: each needs a session of its
+    own, and calls wait for one another.
     """
 
     _kind = "model"
 
     def __init__(self, path: Path, kv: str = "f16", *, device: str = "cpu", threads: int = 0, n_ctx: int = 0,
-                 isa: Optional[str] = None, n_cpu_moe: int = 0, moe_device_gib: float = 0) -> None:
+                 isa: Optional[str] = None, n_cpu_moe: int = 0, moe_device_gib: float = 0,
+                 moe_cache_gib: float = 0) -> None:
         self.kv, self.n_ctx = kv, n_ctx
         self._session: Optional[Session] = None
         self._computing = threading.RLock()  # one call at a time; callbacks may call again
         self._pointer = ctypes.c_void_p()
         made = c.options("load", c.LoadOptions)
         made.device, made.isa, made.n_threads = device.encode(), c.text_or_null(isa), threads
-        made.n_cpu_moe, made.moe_device_gib = n_cpu_moe, moe_device_gib
+        made.n_cpu_moe, made.moe_device_gib, made.moe_cache_gib = n_cpu_moe, moe_device_gib, moe_cache_gib
         c.call("model_load", os.fsencode(path), made, ctypes.byref(self._pointer))
         info = c.ModelInfo(size=ctypes.sizeof(c.ModelInfo))
         c.call("model_get_info", self._open, info)

@@ -15,7 +15,8 @@ LoadOptions load_options(const ridge_load_options* options) {
           .n_threads = read.n_threads,
           .isa = text_or(read.isa, ""),
           .n_cpu_moe = read.n_cpu_moe,
-          .moe_device_gib = read.moe_device_gib > 0 ? read.moe_device_gib : -1};
+          .moe_device_gib = read.moe_device_gib > 0 ? read.moe_device_gib : -1,
+          .moe_cache_gib = read.moe_cache_gib};
 }
 
 const SharedModel& shared(const ridge_model* model) { return *given(model, "model").shared; }

@@ -164,7 +164,7 @@ static Action declare_bench_decode(CLI::App& app) {
   add_list(app, "--ubatch-size", f.n_ubatch, "512", "tokens per prefill step (-ub)");
   add_list(app, "-t,--threads", f.n_threads, "0", "threads; 0: one per processor");
   add_list(app, "--n-cpu-moe", f.n_cpu_moe, "0", "layers whose experts stay in host memory (-ncmoe)");
-  add_moe_device_gib_flag(app, f.device.moe_device_gib);
+  add_moe_gib_flags(app, f.device);
   add_list(app, "--cache-type-k", f.type_k, "f16", "formats of K, FORMAT[:OPTION...] (-ctk)");
   add_list(app, "--cache-type-v", f.type_v, "f16", "formats of V (-ctv); crossed with K");
   add_text(app, "--kv", f.list, "LIST",

@@ -73,6 +73,9 @@ void print_plans(const std::vector<Planned>& plans, int n_ctx_train) {
     line("experts in host memory", [](const Planned& of) { return planned_size(of.plan.host_bytes); });
     line("a decode step of one token reads there",
          [](const Planned& of) { return planned_size(of.plan.step_host_bytes); });
+    if (plans[0].plan.n_cached_experts > 0)
+      line("of a layer's experts there, the GPU also keeps",
+           [](const Planned& of) { return fmt::format("{} of {}", of.plan.n_cached_experts, of.plan.n_host_experts); });
   }
   for (const lab::PlanPart& part : plans[0].plan.parts) {
     // Parts that no format here has.

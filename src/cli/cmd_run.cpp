@@ -159,7 +159,8 @@ std::string stop_text(const GenerateResult& result) {
   return std::string(stop_reason_name(result.reason));
 }
 
-void print_end(const Session& session, const GenerateResult& result, const RunFlags& flags, const Speculation* spec) {
+void print_end(const Model& model, const Session& session, const GenerateResult& result, const RunFlags& flags,
+               const Speculation* spec) {
   const KvReport kv = session.kv_report();
   fmt::print(stderr, "prefill  {} tokens, {:.2f} s, {:.1f} tok/s\n", result.n_prompt, result.prefill_seconds,
              tokens_per_second(result.n_prompt, result.prefill_seconds));
@@ -167,6 +168,9 @@ void print_end(const Session& session, const GenerateResult& result, const RunFl
     fmt::print(stderr, "decode   {} tokens, {:.2f} s, {:.1f} tok/s, {:.2f} ms/token\n", result.n_decoded,
                result.decode_seconds, tokens_per_second(result.n_decoded, result.decode_seconds),
                1e3 * result.decode_seconds / result.n_decoded);
+  if (const ExpertHits hits = model.expert_hits(); hits.n_chosen > 0)
+    fmt::print(stderr, "experts  {:.1f} % of {} choices were on the GPU, which keeps {} of each layer in host memory\n",
+               100 * hits.share(), hits.n_chosen, model.info().n_cached_experts);
   if (spec) {
     const SpecReport& report = spec->report();
     fmt::print(stderr, "spec     {}: {} steps, {} proposed, {} accepted, {:.2f} tokens a step\n", flags.spec.type,
@@ -200,6 +204,7 @@ lab::Row result_row(const RunFlags& flags, const Model& model, const Session& se
     row["spec_proposed"] = spec->report().n_proposed;
     row["spec_accepted"] = spec->report().n_accepted;
   }
+  if (const ExpertHits hits = model.expert_hits(); hits.n_chosen > 0) row["expert_hits"] = lab::number(hits.share());
   row["kv"] = kv_text(choice);
   row["kv_bytes_per_token"] = kv.bytes_per_token();
   row["n_ctx"] = kv.n_ctx;
@@ -309,7 +314,7 @@ int run(const RunFlags& flags) {
     fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
                tokens_per_second(result.n_prompt, result.prefill_seconds),
                tokens_per_second(result.n_decoded, result.decode_seconds));
-  if (!flags.quiet()) print_end(session, result, flags, speculation);
+  if (!flags.quiet()) print_end(model, session, result, flags, speculation);
   if (!not_kept.empty()) fmt::print(stderr, "warning: {}\n", not_kept);
   if (not_saved) std::rethrow_exception(not_saved);
   return exit_code_of(result.reason != StopReason::interrupted);

@@ -282,10 +282,12 @@ void add_exact_flag(CLI::App& app, ModelFlags& flags) {
                "on a GPU: draft tokens, at most 3 a pass, do not change a text's bits; passes are slower");
 }
 
-void add_moe_device_gib_flag(CLI::App& app, double& gib) {
-  add_real(app, "--moe-device-gib", gib, 0, 1e6,
+void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {
+  add_real(app, "--moe-device-gib", flags.moe_device_gib, 0, 1e6,
            "as --n-cpu-moe, of as many layers as leave at most so many GiB of experts on the GPU")
       ->default_str("no limit");
+  add_real(app, "--moe-cache-gib", flags.moe_cache_gib, 0, 1e6,
+           "up to X GiB of the most chosen experts in host memory are on the GPU too; 0: none");
 }
 
 void add_device_flags(CLI::App& app, ModelFlags& flags) {
@@ -297,7 +299,7 @@ void add_device_flags(CLI::App& app, ModelFlags& flags) {
   add_whole(app, "--n-cpu-moe", flags.n_cpu_moe, 0, 1 << 20,
             "on a GPU: experts of the first N layers stay in host memory, and the CPU computes them (-ncmoe)")
       ->type_name("N");
-  add_moe_device_gib_flag(app, flags.moe_device_gib);
+  add_moe_gib_flags(app, flags);
   app.add_flag("--check-finite", flags.check_finite,
                "stop at the first NaN or infinity of the model, and name its layer and tensor (slow)");
 }
@@ -313,6 +315,7 @@ LoadOptions ModelFlags::load_options() const {
           .kernels = std::move(all_kernels),
           .n_cpu_moe = n_cpu_moe,
           .moe_device_gib = moe_device_gib,
+          .moe_cache_gib = moe_cache_gib,
           .whole = whole};
 }
 

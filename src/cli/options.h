@@ -60,7 +60,7 @@ void add_output_flags(CLI::App& app, OutputFlags& flags, bool with_results);
 /// Where a model runs, for people: "CPU avx512, 2 threads" or "cuda:0 NVIDIA H200".
 std::string device_text(const ModelInfo& info);
 
-/// -m, --device, --threads, --isa, --kernel, --exact, --n-cpu-moe, --moe-device-gib.
+/// -m, --device, --threads, --isa, --kernel, --exact, --n-cpu-moe, --moe-device-gib, --moe-cache-gib.
 struct ModelFlags {
   std::string model;
   std::string device = "cpu";
@@ -70,7 +70,7 @@ struct ModelFlags {
   std::vector<std::string> kernels;
   bool exact = false;  ///< on a GPU kernel rows=four
   int n_cpu_moe = 0;
-  double moe_device_gib = -1;
+  double moe_device_gib = -1, moe_cache_gib = 0;
   bool whole = false;         ///< as LoadOptions has it
   std::string chat_template;  ///< of --chat-template
   bool check_finite = false;
@@ -84,8 +84,8 @@ void add_template_flag(CLI::App& app, ModelFlags& flags);
 void add_place_flags(CLI::App& app, ModelFlags& flags);
 /// --exact, in the caller's group.
 void add_exact_flag(CLI::App& app, ModelFlags& flags);
-/// --moe-device-gib, in the caller's group.
-void add_moe_device_gib_flag(CLI::App& app, double& gib);
+/// --moe-device-gib and --moe-cache-gib, in the caller's group.
+void add_moe_gib_flags(CLI::App& app, ModelFlags& flags);
 void add_device_flags(CLI::App& app, ModelFlags& flags);
 /// --tp, --rank-timeout, and --pp where its number has a place: for commands whose processes may be ranks of one job.
 /// join_ranks() reads them.

@@ -68,7 +68,7 @@ Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, co
     of_draft.model = flags.draft_model;
     of_draft.whole = true;
     of_draft.exact = false;  // no text depends on the bits of draft tokens
-    of_draft.n_cpu_moe = 0, of_draft.moe_device_gib = -1;  // a draft model is small
+    of_draft.n_cpu_moe = 0, of_draft.moe_device_gib = -1, of_draft.moe_cache_gib = 0;  // a draft model is small
     opened.draft = std::make_unique<Model>(load_model(of_draft));
     opened.make = draft_proposers(target, *opened.draft, options, flags.p_min, texts.n_texts);
   }

@@ -187,6 +187,8 @@ class Backend {
   virtual std::string name() const = 0;           ///< "cpu", "cuda:0 NVIDIA H200"
   virtual int64_t step_weight_bytes() const = 0;  ///< what a decode step reads of the weights, as held there
   virtual int64_t free_bytes() const = 0;         ///< memory that can still be allocated
+  /// As Model::expert_hits().
+  virtual ExpertHits expert_hits() { return {}; }
   /// Buffers that steps have made grow so far; zeros: not counted.
   virtual StepBuffers step_buffers() const { return {}; }
   /// "op=kernel" of a decode step and of a prompt over such a cache.

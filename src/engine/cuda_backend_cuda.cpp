@@ -136,6 +136,7 @@ class CudaBackend final : public Backend {
   void use() const override { gpu::use_device(runner_.device()); }
   std::string name() const override { return name_; }
   int64_t step_weight_bytes() const override { return runner_.model().step_bytes(runner_.plan()); }
+  ExpertHits expert_hits() override { return runner_.expert_hits(); }
   int64_t free_bytes() const override {
     gpu::use_device(runner_.device());
     return gpu::free_bytes();
@@ -299,6 +300,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
       add(of_experts, {"ints"});
     if (runner_.plan().layers[i].experts.on_host) add(of_experts, {"cpu"});
     if (layer_of.slot >= 0) add(of_experts, {"streamed"});
+    if (layer_of.cached.bytes() > 0) add(of_experts, {"cached"});
     add(of_experts, layer_of.experts.gate_up.kernels());
     add(of_experts, layer_of.experts.down.kernels());
   }

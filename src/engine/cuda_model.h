@@ -15,6 +15,7 @@
 #include "engine/cuda_step.h"
 #include "engine/device_kernels.h"
 #include "engine/expert_stream.h"
+#include "engine/expert_use.h"
 #include "gpu/graph.h"
 #include "gpu/launch_log.h"
 #include "gpu/memory_use.h"
@@ -63,6 +64,8 @@ struct CudaLayer {
       choice_bias;  // router: float32 [n_experts, d_model], behind it the shared expert's gate
   gpu::Buffer router_scale, expert_scale, expert_norm, dense_post_norm, expert_post_norm;
   ExpertMatmuls experts;
+  ExpertMatmuls cached;       // of experts in host memory: places for those that are chosen most often
+  gpu::Buffer expert_places;  // int32 [n_experts]: where they are in `cached`, below 0: in host memory alone
   int slot = -1;              // of CudaModel::slots, where experts are in host memory and prompts bring them
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
@@ -72,6 +75,13 @@ struct CudaLayer {
 inline bool streams_experts(const CudaLayer& layer, const ExpertsPlan& plan, int64_t n) {
   constexpr int64_t kTokensOfExpert = 8;
   return layer.slot >= 0 && n > kFewRoutedTokens && n * plan.rule.n_used >= kTokensOfExpert * plan.n_experts;
+}
+
+/// Whether the device takes its part of n tokens whose experts the host computes: of as many as a recorded step may have.
+/// The host reads an expert once for all tokens of a longer one.
+inline bool keeps_experts(const ExpertsPlan& plan, int64_t n) {
+  constexpr int64_t kMostTokens = 256;
+  return plan.n_cached > 0 && n <= kMostTokens;
 }
 
 /// Whether one token's products with experts can choose them from the scores (op/experts/int_experts_cuda.h).
@@ -124,7 +134,7 @@ struct CudaModel {
   /// Memory that layers of one shape, whose experts are in host memory, use in turn: a prompt brings the experts of a
   /// layer (engine/expert_stream.h).
   std::vector<ExpertMatmuls> slots;
-  gpu::Buffer slot_source;  // what an expert of a slot is made of
+  gpu::Buffer slot_source;  // what an expert of a slot, or of those that layers keep, is made of
   // Of an MTP head: the halves of the join that take embeddings and hidden states, normed by these; else empty.
   DeviceMatmul join_embedding, join_hidden;
   gpu::Buffer join_embedding_norm, join_hidden_norm;
@@ -214,10 +224,11 @@ enum class StepBuffer : uint8_t {
   scores,           ///< of experts [n, n_scores]
   expert_weights,   ///< of a token's experts [n_slots]
   expert_numbers,   ///< int32, likewise
+  expert_places,    ///< int32, likewise: of experts of the host's that the device keeps
   packs,            ///< ExpertPack [n_packs]
   expert_gate,      ///< [n_slots, d_ff]
   expert_up,        ///< likewise
-  expert_out,       ///< [n_slots, d_model]
+  expert_out,       ///< [n_slots, d_model], behind them sums by the host [n, d_model]
   shared,           ///< of the shared expert [n, d_model]
   router_counters,  ///< uint32 [kFewRoutedTokens]
   expert_counts,    ///< int32 [n_scores]
@@ -342,6 +353,8 @@ class CudaRunner {
   int device() const { return device_; }
   /// Null where no experts are on the host.
   HostExperts* experts_of_host() { return host_experts_ ? &*host_experts_ : nullptr; }
+  /// As Backend has it. Waits for queued work.
+  ExpertHits expert_hits() const;
 
  private:
   std::vector<const void*> places() const;
@@ -382,10 +395,15 @@ class CudaRunner {
   void dense(int layer, const MatmulCall& in, const MatmulCall& out);
   void experts(int layer, const StepPlan& step);
   void add_dense_beside(int layer, const StepPlan& step, float* experts);
-  void few_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
-  void host_experts(int layer, const ExpertChoice& choice, const float* x);
+  void few_experts(int layer, const ExpertMatmuls& matmuls, const ExpertChoice& choice, const MatmulCall& in,
+                   const MatmulCall& out);
+  void host_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
   void bring_experts(int layer, const ExpertChoice& choice);
-  /// `summed`: the host has added up the experts of each token.
+  /// Of experts in host memory: those that the device keeps of a choice, by their places.
+  ExpertChoice kept_of(int layer, const ExpertChoice& choice) const;
+  void exchange_experts(const StepPlan& step);
+  void upload_places(int layer);
+  /// `summed`: the host has added up the experts of each token, but for those that the device keeps.
   void sum_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out, bool summed);
   /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
   MatmulCall block_in(int layer, const StepPlan& step, const gpu::Buffer& norm) const;
@@ -418,6 +436,8 @@ class CudaRunner {
     CudaRunner* runner = nullptr;
     int layer = 0;
     int64_t n_tokens = 0;
+    ExpertUse* use = nullptr;  // where the device keeps some of the layer
+    bool keeps = false;        // and takes its part of the step
   };
 
   const int device_;
@@ -426,6 +446,8 @@ class CudaRunner {
   const std::optional<CudaRank> rank_;
   std::optional<HostExperts> host_experts_;    // where some experts are on the host
   std::optional<ExpertStream> expert_stream_;  // likewise
+  std::map<int, ExpertUse> expert_use_;        // by layer, where the device keeps some of its experts
+  int64_t since_exchange_ = 0;                 // steps, and tokens of prompts
   HostRows host_rows_;
   std::map<std::pair<int, int64_t>, HostCall> host_calls_;  // by layer and tokens: recorded steps name them
   gpu::Stream stream_;

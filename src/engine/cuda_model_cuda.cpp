@@ -256,7 +256,7 @@ struct Planner {
   }
   DeviceExpertMatmul slot(const ExpertParts& parts) {
     DeviceExpertMatmul planned = DeviceExpertMatmul::planned(parts.matrices, parts.biases, parts.glu);
-    planned.add_slot_to(all);
+    planned.add_to(all);
     return planned;
   }
   gpu::Buffer room(int64_t bytes) {
@@ -268,6 +268,13 @@ struct Planner {
     return {};
   }
 };
+
+/// The parts of the first n experts, for their number and shape.
+ExpertParts first_of(ExpertParts parts, int n) {
+  for (auto& of_role : parts.matrices) of_role.resize(size_t(n));
+  for (auto& of_role : parts.biases) of_role.resize(size_t(n));
+  return parts;
+}
 
 template <class Maker>
 void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, CudaLayer& layer) {
@@ -306,6 +313,11 @@ void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, C
   }
   if (plan.feed_forward != FeedForwardKind::experts) return;
   layer.router = maker.router(from);
+  if (const int n = plan.experts.n_cached; n > 0) {
+    layer.cached.gate_up = maker.slot(first_of(expert_gate_up_of(plan, from), n));
+    layer.cached.down = maker.slot(first_of(expert_down_of(plan, from), n));
+    layer.expert_places = maker.room(4 * plan.experts.n_experts);
+  }
   if (plan.experts.on_host) return;
   layer.experts.gate_up = maker.experts(expert_gate_up_of(plan, from));
   layer.experts.down = maker.experts(expert_down_of(plan, from));
@@ -349,6 +361,8 @@ void add_slots(const ModelPlan& plan, const Weights& weights, Maker& maker, Cuda
     model.slots.push_back({.gate_up = maker.slot(gate_up), .down = maker.slot(down)});
     source = std::max(source, model.slots.back().source_bytes());
   }
+  for (const CudaLayer& layer : model.layers)
+    if (layer.cached.bytes() > 0) source = std::max(source, layer.cached.source_bytes());
   if (source > 0) model.slot_source = maker.room(source);
 }
 

@@ -115,14 +115,18 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     r[B::expert_numbers].template ensure<int32_t>(choice.n_slots());
     r[B::packs].template ensure<ExpertPack>(choice.n_packs());
     const bool summed = e.on_host && (step.recorded || !streams_experts(model.layers[i], e, n));
-    r[B::expert_out].ensure((summed ? n : choice.n_slots()) * plan.d_model);
+    const bool keeps = summed && keeps_experts(e, n);
+    if (keeps) r[B::expert_places].template ensure<int32_t>(choice.n_slots());
+    r[B::expert_out].ensure(((summed ? n : 0) + (summed && !keeps ? 0 : choice.n_slots())) * plan.d_model);
+    if (!summed || keeps) {
+      r[B::expert_gate].ensure(choice.n_slots() * e.d_ff);
+      r[B::expert_up].ensure(choice.n_slots() * e.d_ff);
+    }
     if (summed) continue;
     r[B::expert_counts].template ensure<int32_t>(choice.n_scores());
     r[B::areas].template ensure<int32_t>(1);
     r[B::area_experts].template ensure<int32_t>(choice.n_areas());
     r[B::area_columns].template ensure<int32_t>(choice.n_areas() * choice.group_columns());
-    r[B::expert_gate].ensure(choice.n_slots() * e.d_ff);
-    r[B::expert_up].ensure(choice.n_slots() * e.d_ff);
   }
   if (!step.logits_in_order) {
     r[B::logit_rows].template ensure<int32_t>(ssize(step.logit_rows));
@@ -168,6 +172,12 @@ CudaRunner::CudaRunner(int device, const ModelPlan& plan, const Weights& weights
   RIDGE_CHECK(options_.host, "experts in host memory, and no CPU that computes them");
   host_experts_.emplace(*options_.host, plan_, weights);
   expert_stream_.emplace(*options_.host, plan_, weights);
+  for (size_t i = 0; i < plan_.layers.size(); ++i) {
+    const ExpertsPlan& e = plan_.layers[i].experts;
+    if (e.n_cached == 0) continue;
+    expert_use_.try_emplace(int(i), e.n_experts, e.rule.n_used, e.n_cached);
+    upload_places(int(i));
+  }
 }
 
 StepRows CudaRunner::rows_of(const SubBatch& sub, const DeviceKvMemory& memory, PageClass pages) const {
@@ -529,6 +539,7 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
       {.reach = fed ? fed->reach : std::span<const int>(), .least_rows = options_.least_rows});
   step.recorded = step.recorded && !on_block_;  // what the host does between launches shall stay in between
   step.overlap = step.recorded && options_.overlap && !host_experts_;
+  if (!expert_use_.empty()) exchange_experts(step);
   float* const logits = outputs.reserve(ssize(step.logit_rows), step.n_logits());
   {
     const gpu::MemoryLabel label(gpu::MemoryOf::activations);

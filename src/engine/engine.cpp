@@ -116,13 +116,14 @@ void Engine::take_slice() {
 
 /// Leaves experts in host memory, as the options ask, and packs them for the CPU that will compute them.
 void Engine::keep_experts(const std::string& path, const LoadOptions& options) {
-  const ExpertPlace place{options.n_cpu_moe, options.moe_device_gib};
+  const ExpertPlace place{options.n_cpu_moe, options.moe_device_gib, options.moe_cache_gib};
   if (!place.any()) return;
   if (devices_.size() != 1 || ranks_)
-    throw_error(ErrorKind::usage,
-                "--n-cpu-moe and --moe-device-gib keep experts of a model on one GPU in host memory: {}",
-                on_device() ? "several GPUs hold all experts (leave the option out, or name one GPU)"
-                            : "on the CPU all experts are there (leave the option out, or add --device cuda)");
+    throw_error(
+        ErrorKind::usage,
+        "--n-cpu-moe, --moe-device-gib and --moe-cache-gib keep experts of a model on one GPU in host memory: {}",
+        on_device() ? "several GPUs hold all experts (leave the option out, or name one GPU)"
+                    : "on the CPU all experts are there (leave the option out, or add --device cuda)");
   place_experts(place, loaded_.weights, plan_);
   experts_context_.emplace(checked_threads(options.n_threads));
   require_memory(host_expert_bytes(plan_, loaded_.weights, experts_context_->isa).memory, path,
@@ -205,6 +206,7 @@ Engine::Engine(const std::string& path, const LoadOptions& options, Ranks* ranks
   if (experts_context_) {
     const HostExpertBytes bytes = host_expert_bytes(plan_, loaded_.weights, experts_context_->isa);
     info_.n_cpu_moe = bytes.n_layers;
+    info_.n_cached_experts = bytes.n_cached;
     info_.host_step_bytes = bytes.step;
   }
   if (leads()) info_.n_ranks = ranks_->size(), info_.n_stages = ranks_->n_stages();

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <span>
+#include <vector>
 
 #include "gpu/device.h"
 #include "gpu/graph.h"
@@ -13,16 +14,21 @@ namespace ridge {
 
 struct ExpertMatmuls;  // engine/cuda_model.h
 
+/// An expert that comes to a place among those of a device's products.
+struct ExpertMove {
+  int32_t expert = 0, place = 0;
+};
+
 class ExpertStream {
  public:
   /// All three must outlive it. No one else uses the context meanwhile.
   ExpertStream(CpuContext& context, const ModelPlan& plan, const Weights& weights)
       : context_(context), plan_(plan), weights_(weights) {}
 
-  /// Queues on `stream` what brings the experts of a layer that `numbers` name, in host memory, to its slot. Threads copy
-  /// an expert's blocks to page-locked memory while the device fetches the one before. `source`: of the slot, on the
-  /// device. Returns when the last copy is queued.
-  void bring(gpu::StreamHandle stream, int layer, std::span<const int32_t> numbers, ExpertMatmuls& slot,
+  /// Queues on `stream` what brings experts of a layer to their places. Threads copy an expert's blocks to page-locked
+  /// memory while the device fetches the one before. `source`: [to.source_bytes()] on the device. Returns when the last
+  /// copy is queued.
+  void bring(gpu::StreamHandle stream, int layer, std::span<const ExpertMove> moves, ExpertMatmuls& to,
              std::byte* source);
 
  private:

@@ -33,32 +33,34 @@ void add_pieces(const DeviceExpertMatmul& product, const ExpertParts& parts, siz
 
 }  // namespace
 
-void ExpertStream::bring(gpu::StreamHandle stream, int layer, std::span<const int32_t> numbers, ExpertMatmuls& slot,
+void ExpertStream::bring(gpu::StreamHandle stream, int layer, std::span<const ExpertMove> moves, ExpertMatmuls& to,
                          std::byte* source) {
   const LayerPlan& plan = plan_.layers[size_t(layer)];
   const LayerWeights& weights = weights_.layers[size_t(layer)];
   const ExpertParts gate_up = expert_gate_up_of(plan, weights), down = expert_down_of(plan, weights);
-  std::vector<bool> chosen(weights.experts.size());
-  for (const int32_t number : numbers)  // a row of padding may have chosen none
-    if (number >= 0 && number < ssize(chosen)) chosen[size_t(number)] = true;
+  const auto fill = [&](DeviceExpertMatmul& product, const ExpertParts& parts, const ExpertMove& move,
+                        const std::byte* from) {
+    std::vector<float> scales;
+    for (const auto& of_role : parts.matrices) scales.push_back(of_role[size_t(move.expert)]->scale);
+    product.fill(stream, move.place, from, scales);
+  };
   size_t turn = 0;
   std::vector<Piece> pieces;
-  for (size_t e = 0; e < chosen.size(); ++e) {
-    if (!chosen[e]) continue;
+  for (const ExpertMove& move : moves) {
     Half& half = halves_[turn++ % halves_.size()];
     half.fetched.synchronize();
-    auto* const memory = half.memory.ensure<std::byte>(slot.source_bytes());
+    auto* const memory = half.memory.ensure<std::byte>(to.source_bytes());
     pieces.clear();
-    add_pieces(slot.gate_up, gate_up, e, memory, pieces);
-    add_pieces(slot.down, down, e, memory + slot.gate_up.source_bytes(), pieces);
+    add_pieces(to.gate_up, gate_up, size_t(move.expert), memory, pieces);
+    add_pieces(to.down, down, size_t(move.expert), memory + to.gate_up.source_bytes(), pieces);
     context_.pool.for_each(ssize(pieces), [&](int64_t i, int) {
       const Piece& piece = pieces[size_t(i)];
       std::memcpy(piece.to, piece.from, size_t(piece.bytes));
     });
-    gpu::upload(stream, source, memory, slot.source_bytes());
+    gpu::upload(stream, source, memory, to.source_bytes());
     half.fetched.record(stream);
-    slot.gate_up.fill(stream, int64_t(e), source, gate_up.matrices);
-    slot.down.fill(stream, int64_t(e), source + slot.gate_up.source_bytes(), down.matrices);
+    fill(to.gate_up, gate_up, move, source);
+    fill(to.down, down, move, source + to.gate_up.source_bytes());
   }
 }
 

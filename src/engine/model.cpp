@@ -14,6 +14,7 @@ Model Model::load(const std::string& path, const LoadOptions& options) {
 }
 
 const ModelInfo& Model::info() const { return engine_->info(); }
+ExpertHits Model::expert_hits() const { return engine_->backend().expert_hits(); }
 std::vector<std::string> synth_shapes() { return synth_shape_names(); }
 
 std::vector<int32_t> Model::tokenize(std::string_view text, bool add_special, bool parse_special) const {

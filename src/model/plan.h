@@ -115,6 +115,7 @@ struct ExpertsPlan {
   bool shared = false;       ///< LayerPlan::dense is the shared expert; else there is none
   bool shared_gate = false;
   bool on_host = false;  ///< of a model on a device: in host memory, and the CPU computes them (model/expert_place.h)
+  int n_cached = 0;      ///< of those on the host: so many, which are chosen most often, are on the device as well
   /// x += norm(norm(dense(h)) + norm(experts(norm(x)))) for h = norm(x): the dense feed-forward is LayerPlan::dense. The
   /// router reads x / sqrt(mean x^2 d_model) times a vector of its own, and each expert's weight has a factor.
   bool beside_dense = false;

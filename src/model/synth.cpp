@@ -249,6 +249,11 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
     } else if (key == "mtp" || key == "shared") {
       if (value != "0" && value != "1") return fail(ErrorKind::usage, "synth: option {}={} is not 0 or 1", key, value);
       (key == "mtp" ? plan.mtp : plan.shared) = value == "1";
+    } else if (key == "skew") {
+      char* rest = nullptr;
+      plan.skew = std::strtod(value.c_str(), &rest);
+      if (value.empty() || *rest || !(plan.skew >= 0 && plan.skew <= 4))
+        return fail(ErrorKind::usage, "synth: option skew={} is not a number from 0 to 4", value);
     } else if (key == "layers") {
       char* rest = nullptr;
       const long n = std::strtol(value.c_str(), &rest, 10);
@@ -267,7 +272,8 @@ Status apply_options(std::string_view spec, SynthPlan& plan) {
         return fail(ErrorKind::usage, "synth: option layers={} leaves no layer that attends", value);
     } else {
       return fail(ErrorKind::usage,
-                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1, shared=1)",
+                  "unknown synth: option '{}' (there are: layers=N, weights=FORMAT, head=FORMAT, mtp=1, shared=1, "
+                  "skew=S)",
                   option);
     }
   }
@@ -384,8 +390,8 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
 
   std::map<std::tuple<const WeightFormat*, int64_t, double>, NoiseSource> noises;  // encoding one takes milliseconds
   // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
-  const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows,
-                             double gain = 1) -> Linear {
+  const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows, double gain = 1,
+                             double skew = 0) -> Linear {
     Linear m{.format = &f, .n_out = n_out, .n_in = n_in};
     if (f.tail_bytes > 0) m.scale = float(gain / std::sqrt(double(n_in))), m.int8_activations = true;
     into->stored_bytes += m.bytes();
@@ -395,6 +401,8 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
     const NoiseSource& noise = noises.try_emplace(at, f, n_in, gain).first->second;
     AlignedBuffer rows(m.bytes());
     noise.fill(rows.data(), m.bytes(), rng);
+    for (int64_t i = 0; skew > 0 && i < n_out * n_in; ++i)  // floats: of a router
+      reinterpret_cast<float*>(rows.data())[i] *= float(std::pow(double(1 + i / n_in), -skew));
     if (matrices == SynthMatrices::packed && wants_panels(f, n_in, context.isa)) {
       AlignedBuffer& panels = into->buffers.emplace_back(panel_bytes(f, n_out, n_in));
       pack_panels(context, f, n_out, n_in, rows.data(), panels.data());
@@ -438,7 +446,8 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
       const auto [n_out, n_in] = row.shape(c, i);
       if constexpr (std::is_same_v<decltype(to), Linear&>) {
         const double gain = row.kind == TensorKind::output ? branch_gain : 1;
-        to = matrix_of(format_of(plan, row, i), n_out, n_in, false, gain);
+        to = matrix_of(format_of(plan, row, i), n_out, n_in, false, gain,
+                       row.kind == TensorKind::router ? plan.skew : 0);
       } else {
         const auto [centre, spread] = noise_of(row, c, float(branch_gain));
         to = vector(n_out * n_in, centre, spread);

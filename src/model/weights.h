@@ -139,13 +139,14 @@ int64_t mapped_matrix_bytes(const Weights& weights);
 /// and those that io/packed.h unpacks; norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1] (without the "synth:" prefix) asks for,
+/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S] (without the "synth:" prefix) asks for,
 /// before any of it is made.
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
   const WeightFormat* better = nullptr;  ///< of a mix: as QuantizeType of model/convert.h; else as `format`
   const WeightFormat* head = nullptr;    ///< of an output matrix of its own; null: as the shape has it
+  double skew = 0;                       ///< row e of each router times (e + 1)^-skew: choices are uneven
   bool mtp = false;                      ///< with a random MTP head
   bool shared = false;                   ///< layers of a kind are one layer in memory: for devices, which copy each
 
@@ -164,7 +165,7 @@ enum class SynthMatrices : uint8_t {
   rows,    ///< rows, to be cut before they are packed
   shapes,  ///< formats and shapes alone
 };
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1]. `spec` is
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S]. `spec` is
 /// without the "synth:" prefix.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
                                      SynthMatrices matrices = SynthMatrices::packed);

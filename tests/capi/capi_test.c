@@ -97,11 +97,14 @@ static void test_model(void) {
   ridge_model_free(NULL);
   ridge_load_options options;
   ridge_load_options_init(&options, sizeof options);
-  CHECK(options.n_cpu_moe == 0 && options.moe_device_gib == 0);
+  CHECK(options.n_cpu_moe == 0 && options.moe_device_gib == 0 && options.moe_cache_gib == 0);
   options.n_cpu_moe = 1;
   REFUSED(ridge_model_load("synth:tiny-experts@weights=f32", &options, &model), RIDGE_USAGE, "on the CPU all experts");
   options.n_cpu_moe = 0;
   options.moe_device_gib = 2;
+  REFUSED(ridge_model_load("synth:tiny-experts@weights=f32", &options, &model), RIDGE_USAGE, "on the CPU all experts");
+  options.moe_device_gib = 0;
+  options.moe_cache_gib = 1;
   REFUSED(ridge_model_load("synth:tiny-experts@weights=f32", &options, &model), RIDGE_USAGE, "on the CPU all experts");
 }
 

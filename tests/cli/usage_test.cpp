@@ -69,6 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{run_with({"-ngl=99"}), 2, "error: -ngl: "},
         Wrong{run_with({"-ncmoe", "2"}), 2, "on the CPU all experts are there (leave the option out, or add --device"},
         Wrong{run_with({"--moe-device-gib", "2"}), 2, "on the CPU all experts are there"},
+        Wrong{run_with({"--moe-cache-gib", "2"}), 2, "on the CPU all experts are there"},
         Wrong{run_with({"-cmoe"}), 2, "error: -cmoe: a number says how many layers"},
         Wrong{run_with({"--n_gpu_layers", "99"}), 2, "error: --n-gpu-layers: "},
         Wrong{{"bench", "decode", "-m", kTinyModel, "-ngl", "99"}, 2, "use --device cuda"},

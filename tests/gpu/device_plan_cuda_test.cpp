@@ -46,8 +46,8 @@ TEST_F(DevicePlanCuda, CountsProposers) {
 /// Experts in host memory are no part of the device's.
 TEST_F(DevicePlanCuda, CountsExpertsInHostMemoryApart) {
   const char* path = "synth:tiny-experts@layers=4@weights=int4_g128";
-  const auto planned = [&](int n_cpu_moe) {
-    const LoadOptions place{.device = "cuda", .n_cpu_moe = n_cpu_moe};
+  const auto planned = [&](int n_cpu_moe, double cache_gib = 0) {
+    const LoadOptions place{.device = "cuda", .n_cpu_moe = n_cpu_moe, .moe_cache_gib = cache_gib};
     const MemoryPlan plan = plan_memory(plan_model(path, place), {}, 200, 1, 70);
     const PlanCheck check = check_plan(path, plan, place);
     for (const PlanPart& part : check.found) {
@@ -64,6 +64,14 @@ TEST_F(DevicePlanCuda, CountsExpertsInHostMemoryApart) {
   EXPECT_GT(one.of("weights"), three.of("weights"));
   EXPECT_GT(three.of("weights"), all.of("weights"));
   EXPECT_EQ(none.step_weight_bytes, all.step_weight_bytes + all.step_host_bytes);
+  // Two experts of eight of each layer on the device as well; those of the host are as many as without them.
+  const double all_gib = double(4 * (none.of("weights") - one.of("weights"))) / double(1 << 30);
+  const MemoryPlan cached = planned(999, 0.26 * all_gib);
+  EXPECT_EQ(cached.n_cached_experts, 2);
+  EXPECT_EQ(cached.n_host_experts, 8);
+  EXPECT_EQ(cached.host_bytes, all.host_bytes);
+  EXPECT_GE(cached.of("weights"), all.of("weights") + (none.of("weights") - one.of("weights")));
+  EXPECT_GT(cached.of("activations"), all.of("activations"));
 }
 
 TEST_F(DevicePlanCuda, WhatDoesNotFitIsSaidWithTheLargestThatDoes) {

@@ -708,5 +708,67 @@ TEST_F(ExpertsCuda, SumsAreTheReferences) {
     }
 }
 
+/// Experts without a place have no pack, and rows of padding choose nobody; also with fewer places than a token has
+/// experts.
+TEST_F(ExpertsCuda, PlacesArePacksOfWhatTheDeviceHas) {
+  constexpr int kExperts = 9, kUsed = 4;
+  for (const auto& [n_tokens, n_padding] : {std::pair{1, 0}, {1, 1}, {3, 0}, {8, 3}, {40, 8}})
+    for (const int n_places : {1, 3, kExperts}) {
+      const Choice c = buffers_for(n_tokens, kExperts, kUsed), kept_buffers = buffers_for(n_tokens, n_places, kUsed);
+      set_scores(c, normal_floats(uint64_t(n_tokens), n_tokens * kExperts));
+      device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
+      const auto chosen = down(c.of.experts, c.of.n_slots());
+      std::vector<int32_t> places(kExperts, -1);
+      for (int i = 0; i < n_places; ++i) places[size_t(kExperts - 1 - i)] = i;
+      std::vector<StepRow> rows;
+      for (int t = 0; t < n_tokens; ++t) rows.push_back({.row = t, .slot = t < n_tokens - n_padding ? 2 : -1});
+      const gpu::Buffer of = up(places), on_device = up(rows);
+      device_place_experts(stream(), c.of, of.as<int32_t>(), on_device.as<StepRow>(), kept_buffers.of);
+      const auto numbers = down(c.of.experts, c.of.n_slots()), kept = down(kept_buffers.of.experts, c.of.n_slots());
+      std::vector<int> seen(kept.size());
+      for (const ExpertPack& pack : down(kept_buffers.of.packs, kept_buffers.of.n_packs()))
+        for (int i = 0; i < pack.n; ++i) {
+          ASSERT_EQ(kept.at(size_t(pack.slots[i])), pack.expert);
+          seen[size_t(pack.slots[i])] += 1;
+        }
+      for (size_t i = 0; i < kept.size(); ++i) {
+        const bool padding = rows[i / kUsed].slot < 0;
+        ASSERT_EQ(numbers[i], padding ? -1 : chosen[i]);
+        ASSERT_EQ(kept[i], padding ? -1 : places[size_t(chosen[i])]);
+        ASSERT_EQ(seen[i], kept[i] >= 0) << n_tokens << " tokens, " << n_places << " places, slot " << i;
+      }
+    }
+}
+
+/// Rows that nobody wrote may hold anything.
+TEST_F(ExpertsCuda, SumsLeaveOutWhatIsNotThere) {
+  constexpr int kTokens = 3, kUsed = 4, kN = 70;
+  const auto weights = normal_floats(1, kTokens * kUsed), rest = normal_floats(3, kTokens * kN);
+  auto y = normal_floats(2, kTokens * kUsed * kN);
+  const std::vector<int32_t> experts = {0, -1, 2, -1, -1, -1, -1, -1, 3, 2, 1, 0};
+  for (size_t i = 0; i < y.size(); ++i)
+    if (experts[i / kN] < 0) y[i] = NAN;
+  const gpu::Buffer dw = up(weights), dy = up(y), de = up(experts), dr = up(rest), out(4 * kTokens * kN);
+  device_sum_experts(stream(), {.n_tokens = kTokens,
+                                .n = kN,
+                                .n_used = kUsed,
+                                .weights = dw.as<float>(),
+                                .y = dy.as<float>(),
+                                .experts = de.as<int32_t>(),
+                                .rest = dr.as<float>(),
+                                .out = out.as<float>()});
+  const auto got = down(out.as<float>(), kTokens * kN);
+  for (size_t at = 0; at < got.size(); ++at) {
+    const size_t token = at / kN;
+    double sum = rest[at], size = std::abs(sum);
+    for (size_t slot = token * kUsed; slot < (token + 1) * kUsed; ++slot) {
+      if (experts[slot] < 0) continue;
+      const double value = double(weights[slot]) * y[slot * kN + at % kN];
+      sum += value, size += std::abs(value);
+    }
+    ASSERT_NEAR(got[at], sum, (kUsed + 1) * 0x1p-24 * size);
+  }
+}
+
 }  // namespace
 }  // namespace ridge

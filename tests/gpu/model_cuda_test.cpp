@@ -193,6 +193,20 @@ TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
   }
 }
 
+/// GiB that hold n experts of each layer whose experts are in host memory.
+double cache_of(const std::string& path, const LoadOptions& options, int n) {
+  const Model model = Model::load(path, options);
+  Engine& engine = model.engine();
+  int64_t bytes = 0;
+  for (size_t i = 0; i < engine.plan().layers.size(); ++i) {
+    if (!engine.plan().layers[i].experts.on_host) continue;
+    const ExpertWeights& expert = engine.weights().layers[i].experts[0];
+    for (const Linear* m : {&expert.gate, &expert.up, &expert.down})
+      if (m->format) bytes += m->bytes();
+  }
+  return double(n * bytes + bytes / 2) / double(int64_t(1) << 30);
+}
+
 /// The router's choice goes to the host, the experts' sums come back: of one layer and of all, in recorded steps and in
 /// prompts, where the device computes and the experts come to it. Gates and no gates, biases, a shared expert with and
 /// without a gate, experts beside a dense feed-forward.
@@ -235,25 +249,115 @@ TEST_F(ModelCuda, PromptsBringExpertsFromHostMemory) {
   }
 }
 
-/// Sampling that runs ahead of the host, while a thread of the runtime computes experts.
+/// Sampling that runs ahead of the host, while a thread of the runtime computes experts, and where the device exchanges
+/// some in the middle.
 TEST_F(ModelCuda, ExpertsInHostMemorySampleTheCpusTokens) {
   const char* spec = "synth:tiny-experts@weights=f32";
+  const LoadOptions all{.device = "cuda", .n_threads = 2, .n_cpu_moe = 2};
+  LoadOptions with = all;
+  with.moe_cache_gib = cache_of(spec, all, 3);
   const Model cpu = Model::load(spec, {.n_threads = 2, .isa = "scalar"}),
               device = Model::load(spec, {.device = "cuda", .n_threads = 2, .n_cpu_moe = 1}),
-              none = Model::load(spec, {.device = "cuda", .n_threads = 2, .moe_device_gib = 0});
+              none = Model::load(spec, {.device = "cuda", .n_threads = 2, .moe_device_gib = 0}),
+              keeps = Model::load(spec, with);
   const auto prompt = tokens_of(30, cpu.info().vocab_size, 1);
   SamplerOptions greedy;
   greedy.temperature = 0;
   std::vector<std::vector<int32_t>> generated;
-  for (const Model* model : {&cpu, &device, &none}) {
-    Session session(*model, {.n_ctx = 64, .k = {.format = "f32"}, .v = {.format = "f32"}});
+  for (const Model* model : {&cpu, &device, &none, &keeps}) {
+    Session session(*model, {.n_ctx = 128, .k = {.format = "f32"}, .v = {.format = "f32"}});
     session.prefill(prompt);
     std::vector<int32_t>& tokens = generated.emplace_back();
-    session.generate(greedy, prompt, 20, [&](int32_t token) { return tokens.push_back(token), true; });
-    EXPECT_EQ(tokens.size(), 20u);
+    const int n = model == &cpu || model == &keeps ? 80 : 20;
+    session.generate(greedy, prompt, n, [&](int32_t token) { return tokens.push_back(token), true; });
+    EXPECT_EQ(ssize(tokens), n);
   }
+  EXPECT_EQ(generated[3], generated[0]);
+  generated[0].resize(20);
   EXPECT_EQ(generated[1], generated[0]);
   EXPECT_EQ(generated[2], generated[0]);
+  EXPECT_GT(keeps.expert_hits().share(), 0.1);
+}
+
+/// A device and the CPU share the experts of a token: fewer than a token has, more, and all, from the first step behind
+/// the prompt on. Rows and bricks, biases, two roles in one launch, experts beside a dense feed-forward and a
+/// shared one.
+TEST_F(ModelCuda, ExpertsInHostMemoryThatTheDeviceKeepsAreTheReferences) {
+  for (const auto& [spec, bound] : {std::pair{"synth:tiny-experts@weights=f32@skew=1", 1e-10},
+                                    {"synth:tiny-oss@weights=f32@skew=0.5", 1e-10},
+                                    {"synth:tiny-gemma4-moe@weights=f32@layers=3", 1e-10},
+                                    {"synth:tiny-nemotron-moe@weights=f32", 1e-10},
+                                    {"synth:tiny-experts@weights=q8_0@skew=1", 1e-4},
+                                    {"synth:tiny-delta-128@weights=int4_g128@skew=1", 1e-4}}) {
+    const LoadOptions options{.device = "cuda", .n_threads = 2, .n_cpu_moe = 999};
+    const Model host = Model::load(spec, options);
+    const auto tokens = tokens_of(110, host.info().vocab_size, 5);
+    const auto expected = all_logits(host, tokens, "f32", "f32");
+    EXPECT_EQ(host.expert_hits().n_chosen, 0) << spec;
+    double before = 0;
+    for (const int n : {1, 4, 999}) {
+      LoadOptions with = options;
+      with.moe_cache_gib = cache_of(spec, options, n);
+      const Model device = Model::load(spec, with);
+      if (n < 999) EXPECT_EQ(device.info().n_cached_experts, n) << spec;
+      const double error = compare(all_logits(device, tokens, "f32", "f32"), expected).nmse;
+      EXPECT_LT(error, bound) << spec << ", " << n << " places";
+      const double share = device.expert_hits().share();
+      EXPECT_GT(share, before) << spec << ", " << n << " places";
+      before = share;
+    }
+    EXPECT_GT(before, 0.35) << spec << ": all of the last 41 tokens, which are behind the first exchange";
+  }
+}
+
+/// Each of two tokens has experts of its own: when the text goes over from one to the other, the second one's take the
+/// places, in steps that were recorded before.
+TEST_F(ModelCuda, ExpertsInHostMemoryThatAreChosenMoreOftenTakeThePlaces) {
+  const char* spec = "synth:tiny-experts@layers=1@weights=f32";
+  const LoadOptions options{.device = "cuda", .n_threads = 2, .n_cpu_moe = 1};
+  LoadOptions with = options;
+  with.moe_cache_gib = cache_of(spec, options, 2);
+  const Model host = Model::load(spec, options), device = Model::load(spec, with);
+  std::vector<int32_t> tokens(70, 3);
+  tokens.insert(tokens.end(), 150, 8);
+  std::vector<float> logits[2];
+  std::vector<double> shares;  // of tokens up to the 61st, 70th, 196th and last
+  ExpertHits before;
+  for (const Model* model : {&host, &device}) {
+    Session session(*model, {.n_ctx = 256, .k = {.format = "f32"}, .v = {.format = "f32"}});
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto row = session.decode(tokens[i]);
+      logits[model == &device].insert(logits[model == &device].end(), row.begin(), row.end());
+      if (model == &host || (i != 60 && i != 69 && i != 195 && i + 1 != tokens.size())) continue;
+      const ExpertHits now = model->expert_hits();
+      shares.push_back(ExpertHits{now.n_chosen - before.n_chosen, now.n_found - before.n_found}.share());
+      before = now;
+    }
+  }
+  EXPECT_LT(compare(logits[1], logits[0]).nmse, 1e-10);
+  ASSERT_EQ(shares.size(), 4u);
+  EXPECT_EQ(shares[0], 0) << "places are empty at first";
+  EXPECT_GT(shares[1], 0.6) << "of the first token's experts, from the 64th step on";
+  EXPECT_LT(shares[2], 0.2) << "the second token has other experts";
+  EXPECT_GE(shares[3], 0.5) << "one of which, or both, took a place";
+}
+
+/// Then the host has nothing to do: experts that it could not multiply with are not asked for.
+TEST_F(ModelCuda, ExpertsInHostMemoryThatTheDeviceKeepsAreNotTheHosts) {
+  const char* spec = "synth:tiny-experts@layers=1@weights=q8_0";
+  LoadOptions options{.device = "cuda", .n_threads = 2, .n_cpu_moe = 1};
+  options.moe_cache_gib = cache_of(spec, options, 8);
+  const Model model = Model::load(spec, options);
+  Session session(model, {.n_ctx = 128});
+  session.prefill(tokens_of(100, model.info().vocab_size, 1));
+  session.decode(1);
+  std::vector<ExpertWeights>& experts = model.engine().weights().layers[0].experts;
+  for (ExpertWeights& expert : experts) expert.down.n_in += 32;
+  const ExpertHits before = model.expert_hits();
+  EXPECT_TRUE(std::isfinite(session.decode(1)[0]));
+  for (ExpertWeights& expert : experts) expert.down.n_in -= 32;
+  EXPECT_EQ(model.expert_hits().n_chosen, before.n_chosen + 2);
+  EXPECT_EQ(model.expert_hits().n_found, before.n_found + 2);
 }
 
 /// What goes wrong on the host ends the step that asked for it, and no other.
@@ -282,6 +386,9 @@ TEST_F(ModelCuda, ExpertsStayInHostMemoryOfOneGpuAlone) {
   refused(spec, {.device = "cpu", .n_cpu_moe = 1}, "on the CPU all experts are there");
   refused(spec, {.device = "cuda:0,1", .n_cpu_moe = 1}, "several GPUs hold all experts");
   refused("synth:tiny@weights=f32", {.device = "cuda", .n_cpu_moe = 1}, "no layer with experts");
+  refused(spec, {.device = "cpu", .moe_cache_gib = 1}, "on the CPU all experts are there");
+  refused(spec, {.device = "cuda", .moe_cache_gib = 1}, "all are on the GPU");
+  refused(spec, {.device = "cuda", .n_cpu_moe = 1, .moe_cache_gib = 1e-9}, "one expert of each layer in host memory");
 }
 
 TEST_F(ModelCuda, WhatADeviceDoesNotComputeIsRefusedByName) {
@@ -338,6 +445,37 @@ struct Running {
   std::unique_ptr<SequencePool> pool;
   std::unique_ptr<Outputs> outputs;
 };
+
+/// Sequences together, with rows of padding, and several tokens of each, as verifying steps have them.
+TEST_F(ModelCuda, ExpertsInHostMemoryThatTheDeviceKeepsServeManySequences) {
+  const char* spec = "synth:tiny-experts@weights=f32@skew=1";
+  const LoadOptions options{.device = "cuda", .n_threads = 2, .n_cpu_moe = 999};
+  LoadOptions with = options;
+  with.moe_cache_gib = cache_of(spec, options, 3);
+  Running host(spec, options, "f32", "f32"), device(spec, with, "f32", "f32");
+  std::vector<SeqId> seqs;
+  for (int i = 0; i < 9; ++i) {
+    seqs.push_back(host.open());
+    ASSERT_EQ(device.open(), seqs.back());
+  }
+  const auto step = [&](size_t n_seqs, int n, uint64_t seed) {
+    std::vector<SeqTokens> batch;
+    for (size_t i = 0; i < n_seqs; ++i) batch.push_back({seqs[i], n});
+    const auto tokens = tokens_of(int(n_seqs) * n, 512, seed);
+    EXPECT_LT(compare(device.run(tokens, batch), host.run(tokens, batch)).nmse, 1e-10)
+        << n_seqs << " sequences, " << n << " tokens, " << seed;
+  };
+  step(1, 70, 1);
+  for (uint64_t i = 0; i < 4; ++i) {
+    step(9, 1, i);  // padded to 16 rows
+    step(3, 4, i);
+    step(2, 2, i);
+  }
+  // The prompt's tokens, those of steps, and none of rows of padding: two experts each, in two layers.
+  const ExpertHits hits = device.engine.backend().expert_hits();
+  EXPECT_EQ(hits.n_chosen, 4 * (70 + 4 * (9 + 12 + 4)));
+  EXPECT_GT(hits.n_found, 200) << "half of those behind the prompt";
+}
 
 /// Steps of sequences that bring prompts, a few tokens or one; steps of one shape are queued, recorded and replayed.
 class RaggedCuda : public ModelCuda {

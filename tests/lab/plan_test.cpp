@@ -210,6 +210,7 @@ TEST(Plan, RefusesWhatAModelCannotHave) {
   EXPECT_THROW(plan_of(model, "rotor-3:window=33", 100, 1), Error);
   EXPECT_THROW(plan_model("synth:none", {}), Error);
   EXPECT_THROW(plan_model("synth:tiny-experts", {.n_cpu_moe = 1}), Error) << "experts in host memory of a CPU";
+  EXPECT_THROW(plan_model("synth:tiny-experts", {.moe_cache_gib = 1}), Error);
   EXPECT_THROW(check_plan("synth:tiny", plan_of(model, "f16", 100, 1), {.device = "cuda"}), Error);
 }
 

@@ -52,6 +52,34 @@ TEST(ExpertPlace, LayersThatLeaveSoManyBytesForTheDevice) {
       << "what either asks for";
 }
 
+/// The same number of experts of each layer on the host, as many as fit.
+TEST(ExpertPlace, ACacheHoldsAsManyExpertsOfEachLayerOnTheHost) {
+  Placed placed("tiny-experts@layers=3@weights=q8_0");
+  const auto one = double(placed.bytes_of(0)) / placed.model.config.n_experts;
+  const auto cached = [&](ExpertPlace place, double experts) {
+    place.cache_gib = experts * one / kGib;
+    placed.on_host(place);
+    std::vector<int> layers;
+    for (const LayerPlan& layer : placed.plan.layers) layers.push_back(layer.experts.n_cached);
+    return layers;
+  };
+  EXPECT_EQ(cached({.n_cpu_moe = 2}, 4), (std::vector<int>{2, 2, 0}));
+  EXPECT_EQ(cached({.n_cpu_moe = 2}, 5.9), (std::vector<int>{2, 2, 0}));
+  EXPECT_EQ(cached({.device_gib = 0}, 1000), (std::vector<int>{8, 8, 8})) << "no more than there are";
+  EXPECT_EQ(cached({.n_cpu_moe = 2}, 0), (std::vector<int>{0, 0, 0}));
+  const auto refused = [&](const ExpertPlace& place, double experts) -> std::string {
+    try {
+      cached(place, experts);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::usage);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(refused({}, 4), testing::HasSubstr("all are on the GPU"));
+  EXPECT_THAT(refused({.n_cpu_moe = 2}, 1.9), testing::HasSubstr("one expert of each layer in host memory takes"));
+}
+
 /// The number counts layers, also those without experts.
 TEST(ExpertPlace, LayersWithoutExpertsCount) {
   Placed placed("tiny-latent@weights=f16");

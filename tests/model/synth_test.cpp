@@ -1,6 +1,10 @@
 // Plans of synthetic models: what a specification makes of a shape.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+
+#include "base/rng.h"
 #include "model/weights.h"
 
 namespace ridge {
@@ -45,6 +49,38 @@ TEST(SynthPlan, AnMtpHeadIsOneLayerMoreBehindAJoin) {
   }
   EXPECT_NE(plan_synth_model("tiny@mtp=2").error().message.find("not 0 or 1"), std::string::npos);
   EXPECT_NE(plan_synth_model("tiny-delta@layers=3@mtp=1").error().message.find("keeps a state"), std::string::npos);
+}
+
+/// Shares of the choices that the first experts of eight have, two a row of random values.
+TEST(SynthPlan, SkewMakesChoicesOfExpertsUneven) {
+  CpuContext context(1, Isa::scalar);
+  double before = 0;
+  for (const char* skew : {"0", "0.5", "1", "2"}) {
+    const LoadedModel model =
+        make_synth_model(context, fmt::format("tiny-experts@skew={}", skew), SynthMatrices::rows).or_throw();
+    const Linear& router = model.weights.layers[1].router;
+    const auto* const w = reinterpret_cast<const float*>(router.rows);
+    Rng rng(7);
+    std::vector<float> x(static_cast<size_t>(router.n_in));
+    std::vector<double> scores(static_cast<size_t>(router.n_out));
+    int n_first = 0;
+    for (int row = 0; row < 1000; ++row) {
+      for (float& value : x) value = float(rng.normal());
+      for (size_t e = 0; e < scores.size(); ++e)
+        scores[e] = std::inner_product(x.begin(), x.end(), w + e * x.size(), 0.0);
+      for (int used = 0; used < model.config.n_experts_used; ++used) {
+        const auto best = std::ranges::max_element(scores);
+        n_first += best - scores.begin() < 2;
+        *best = -1e9;
+      }
+    }
+    const double share = n_first / 2000.0;
+    EXPECT_GT(share, before + 0.05) << skew;
+    before = share;
+  }
+  EXPECT_GT(before, 0.42) << "an expert whose score is below 0 is not chosen";
+  EXPECT_NE(plan_synth_model("tiny-experts@skew=x").error().message.find("not a number from 0 to 4"),
+            std::string::npos);
 }
 
 TEST(SynthPlan, AMixGivesSomeMatricesItsBetterFormat) {

@@ -118,7 +118,7 @@ class Api(unittest.TestCase):
         with self.assertRaises(ridge.NoDeviceError):
             tiny(device="cuda:99")
         model = tiny()
-        for place in ({"n_cpu_moe": 1}, {"moe_device_gib": 2.0}):
+        for place in ({"n_cpu_moe": 1}, {"moe_device_gib": 2.0}, {"moe_cache_gib": 1.0}):
             with self.assertRaisesRegex(ridge.UsageError, "on the CPU all experts"):
                 ridge.Model("synth:tiny-experts@weights=f32", threads=1, **place)
         with self.assertRaisesRegex(ridge.UsageError, "rotor-99"):

@@ -71,7 +71,7 @@ bool Decoder::Ahead::add(Text& text, int n_texts) {
   one.rested = one.rests();
   if (s && !one.rested)
     one.most = std::min({s->most_, kMostDeviceProposals, one.n_back - 1, kMostDeviceRows / n_texts - 1,
-                         backend_.most_verified() - 1});
+                         decoder_.backend_.most_verified() - 1});
   if (one.most > 0) one.head = s;
   return !one.head || !s->missed_;  // a step through the host gives a head its first hidden state
 }

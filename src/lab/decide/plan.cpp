@@ -192,6 +192,8 @@ MemoryPlan plan_memory(const PlannedModel& model, const KvChoice& kv, int n_ctx,
     const HostExpertBytes host = host_expert_bytes(model.plan, w, detect_isa());
     plan.host_bytes = host.memory;
     plan.step_host_bytes = host.step;
+    plan.n_host_experts = host.n_experts;
+    plan.n_cached_experts = host.n_cached;
     plan.step_weight_bytes -= host.step;
   } else {
     const WeightBytes weights = planned_weights(model);
@@ -330,6 +332,7 @@ Row to_row(const PlannedModel& model, const MemoryPlan& plan) {
     row["device_name"] = gpu::query_devices().devices.at(size_t(*device)).name;
   if (plan.host_bytes > 0)
     row.update({{"host_expert_bytes", plan.host_bytes}, {"step_host_bytes", plan.step_host_bytes}});
+  if (plan.n_cached_experts > 0) row["cached_experts"] = plan.n_cached_experts;
   if (model.slice) put_ranks(row, model.slice->n_ranks(), model.slice->n_stages);
   for (const PlanPart& part : plan.parts) row["parts"][part.name] = part.bytes;
   if (plan.draft)

@@ -63,7 +63,9 @@ struct MemoryPlan {
   int64_t session_bytes = 0;      ///< one more sequence of n_ctx positions
   int64_t step_weight_bytes = 0;  ///< that a decode step reads, on a device there
   int64_t host_bytes = 0;         ///< of a device: experts that stay in host memory, not among the parts
-  int64_t step_host_bytes = 0;    ///< and what a decode step of one token reads of them
+  int64_t step_host_bytes = 0;    ///< and what a decode step of one token reads of them, where the device has none
+  int n_host_experts = 0;         ///< of a layer there
+  int n_cached_experts = 0;       ///< of these on the device as well, among its weights
   int64_t step_kv_bytes = 0;      ///< of all sequences, when they hold n_ctx positions
 
   int64_t total() const;

@@ -56,7 +56,7 @@ PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n
     apply_slice(*model.slice, model.loaded.config, model.loaded.weights, true);
   }
   model.plan = make_plan(model.config(), model.loaded.weights.rope_factors, model.loaded.weights.long_rope_factors);
-  if (const ExpertPlace experts{place.n_cpu_moe, place.moe_device_gib}; experts.any()) {
+  if (const ExpertPlace experts{place.n_cpu_moe, place.moe_device_gib, place.moe_cache_gib}; experts.any()) {
     if (!model.on_device() || n_ranks > 1)
       throw Error(ErrorKind::usage,
                   "experts stay in host memory where one GPU runs the rest: name one with --device, and "
@@ -75,7 +75,7 @@ std::shared_ptr<const PlannedDraft> plan_draft(const PlannedModel& target, const
   draft->kv = kv;
   if (type == "draft") {
     LoadOptions place = target.place;
-    place.n_cpu_moe = 0, place.moe_device_gib = -1;  // as the command line has it
+    place.n_cpu_moe = 0, place.moe_device_gib = -1, place.moe_cache_gib = 0;  // as the command line has it
     draft->model = plan_model(path, place);
     if (draft->model->config().vocab_size > target.config().vocab_size)
       throw_error(ErrorKind::usage, "the draft model {} has a vocabulary of {}, the model one of {}", path,

@@ -90,11 +90,15 @@ bool time_test(const Model& model, const BenchParams& params, const BenchHooks& 
   row.cache = runner.session().kv_report();
   row.kernels = runner.session().kernels();
   if (params.warm_up && !runner.run_once(row.test.n_prompt, std::min(row.test.n_gen, kWarmUpTokens))) return false;
+  const ExpertHits before = model.expert_hits();
   for (int repeat = 0; repeat < params.repeats; ++repeat) {
     const auto seconds = runner.run_once(row.test.n_prompt, row.test.n_gen);
     if (!seconds) return false;
     row.seconds.push_back(*seconds);
   }
+  row.hits = model.expert_hits();
+  row.hits.n_chosen -= before.n_chosen;
+  row.hits.n_found -= before.n_found;
   if (row.test.n_gen > 0) row.read_bytes = runner.mean_step_bytes();
   row.date = utc_now();
   return true;

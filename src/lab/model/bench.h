@@ -22,6 +22,7 @@ struct ModelBenchRow {
   KvReport cache;
   std::vector<std::string> kernels;
   BenchCheck check;
+  ExpertHits hits;        ///< of the timed repeats
   double read_bytes = 0;  ///< mean of a decode step; 0 without decode steps
   double roof_gb_s = 0;   ///< of memory
   int64_t llc_bytes = 0;  ///< last-level cache

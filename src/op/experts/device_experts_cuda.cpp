@@ -41,17 +41,12 @@ void DeviceExpertMatmul::plan(std::span<const std::vector<const Linear*>> matric
   }
 }
 
-/// Memory of all experts, and of one that fill() makes.
+/// Memory of all experts, zero where tiles are larger than matrices.
 void DeviceExpertMatmul::reserve() {
   for (Role& role : roles_) role.bias = gpu::Buffer(role.bias_bytes);
   for (Group& g : groups_) {
-    if (!g.in_bricks) {
-      g.rows = gpu::Buffer(g.row_bytes);
-      continue;
-    }
-    g.one =
-        make_brick_matrix(g.bricks.format, n_in_, std::span(g.bricks.n_out, size_t(g.bricks.n_parts)), g.bricks.paired);
-    g.bricks.data = gpu::Buffer(n_experts_ * g.one.bytes());
+    if (g.in_bricks) g.bricks.data = gpu::Buffer(g.bytes(n_experts_));
+    else g.rows = gpu::Buffer(g.row_bytes);
   }
 }
 
@@ -62,8 +57,10 @@ DeviceExpertMatmul::DeviceExpertMatmul(const gpu::Stream& stream, std::span<cons
   const std::vector<SourceRole> at = source_roles();
   const gpu::Buffer source(source_bytes());
   for (int64_t e = 0; e < n_experts_; ++e) {
+    std::vector<float> scales;
     for (size_t r = 0; r < roles_.size(); ++r) {
       const Linear& m = *matrices[r][size_t(e)];
+      scales.push_back(m.scale);
       RIDGE_CHECK(m.rows != nullptr, "an expert of {} x {} has no rows to upload", m.n_out, m.n_in);
       gpu::upload(stream, source.as<std::byte>() + at[r].blocks, m.rows, m.bytes());
       if (roles_[r].bias_bytes == 0) continue;
@@ -71,10 +68,9 @@ DeviceExpertMatmul::DeviceExpertMatmul(const gpu::Stream& stream, std::span<cons
       RIDGE_CHECK(ssize(bias) == roles_[r].n_out, "{} biases of an expert", bias.size());
       gpu::upload(stream, source.as<std::byte>() + at[r].biases, bias.data(), 4 * roles_[r].n_out);
     }
-    fill(stream, e, source.as<std::byte>(), matrices);
+    fill(stream, e, source.as<std::byte>(), scales);
     stream.synchronize();
   }
-  for (Group& g : groups_) g.one = {};
 }
 
 std::vector<DeviceExpertMatmul::SourceRole> DeviceExpertMatmul::source_roles() const {
@@ -92,9 +88,9 @@ std::vector<DeviceExpertMatmul::SourceRole> DeviceExpertMatmul::source_roles() c
 int64_t DeviceExpertMatmul::source_bytes() const { return source_roles().back().blocks; }
 
 void DeviceExpertMatmul::fill(gpu::StreamHandle stream, int64_t e, const std::byte* source,
-                              std::span<const std::vector<const Linear*>> matrices) {
+                              std::span<const float> scales) {
   const std::vector<SourceRole> at = source_roles();
-  const auto rows = [&](size_t r) { return BrickSource(source + at[r].blocks, matrices[r][size_t(e)]->scale); };
+  const auto rows = [&](size_t r) { return BrickSource(source + at[r].blocks, scales[r]); };
   for (size_t r = 0; r < roles_.size(); ++r)
     if (roles_[r].bias_bytes > 0)
       gpu::copy(stream, roles_[r].bias.as<float>() + e * roles_[r].n_out, source + at[r].biases, 4 * roles_[r].n_out);
@@ -104,23 +100,15 @@ void DeviceExpertMatmul::fill(gpu::StreamHandle stream, int64_t e, const std::by
       gpu::copy(stream, g.rows.as<std::byte>() + e * bytes, source + at[g.first].blocks, bytes);
       continue;
     }
-    for (int i = 0; i < g.one.n_parts; ++i)
-      device_fill_bricks(stream, g.one, i, 0, g.one.n_out[i], rows(g.first + size_t(i)),
-                         g.one.paired ? rows(g.first + 1) : BrickSource());
-    const int64_t bytes = g.one.bytes();
-    gpu::copy(stream, g.bricks.data.as<std::byte>() + e * bytes, g.one.data.as<void>(), bytes);
+    for (int i = 0; i < g.bricks.n_parts; ++i)
+      device_fill_bricks(stream, g.bricks, {i, e}, 0, g.bricks.n_out[i], rows(g.first + size_t(i)),
+                         g.bricks.paired ? rows(g.first + 1) : BrickSource());
   }
 }
 
 void DeviceExpertMatmul::add_to(gpu::Allocations& all) const {
   for (const Role& role : roles_) all.add(role.bias_bytes);
   for (const Group& g : groups_) all.add(g.bytes(n_experts_));
-}
-
-void DeviceExpertMatmul::add_slot_to(gpu::Allocations& all) const {
-  add_to(all);
-  for (const Group& g : groups_)
-    if (g.in_bricks) all.add(g.bricks.bytes());
 }
 
 int64_t DeviceExpertMatmul::group_scratch_bytes(const ExpertGroups& groups) const {
@@ -139,10 +127,7 @@ std::array<int64_t, 2> DeviceExpertMatmul::bytes_of(std::span<const std::vector<
                                                     bool glu) {
   DeviceExpertMatmul product;
   product.plan(matrices, biases, glu);
-  int64_t packing = product.source_bytes();
-  for (const Group& g : product.groups_)
-    if (g.in_bricks) packing += g.bricks.bytes();
-  return {product.bytes(), packing};
+  return {product.bytes(), product.source_bytes()};
 }
 
 std::vector<std::string_view> DeviceExpertMatmul::kernels() const {

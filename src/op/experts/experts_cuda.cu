@@ -210,6 +210,18 @@ __global__ void __launch_bounds__(kPackThreads) pack_kernel(const ExpertChoice c
   for (int64_t i = first_of[c.n_scores()] + int(threadIdx.x); i < c.n_packs(); i += kPackThreads) c.packs[i].n = 0;
 }
 
+/// `single`: every slot becomes a pack.
+__global__ void place_experts_kernel(const ExpertChoice c, const int32_t* places, const StepRow* rows,
+                                     const ExpertChoice kept, bool single) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= c.n_slots()) return;
+  const int32_t number = rows[i / c.n_chosen()].slot < 0 ? -1 : c.experts[i];
+  const int32_t place = number < 0 ? -1 : places[number];
+  c.experts[i] = number;
+  kept.experts[i] = place;
+  if (single) kept.packs[i] = {max(place, 0), place >= 0, {int32_t(i)}};
+}
+
 __global__ void scale_kernel(int64_t n_slots, float* weights, const int32_t* experts, const float* factors) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i < n_slots) weights[i] *= factors[experts[i]];
@@ -229,7 +241,9 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const ExpertSum s) {
   if (i >= s.n) return;
   float sum = 0;
   for (int k = 0; k < s.n_used; ++k)
-    sum = fmaf(s.weights ? s.weights[token * s.n_used + k] : 1, s.y[(token * s.n_used + k) * s.n + i], sum);
+    if (!s.experts || s.experts[token * s.n_used + k] >= 0)
+      sum = fmaf(s.weights ? s.weights[token * s.n_used + k] : 1, s.y[(token * s.n_used + k) * s.n + i], sum);
+  if (s.rest) sum += s.rest[token * s.n + i];
   if (s.shared) sum = fmaf(share, s.shared[token * s.n + i], sum);
   float* const out = s.out + token * s.n + i;
   *out = s.add ? *out + sum : sum;
@@ -290,6 +304,14 @@ void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice,
   gpu::launch("choice of experts", kernel, {unsigned(choice.n_tokens), 32, shared, stream, router.overlap}, choice,
               router, choice.n_tokens == 1);
   pack(stream, choice, router.overlap);
+}
+
+void device_place_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const int32_t* places,
+                          const StepRow* rows, const ExpertChoice& kept) {
+  gpu::launch("places of experts", place_experts_kernel,
+              {unsigned(gpu::ceil_div(choice.n_slots(), kThreads)), kThreads, 0, stream}, choice, places, rows, kept,
+              choice.n_tokens == 1);
+  pack(stream, kept, false);
 }
 
 void device_scale_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const float* factors) {

@@ -10,6 +10,7 @@
 #include "base/host_device.h"
 #include "gpu/device.h"
 #include "gpu/memory_use.h"
+#include "op/cache/step_rows.h"
 #include "op/experts/rule.h"
 #include "op/gemm/expert_gemm_cuda.h"
 #include "op/gemv/bricks_cuda.h"
@@ -38,7 +39,7 @@ struct ExpertChoice {
   /// Room for packs; those that are not needed have no slots. Of one token every slot is a pack.
   RIDGE_HD int64_t n_packs() const {
     const int64_t full = n_slots() / ExpertPack::kMost + n_scores();
-    return n_slots() < full ? n_slots() : full;
+    return n_tokens == 1 || n_slots() < full ? n_slots() : full;
   }
   /// Columns of areas of groups, and room for them.
   int group_columns() const {
@@ -84,6 +85,12 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 /// The choice alone.
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
 
+/// The part of a choice that a device computes of a layer in host memory: `kept` has as many experts as places, and its
+/// numbers become the places of the chosen experts, below 0 where they have none. places [n_experts]; below 0: none. Numbers of
+/// rows of padding (StepRow, one a token) become -1 in both. Packs are those of `kept`.
+void device_place_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const int32_t* places,
+                          const StepRow* rows, const ExpertChoice& kept);
+
 /// The groups of a choice. counts [n_scores] is scratch memory. Two launches.
 void device_group_experts(gpu::StreamHandle stream, const ExpertChoice& choice, int32_t* counts,
                           const ExpertGroups& groups);
@@ -116,12 +123,8 @@ class DeviceExpertMatmul {
   /// Of every role, and the end behind them.
   std::vector<SourceRole> source_roles() const;
   int64_t source_bytes() const;
-  /// Expert e of a slot from `source` [source_bytes()] in device memory. `matrices`: as the constructor has them, of
-  /// which the scales count.
-  void fill(gpu::StreamHandle stream, int64_t e, const std::byte* source,
-            std::span<const std::vector<const Linear*>> matrices);
-  /// As add_to(), of a slot.
-  void add_slot_to(gpu::Allocations& all) const;
+  /// Expert e of a slot from `source` [source_bytes()] in device memory. `scales`: of each role's matrix.
+  void fill(gpu::StreamHandle stream, int64_t e, const std::byte* source, std::span<const float> scales);
 
   /// As the constructor makes it, without device memory: it cannot run.
   static DeviceExpertMatmul planned(std::span<const std::vector<const Linear*>> matrices,
@@ -171,7 +174,6 @@ class DeviceExpertMatmul {
     int format = 0;  ///< row of weight_formats()
     bool in_bricks = false;
     BrickMatrix bricks;     ///< of one expert; its data holds all, one after another
-    BrickMatrix one;        ///< an expert that fill() makes
     int64_t row_bytes = 0;  ///< as in the file, of all experts
     gpu::Buffer rows;       ///< blocks as in the file, expert after expert
   };
@@ -201,12 +203,14 @@ struct ExpertSum {
   int n_used = 0;
   const float* weights = nullptr;  ///< null: all are 1
   const float* y = nullptr;
-  const float* shared = nullptr;  ///< [n_tokens, n]
-  const float* h = nullptr;       ///< [n_tokens, n]
-  const float* gate = nullptr;    ///< [n] or null
-  bool add = false;               ///< to `out`, or in its place
-  float* out = nullptr;           ///< [n_tokens, n]
-  bool overlap = false;           ///< programmatic dependent launch
+  const int32_t* experts = nullptr;  ///< [n_tokens, n_used]: below 0 adds nothing; null: all add
+  const float* rest = nullptr;       ///< [n_tokens, n], added; or null
+  const float* shared = nullptr;     ///< [n_tokens, n]
+  const float* h = nullptr;          ///< [n_tokens, n]
+  const float* gate = nullptr;       ///< [n] or null
+  bool add = false;                  ///< to `out`, or in its place
+  float* out = nullptr;              ///< [n_tokens, n]
+  bool overlap = false;              ///< programmatic dependent launch
 };
 /// The weight of every chosen expert times factors [n_experts] of the experts.
 void device_scale_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const float* factors);

@@ -96,9 +96,10 @@ BrickMatrix make_brick_matrix(BrickFormat format, int64_t n_in, std::span<const 
   return matrix;
 }
 
-void device_fill_bricks(gpu::StreamHandle stream, const BrickMatrix& matrix, int part, int64_t first_row,
+void device_fill_bricks(gpu::StreamHandle stream, const BrickMatrix& matrix, BrickPart of, int64_t first_row,
                         int64_t n_rows, BrickSource rows, BrickSource up_rows) {
   const int64_t per_tile = matrix.rows_per_tile();
+  const int part = of.part;
   expect(part >= 0 && part < matrix.n_parts && first_row >= 0 && first_row % per_tile == 0 && n_rows > 0 &&
              first_row + n_rows <= matrix.n_out[part] &&
              (n_rows % per_tile == 0 || first_row + n_rows == matrix.n_out[part]),
@@ -107,7 +108,7 @@ void device_fill_bricks(gpu::StreamHandle stream, const BrickMatrix& matrix, int
   expect(keeps_matrix_scale(matrix.format) || (rows.scale == 1 && up_rows.scale == 1),
          "bricks: the format has no scale of the whole matrix");
   const int64_t per_row = matrix.bricks_per_tile(), n_bricks = gpu::ceil_div(n_rows, per_tile) * per_row;
-  const int64_t first_brick = (matrix.first_tile(part) + first_row / per_tile) * per_row;
+  const int64_t first_brick = (of.matrix * matrix.n_tiles() + matrix.first_tile(part) + first_row / per_tile) * per_row;
   const float2 scales = {rows.scale, matrix.paired ? up_rows.scale : rows.scale};
   with_format(matrix.format, [&](auto f) {
     using F = decltype(f);

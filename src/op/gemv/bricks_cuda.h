@@ -81,10 +81,17 @@ struct BrickSource {
   float scale;
 };
 
+/// Part `part` of a matrix, whose data may hold several of them, one after another.
+struct BrickPart {
+  BrickPart(int number, int64_t of_matrix = 0) : part(number), matrix(of_matrix) {}
+  int part;
+  int64_t matrix;
+};
+
 /// Fills the tiles of a part that hold its rows first_row .. first_row + n_rows - 1: `rows`; `up_rows` are those of the
 /// second matrix when paired, whose first one is the gate. first_row must be a multiple of rows_per_tile(), n_rows too
 /// unless the part ends there. The rows may be freed or changed when the stream has come past this.
-void device_fill_bricks(gpu::StreamHandle stream, const BrickMatrix& matrix, int part, int64_t first_row,
+void device_fill_bricks(gpu::StreamHandle stream, const BrickMatrix& matrix, BrickPart part, int64_t first_row,
                         int64_t n_rows, BrickSource rows, BrickSource up_rows = {});
 
 }  // namespace ridge
