@@ -222,9 +222,9 @@ std::unique_ptr<DeviceSampling> CudaBackend::start_sampling(std::span<const SeqI
   };
   auto found = std::ranges::find_if(workspaces_, is_free);
   if (found == workspaces_.end())
-    found = workspaces_.insert(
-        found, std::make_unique<SamplingWorkspace>(n, padded_rows(n, runner_.options().least_rows),
-                                                   runner_.plan().vocab_size, runner_.plan().n_ids));
+    found =
+        workspaces_.insert(found, std::make_unique<SamplingWorkspace>(n, padded_rows(n, runner_.options().least_rows),
+                                                                      runner_.plan().vocab_size, runner_.plan().n_ids));
   SamplingWorkspace& workspace = **found;
   runner_.stream().synchronize();
   for (int i = 0; i < n; ++i) workspace.sampler.set(runner_.stream(), i, samplers[size_t(i)], recent[size_t(i)]);

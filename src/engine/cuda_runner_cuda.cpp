@@ -143,8 +143,7 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
         r[B::q_weights].ensure(n * plan.q_dim());
       if (!sub.is_long && memory.in_fragments(layer))
         r[B::attn_scratch].template ensure<std::byte>(
-            tile_attn_scratch_bytes(sub.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks(),
-                                    step.alone));
+            tile_attn_scratch_bytes(sub.n_rows, a.n_heads, a.n_kv_heads, a.head_dim, tile_attn_blocks(), step.alone));
       if (!sub.is_long) continue;
       const auto ring = [&](Buffer& buffer, const KvTiles& t) {
         buffer.template ensure<std::byte>(int64_t(sub.n_spans) * t.n_kv_heads * sub.ring_tiles * t.ring_tile_bytes +
@@ -534,9 +533,8 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
   gpu::use_device(device_);
   if (host_experts_) host_experts_->rethrow();
   n_ctx_ = pool.n_ctx();
-  StepPlan step = plan_step(
-      batch, pool, memory, plan_,
-      {.reach = fed ? fed->reach : std::span<const int>(), .least_rows = options_.least_rows});
+  StepPlan step = plan_step(batch, pool, memory, plan_,
+                            {.reach = fed ? fed->reach : std::span<const int>(), .least_rows = options_.least_rows});
   step.recorded = step.recorded && !on_block_;  // what the host does between launches shall stay in between
   step.overlap = step.recorded && options_.overlap && !host_experts_;
   if (!expert_use_.empty()) exchange_experts(step);

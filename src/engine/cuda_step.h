@@ -95,7 +95,8 @@ struct StepRule {
   /// Where sequences may be further than the pool knows, the position that each may come to. The rows of such a step are
   /// in the batch's order.
   std::span<const int> reach = {};
-  int least_rows = 1;  ///< of a recorded step, padding among them; above 1 attention of a row is cut as if it were alone
+  int least_rows =
+      1;  ///< of a recorded step, padding among them; above 1 attention of a row is cut as if it were alone
 };
 /// The plan of a batch whose pages are reserved. Recorded steps are filled up with padding rows to padded_rows().
 StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,

@@ -39,7 +39,7 @@ class Steps {
   /// Lists that the padding of recorded steps makes longer than tokens are in the buffers already.
   void sample(int n) {
     all.sampling.add(DeviceSampler::bytes_of(n, plan_.vocab_size));
-    all.sampling.add(4 * int64_t(n));                            // counters of the token ring
+    all.sampling.add(4 * int64_t(n));                                         // counters of the token ring
     all.sampling.add(4 * int64_t(std::max(n, padded_rows(n, least_rows_))));  // tokens
   }
   DeviceBuffers sum() {

@@ -48,8 +48,7 @@ int leaving_tiles_of(const Memory& memory, const KvSpan& span) {
 template <class Pool, class Memory>
 class Planner {
  public:
-  Planner(const Batch& batch, const Pool& pool, const Memory& memory, const ModelPlan& model,
-          const StepRule& rule)
+  Planner(const Batch& batch, const Pool& pool, const Memory& memory, const ModelPlan& model, const StepRule& rule)
       : batch_(batch), pool_(pool), memory_(memory), model_(model), rule_(rule) {}
 
   StepPlan plan() {
@@ -228,7 +227,7 @@ PlannedSides::PlannedSides(std::span<const KvLayerConfig> layers) {
 StepPlan plan_shape(const StepShape& shape, const PlannedSides& sides, const ModelPlan& model, int least_rows) {
   const std::vector<int32_t> tokens(size_t(shape.n_seqs) * size_t(shape.n_tokens));
   const std::vector<SeqTokens> seqs(size_t(shape.n_seqs), SeqTokens{SeqId{}, shape.n_tokens});
-  const LogitRows logits = shape.n_logits == 0              ? LogitRows::none
+  const LogitRows logits = shape.n_logits == 0               ? LogitRows::none
                            : shape.n_logits >= ssize(tokens) ? LogitRows::all
                                                              : LogitRows::last;
   const PlannedPool pool{shape.n_past, sides.calibrates && shape.n_past == 0};

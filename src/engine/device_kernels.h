@@ -19,8 +19,8 @@ struct DeviceOptions {
   bool overlap = true;                 ///< programmatic dependent launch inside a recorded step
   std::optional<RouterKernel> router;  ///< of every few tokens, in place of router_of()
   bool int_experts = true;             ///< DeviceExpertMatmul::run_chosen() where it serves
-  int least_rows = 1;                  ///< of a recorded step, for padded_rows(): fewer tokens take the kernels of so many
-  CpuContext* host = nullptr;          ///< what computes experts in host memory, where the plan has some
+  int least_rows = 1;          ///< of a recorded step, for padded_rows(): fewer tokens take the kernels of so many
+  CpuContext* host = nullptr;  ///< what computes experts in host memory, where the plan has some
 
   /// An extra launch costs several tokens more than a wider grid gives them.
   RouterKernel router_of(int64_t n_tokens) const {

@@ -34,7 +34,8 @@ std::vector<LogitRow> one_by_one(Session& session, std::span<const int32_t> toke
 std::vector<LogitRow> at_once(Session& session, std::span<const int32_t> tokens, int vocab_size) {
   std::vector<LogitRow> rows;
   session.prefill(tokens, [&](int, int n, const float* logits) {
-    for (int i = 0; i < n; ++i) rows.emplace_back(logits + int64_t(i) * vocab_size, logits + int64_t(i + 1) * vocab_size);
+    for (int i = 0; i < n; ++i)
+      rows.emplace_back(logits + int64_t(i) * vocab_size, logits + int64_t(i + 1) * vocab_size);
   });
   return rows;
 }

@@ -176,7 +176,8 @@ bool Decoder::propose(std::span<Row> rows, int most_tokens) {
     Text& text = *row.text;
     const Speculation& s = *text.speculation;
     const int wanted = s.adaptive_ ? std::min(paying[i], s.most_) : s.most_;
-    row.n_asked = std::max(0, most_proposals(*pool_, text.seq, std::min({wanted, left, text.n_left - 1, backend_.most_verified() - 1})));
+    row.n_asked = std::max(
+        0, most_proposals(*pool_, text.seq, std::min({wanted, left, text.n_left - 1, backend_.most_verified() - 1})));
     if (row.n_asked == 0) continue;
     left -= row.n_asked;
     row.rejects = s.rejects_ && text.sampler.temperature > 0 && !text.pick;

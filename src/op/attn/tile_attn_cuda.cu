@@ -214,9 +214,10 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.least_shift = std::bit_width(unsigned(least)) - 1;
   cut.stages = rings.stages;
   cut.parts = reinterpret_cast<float*>(scratch);
-  kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget, plan.alone))), unsigned(32 * rings.warps),
-                 size_t(kernel.packs * query_bytes(a.k) + rings.bytes()), stream, plan.overlap},
-                a, cut);
+  kernel.launch(
+      {dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget, plan.alone))), unsigned(32 * rings.warps),
+       size_t(kernel.packs * query_bytes(a.k) + rings.bytes()), stream, plan.overlap},
+      a, cut);
   const auto join = head_dim == 64    ? attn_join_kernel<64>
                     : head_dim == 128 ? attn_join_kernel<128>
                                       : attn_join_kernel<256>;

@@ -83,8 +83,9 @@ __device__ __forceinline__ int n_keys_of(const StepRow& row) { return row.slot <
 
 /// A row gets its share of the budget by length, one part at least; the whole budget where rows are cut alone.
 __device__ __forceinline__ int parts_of(const Cut& cut, int n_units, int all_units) {
-  const int share =
-      cut.alone || n_units == all_units ? cut.budget : int(unsigned(cut.budget) * unsigned(n_units) / unsigned(all_units));
+  const int share = cut.alone || n_units == all_units
+                        ? cut.budget
+                        : int(unsigned(cut.budget) * unsigned(n_units) / unsigned(all_units));
   return max(1, min(share, n_units >> cut.least_shift));
 }
 

@@ -351,10 +351,10 @@ struct Launch {
   void run(gpu::StreamHandle stream, bool overlap) const {
     const auto kernel = expert_kernel<kSum, kStages, kSegments>;
     gpu::allow_shared_bytes("shared memory of integer experts", kernel, size_t(shared_bytes));
-    gpu::launch(kSum ? "integer sum of experts" : "integer experts", kernel,
-                {dim3(unsigned(n_blocks), unsigned(n_tokens)), unsigned(32 * n_warps), size_t(shared_bytes), stream,
-                 overlap},
-                plan);
+    gpu::launch(
+        kSum ? "integer sum of experts" : "integer experts", kernel,
+        {dim3(unsigned(n_blocks), unsigned(n_tokens)), unsigned(32 * n_warps), size_t(shared_bytes), stream, overlap},
+        plan);
   }
   template <bool kSum, int kSegments>
   void run(gpu::StreamHandle stream, bool overlap) const {
@@ -371,8 +371,8 @@ bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const Exp
 }
 
 void device_int_experts(gpu::StreamHandle stream, const BrickMatrix& w, const IntExpertsCall& call) {
-  bricks::expect(call.x && call.y && call.choice.n_tokens >= 1 && call.choice.n_tokens <= kMostIntTokens && call.choice.scores && call.choice.experts &&
-                     call.choice.weights && w.data.bytes() > 0,
+  bricks::expect(call.x && call.y && call.choice.n_tokens >= 1 && call.choice.n_tokens <= kMostIntTokens &&
+                     call.choice.scores && call.choice.experts && call.choice.weights && w.data.bytes() > 0,
                  "integer experts: one token to four, with a choice's memory, x and y");
   bricks::expect(
       has_int_experts(w, call.choice, call.router.rule) && (!w.paired || !call.add) && (w.paired || !call.norm_weight),
