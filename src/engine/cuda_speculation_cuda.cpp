@@ -1,9 +1,7 @@
 #include "engine/cuda_speculation.h"
 
 #include <algorithm>
-#include <numeric>
 
-#include "engine/decode/text.h"
 #include "op/attn/device_attention.h"
 #include "op/cache/append_cuda.h"
 #include "op/norm_rope/norm_rope_cuda.h"
