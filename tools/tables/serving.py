@@ -146,6 +146,14 @@ def exact_passes():
                   "texts that differ", "with --exact"], lines)
 
 
+def speculation_batch():
+    """A line a model and a number of sequences: tokens a second of all with and without draft tokens, in one run."""
+    lines = [[card(r), model_text(r["model_filename"]), r["n_seq"], cache(r), r["n_prompt"], r["spec_depth"], f"{r['forced_accept']:g}", f"{r['speed_tg']:.0f}", f"{r['speed_tg_spec']:.0f}",
+              f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{100 * r['spec_steps_ahead'] / r['spec_steps']:.0f}"]
+             for r in last(stored("checks/spec-batch-cuda"), "gpu_info", "model_filename", "n_seq", "type_k", "type_v", "n_prompt", "spec_depth")]
+    return table(["card", "model", "texts", "cache", "tokens in front", "draft tokens, at most", "forced acceptance", "tok/s without", "with", "ratio", "accepted a step", "steps without the host %"], lines)
+
+
 def plans():
     """A line a configuration, a column a cache: total as planned, and how far the driver's count lies from it."""
     found, caches = {}, []
@@ -190,6 +198,7 @@ TABLES = {
     "spec-text-cuda": lambda: speculation("spec-text-cuda", with_texts=True),
     "spec-cuda": speculation_cuda,
     "exact-cuda": exact_passes,
+    "spec-batch-cuda": speculation_batch,
     "speculation-text": speculation_texts,
     "mtp-head": mtp_head,
     "plan-cuda": plans,
