@@ -134,21 +134,23 @@ def speculation_cuda():
 def exact_passes():
     """A line a test, run as usual and with --exact (kernel rows=four)."""
     tests = {}
-    for r in stored("checks/exact-cuda"):
-        key = (card(r), model_text(r["model_filename"]), r["text"], r["spec_type"], f"{r['temperature']:g}", cache(r), r["n_depth"])
+    for r in stored("checks/exact-cuda", "checks/spec-cuda", "checks/spec-text-cuda"):
+        key = (card(r), model_text(r["model_filename"]), r["text"], r["n_gen"], r["spec_type"], f"{r['temperature']:g}", cache(r), r["n_depth"], r["spec_depth"], r["forced_accept"])
         tests.setdefault(key, {})["rows=four" in r["kernels"]] = r
     lines = []
     for key, by in tests.items():
+        if True not in by:
+            continue
         both = lambda of: [of(by[exact]) if exact in by else "" for exact in (False, True)]
         differ = lambda r: "not compared" if r["texts_differ"] is None else f"{r['texts_differ']} of {len(r['samples_ts'])}"
-        lines.append([*key, *both(lambda r: f"{r['plain_avg_ts']:.0f}"), *both(lambda r: f"{r['avg_ts']:.0f}"), *both(differ)])
-    return table(["card", "model", "text", "proposer", "temperature", "cache", "depth", "tok/s without draft tokens", "with --exact", "tok/s with draft tokens", "with --exact",
+        lines.append([*key[:8], *both(lambda r: f"{r['plain_avg_ts']:.0f}"), *both(lambda r: f"{r['avg_ts']:.0f}"), *both(differ)])
+    return table(["card", "model", "text", "tokens", "proposer", "temperature", "cache", "depth", "tok/s without draft tokens", "with --exact", "tok/s with draft tokens", "with --exact",
                   "texts that differ", "with --exact"], lines)
 
 
 def speculation_batch():
     """A line a model and a number of sequences: tokens a second of all with and without draft tokens, in one run."""
-    lines = [[card(r), model_text(r["model_filename"]), r["n_seq"], cache(r), r["n_prompt"], r["spec_depth"], f"{r['forced_accept']:g}", f"{r['speed_tg']:.0f}", f"{r['speed_tg_spec']:.0f}",
+    lines = [[card(r), model_text(r["model_filename"]), r["n_seq"], cache(r), r["n_prompt"][0], r["spec_depth"], f"{r['forced_accept']:g}", f"{r['speed_tg']:.0f}", f"{r['speed_tg_spec']:.0f}",
               f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{100 * r['spec_steps_ahead'] / r['spec_steps']:.0f}"]
              for r in last(stored("checks/spec-batch-cuda"), "gpu_info", "model_filename", "n_seq", "type_k", "type_v", "n_prompt", "spec_depth")]
     return table(["card", "model", "texts", "cache", "tokens in front", "draft tokens, at most", "forced acceptance", "tok/s without", "with", "ratio", "accepted a step", "steps without the host %"], lines)

@@ -228,13 +228,20 @@ def host_experts():
     return table(["card", "model", "layers on the host", "task", "GB a token read there", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp"], lines)
 
 
+def mamba_chunks():
+    """A line a task of a model of Mamba2 layers, whose prompts go in chunks."""
+    lines = [[card(r), model_text(r["model_filename"]), f"prompt of {r['n_prompt']}" if r["n_prompt"] else "decode", r["n_depth"], f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}"]
+             for r in stored("checks/mamba-chunks-cuda")]
+    return table(["card", "model", "task", "depth", "tok/s"], lines)
+
+
 def expert_cache():
     """A line a skew and a cache: what a GPU that keeps the most chosen experts gains over one that keeps none."""
     rows = stored("checks/expert-cache-cuda")
     gib = lambda r: float(re.search(r"--moe-cache-gib ([0-9.]+)", r["command"])[1])
     skew = lambda r: float(re.search(r"@skew=([0-9.]+)", r["model_filename"])[1])
     plain = {skew(r): r["avg_ts"] for r in rows if gib(r) == 0}
-    lines = [[card(r), re.match(r"synth:([^@]*)", r["model_filename"])[1], f"{skew(r):g}", f"{gib(r):g}", r["cached_experts"], f"{r['expert_hits']:.0f}" if gib(r) > 0 else "",
+    lines = [[card(r), re.match(r"synth:([^@]*)", r["model_filename"])[1], f"{skew(r):g}", f"{gib(r):g}", r.get("cached_experts", 0), f"{r['expert_hits']:.0f}" if gib(r) > 0 else "",
               f"{r['avg_ts']:.1f} ± {r['stddev_ts']:.1f}", f"{r['avg_ts'] / plain[skew(r)]:.2f}x"] for r in sorted(rows, key=lambda r: (skew(r), gib(r)))]
     return table(["card", "model", "skew", "GiB", "experts kept of each layer", "choices on the GPU %", "tok/s", "relative to none kept"], lines)
 
@@ -242,6 +249,7 @@ def expert_cache():
 TABLES = {
     "host-experts-cuda": host_experts,
     "expert-cache-cuda": expert_cache,
+    "mamba-chunks-cuda": mamba_chunks,
     "amx-tried-cpu": amx,
     "attention-tried-cuda": attention,
     "packs-tried-cuda": packs,
