@@ -328,8 +328,9 @@ struct Launch {
         n_warps(int(gpu::ceil_div(plan.n_bricks, plan.warp_bricks))),
         n_tokens(int(call.choice.n_tokens)),
         n_blocks(blocks_of(plan.n_tiles, n_warps, n_tokens)) {
+    // A ring of kDepth leaves no room for the second block of several tokens.
     const bool is_short = plan.warp_bricks * gpu::ceil_div(plan.n_tiles, n_blocks) <= kShallow;
-    lay_out(is_short ? kShallow : kDepth);
+    lay_out(is_short || n_tokens > 1 ? kShallow : kDepth);
     if (!fits()) lay_out(kShallow);
   }
   /// One token's blocks leave room for the grid after; those of several fill the device once, two a multiprocessor.
