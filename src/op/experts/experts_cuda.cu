@@ -37,16 +37,16 @@ __global__ void __launch_bounds__(32) choose_kernel(const ExpertChoice c, const 
 
 /// Values of x and weights that a thread of score_kernel() has under way together.
 constexpr int kScoreValues = 16;
-/// Blocks of score_kernel() that a multiprocessor runs at a time.
-constexpr int kScoreBlocks = 4;
+/// Most blocks of score_kernel() for a multiprocessor, which runs two at a time: one batch of loads in each of two rounds
+/// takes less time than more batches in one round.
+constexpr int kMostScoreBlocks = 4;
 
 /// Norm and scores of few tokens, spread over the whole device: a block has kRows scores, each of as many warps, whose
 /// threads keep their part of the weights from before the wait on. The norm's factor, of squares in float, meets the sum
 /// at its end, so that both are made side by side; h, where it is wanted, has one of squares in double. Blocks: (scores,
 /// tokens).
 template <int kRows>
-__global__ void __launch_bounds__(kRouteThreads, kScoreBlocks)
-    score_kernel(const ExpertChoice c, const ExpertRouter r) {
+__global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertChoice c, const ExpertRouter r) {
   constexpr int kWarps = kRouteThreads / 32, kRowThreads = kRouteThreads / kRows, kRowWarps = kWarps / kRows;
   __shared__ float squares_of[kWarps], sums_of[kWarps];
   const int thread = int(threadIdx.x), of_block = thread / kRowThreads, at = thread % kRowThreads;
@@ -257,13 +257,13 @@ void pack(gpu::StreamHandle stream, const ExpertChoice& choice, bool overlap) {
     gpu::launch("packs of experts", pack_kernel, {1, kPackThreads, 0, stream, overlap}, choice);
 }
 
-/// By blocks of as few scores as let all blocks run at a time.
+/// By blocks of few scores.
 void launch_scores(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
   const auto blocks_of = [&](int rows) { return gpu::ceil_div(choice.n_scores(), rows); };
   int rows = router.rows;
   if (rows == 0)
     for (rows = 1;
-         rows < kRouteThreads / 32 && blocks_of(rows) * choice.n_tokens > kScoreBlocks * gpu::multiprocessors();)
+         rows < kRouteThreads / 32 && blocks_of(rows) * choice.n_tokens > kMostScoreBlocks * gpu::multiprocessors();)
       rows *= 2;
   const auto kernel = rows == 1   ? score_kernel<1>
                       : rows == 2 ? score_kernel<2>
