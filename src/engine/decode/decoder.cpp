@@ -357,8 +357,11 @@ void Decoder::learn(std::span<const Row> rows, double seconds) {
     if (!s) continue;
     // Each text answers for its part of what draft tokens took.
     const double part = n_paid > 0 ? double(paid[i]) / n_paid : 1 / double(rows.size());
-    s->depth_.add(rows[i].n_asked, paid[i], rows[i].n_right, cost, int(rows.size()),
-                  timed && part > 0 ? plain + more * part : 0);
+    s->depth_.add(rows[i].n_asked, paid[i], rows[i].n_right,
+                  {.cost = cost,
+                   .n_texts = int(rows.size()),
+                   .n_others = n_paid - paid[i],
+                   .seconds = timed && part > 0 ? plain + more * part : 0});
     if (backend_.on_device() && cost.wants_pause()) s->depth_.pause();
     ++s->report_.n_steps;
   }

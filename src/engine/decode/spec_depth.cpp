@@ -9,8 +9,8 @@
 namespace ridge {
 namespace {
 
-/// Weight of a new measurement in a mean.
-constexpr double kNewAcceptance = 1.0 / 8;
+/// Weight of a new measurement in a mean: with a larger one chance alone ends proposals that pay.
+constexpr double kNewAcceptance = 1.0 / 24;
 /// What a proposal must promise over what it costs, since both are estimates.
 constexpr double kMargin = 1.1;
 /// Proposals of a try, and steps without proposals before the first try again and at most: text may change. They are
@@ -28,6 +28,8 @@ constexpr double kVain = 0.02;
 constexpr int kPlainAge = 64, kFirstPlainAge = 8, kFewPlain = 5;
 /// How far apart times of equal steps may be.
 constexpr double kAgree = 1.3;
+/// Steps after which the time of a step with proposals is forgotten.
+constexpr int kForgotten = 2048;
 /// Proposals in a row whose gain is weighed.
 constexpr int kMostWeighed = 8;
 
@@ -55,6 +57,7 @@ bool RecentTimes::is_settled() const {
 }
 
 void SpecCost::add(int n_proposed, double seconds) {
+  ++n_steps_;
   if (n_proposed == 0) {
     if (was_paused_) heard_.add(std::max(1.0, seconds / plain()));
     else plain_.add(seconds / listening());
@@ -63,7 +66,11 @@ void SpecCost::add(int n_proposed, double seconds) {
   } else {
     was_paused_ = false;
     n_unproposed_ = 0;
-    proposed_[size_t(n_extra_++) % proposed_.size()] = {n_proposed, seconds};
+    ++n_extra_;
+    std::erase_if(proposed_, [&](const auto& of) { return n_steps_ - of.second.at > kForgotten; });
+    Proposed& proposed = proposed_[n_proposed];
+    proposed.seconds.add(seconds);
+    proposed.at = n_steps_;
     ++age_;
   }
 }
@@ -76,12 +83,20 @@ void SpecCost::add_paused(double seconds) {
   age_ = 0;
 }
 
-double SpecCost::extra() const {
-  if (n_extra_ == 0) return plain() / 8;
-  std::array<double, std::tuple_size_v<decltype(proposed_)>> values;
-  const size_t n = std::min(values.size(), size_t(n_extra_));
-  for (size_t i = 0; i < n; ++i) values[i] = (proposed_[i].seconds - plain() * listening()) / proposed_[i].n;
-  return std::max(0.0, lower_quartile({values.data(), n}));  // a step cannot cost less for its proposals
+std::vector<double> SpecCost::extras(int most) const {
+  std::vector<double> extras(static_cast<size_t>(most) + 1);
+  double each = plain() / 8;
+  int at = 0;
+  for (const auto& [n, proposed] : proposed_) {
+    if (at >= most) break;
+    // No less for more proposals; a single time may have waited for the machine.
+    double extra = std::max(extras[size_t(at)], proposed.seconds.value() - plain() * listening());
+    if (at > 0 && proposed.seconds.n() == 1) extra = std::min(extra, extras[size_t(at)] * n / at);
+    each = (extra - extras[size_t(at)]) / (n - at);
+    for (const int end = std::min(n, most); at < end; ++at) extras[size_t(at) + 1] = extras[size_t(at)] + each;
+  }
+  for (; at < most; ++at) extras[size_t(at) + 1] = extras[size_t(at)] + each;
+  return extras;
 }
 
 int SpecCost::paid(int n_proposed, double proposing) const {
@@ -93,19 +108,22 @@ bool SpecCost::wants_pause() const { return plain_.n() > 0 && n_pauses_ == 0 && 
 bool SpecCost::is_old() const { return age_ >= (plain_.n() < kFewPlain ? kFirstPlainAge : kPlainAge); }
 
 bool SpecCost::is_hopeless(int n_texts) const {
-  return knows_extra() && n_unproposed_ < kMostDistance && price(n_texts) >= 1;
+  return knows_extra() && n_unproposed_ < kMostDistance && gain(1, n_texts, 0) <= 0;
 }
 
-bool SpecCost::pays(double acceptance, int n_texts) const {
+bool SpecCost::pays(double acceptance, int n_texts, int n_others) const {
+  return gain(acceptance, n_texts, n_others) > listening() - 1;
+}
+
+double SpecCost::gain(double acceptance, int n_texts, int n_others) const {
+  const std::vector<double> more = extras(n_others + kMostWeighed);
   double holds = 1, tokens = 0, gain = -1;
-  for (int n = 1; n <= kMostWeighed; ++n) {
+  for (size_t n = 1, from = size_t(n_others); n <= kMostWeighed; ++n) {
     tokens += holds *= acceptance;
-    gain = std::max(gain, tokens - n * price(n_texts));
+    gain = std::max(gain, tokens - kMargin * n_texts * (more[from + n] - more[from]) / plain());
   }
-  return gain > listening() - 1;
+  return gain;
 }
-
-double SpecCost::price(int n_texts) const { return kMargin * n_texts * extra() / plain(); }
 
 void SpecDepth::on_paused_steps(int n, double lost) {
   n_plain_ += n;
@@ -115,16 +133,17 @@ void SpecDepth::on_paused_steps(int n, double lost) {
 void SpecDepth::pause(int distance) {
   paused_ = must_catch_up_ = true;
   n_plain_ = 0;
-  double least = 0;  // so that no more tries fall into a window than may be lost there
+  double least = 0;  // so that no more tries fall into a window than may be lost there, one at each end of it
   if (lost_ > 0) {
     const int n_tries = int(kMostLost * kWindow / lost_);
-    least = n_tries > 0 ? kWindow / n_tries : lost_ / kMostLost;
+    least = n_tries > 0 ? 1 + kWindow / std::max(1, n_tries - 1) : lost_ / kMostLost;
   }
   distance_ = std::max(std::min(distance, kMostDistance), int(std::min(least, double(kLongestDistance))));
   lost_ = 0;
 }
 
-void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts, double seconds) {
+void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecStep& step) {
+  const auto& [cost, n_texts, n_others, seconds] = step;
   if (seconds > 0 && cost.plain() > 0) {
     const double most = must_catch_up_ && n_proposed > 0 ? kMostLostLate : kMostLostStep * std::max(1, n_proposed);
     lost_ += n_texts * std::min(seconds / cost.plain() - 1, most) - n_accepted;
@@ -142,8 +161,8 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecCost&
     must_catch_up_ = false;
     return;
   }
-  if (cost.pays(acceptance_, n_texts)) paused_ = false, n_plain_ = 0;
-  else if (paused_ && n_accepted == n_proposed && cost.pays(1, n_texts))
+  if (cost.pays(acceptance_, n_texts, n_others)) paused_ = false, n_plain_ = 0;
+  else if (paused_ && n_accepted == n_proposed && cost.pays(1, n_texts, n_others))
     return;  // the try goes on while it loses nothing
   else if (cost.is_hopeless(n_texts)) pause(kMostDistance);
   else pause(paused_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance);
@@ -159,14 +178,21 @@ std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const 
       depths[i] = texts[i]->must_catch_up() ? 1 : std::min(most, kTryDepth);
     if (!texts[i]->paused()) gains[i] = texts[i]->acceptance();
   }
-  double tokens = n_texts, seconds = cost.plain();
-  while (!gains.empty()) {
+  // The likeliest proposals first, and of all their numbers the one that promises most tokens a second.
+  int n_tried = 0;
+  for (const int n : depths) n_tried += n;
+  const std::vector<double> extras =
+      cost.extras(n_tried + int(std::ranges::count_if(gains, [](double g) { return g > 0; })) * most);
+  const auto rate = [&](double tokens, int n) {
+    return tokens / (cost.plain() + kMargin * (extras[size_t(n)] - extras[size_t(n_tried)]));
+  };
+  std::vector<int> deeper = depths;
+  double tokens = n_texts, best_rate = rate(tokens, n_tried);
+  for (int n = n_tried; std::ranges::any_of(gains, [](double gain) { return gain > 0; });) {
     const auto best = size_t(std::ranges::max_element(gains) - gains.begin());
-    if (gains[best] * seconds <= kMargin * tokens * cost.extra()) break;
     tokens += gains[best];
-    seconds += cost.extra();
-    gains[best] = ++depths[best] < most ? gains[best] * texts[best]->acceptance() : 0;
-    if (std::ranges::all_of(gains, [](double gain) { return gain == 0; })) break;
+    gains[best] = ++deeper[best] < most ? gains[best] * texts[best]->acceptance() : 0;
+    if (const double of = rate(tokens, ++n); of > best_rate) best_rate = of, depths = deeper;
   }
   return depths;
 }

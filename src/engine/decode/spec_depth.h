@@ -42,13 +42,14 @@ class SpecCost {
   /// What counts as proposals of a step whose proposer took so long: one in vain, where it was long for nothing.
   int paid(int n_proposed, double proposing) const;
   double plain() const { return plain_.value(); }  ///< seconds of a paused step; 0: not measured yet
-  double extra() const;                            ///< seconds a proposal; thought to be few until they are measured
+  /// Seconds that 0, 1, ... `most` proposals add to a step: as measured, on a straight line between numbers that were,
+  /// and on the last such line behind them. Thought to be few until they are measured.
+  std::vector<double> extras(int most) const;
   /// Whether so many steps with proposals were measured that one wrong time does not count.
   bool knows_extra() const { return n_extra_ >= 2; }
-  /// What a proposal costs all texts, in tokens of steps without proposals, and a margin since both are estimates.
-  double price(int n_texts) const;
-  /// Whether proposals of a text pay that hold with this probability, where they must also pay for a proposer that listens.
-  bool pays(double acceptance, int n_texts) const;
+  /// Whether proposals of a text pay that hold with this probability, beside n_others of other texts, where they must
+  /// also pay for a proposer that listens. n_texts are in the step.
+  bool pays(double acceptance, int n_texts, int n_others = 0) const;
   /// Whether no proposal pays that is known to hold, as far as was measured lately.
   bool is_hopeless(int n_texts) const;
   /// Whether a step without proposals should be measured next.
@@ -56,17 +57,20 @@ class SpecCost {
 
  private:
   struct Proposed {
-    int n;
-    double seconds;
+    RecentTimes seconds;
+    int64_t at = 0;  // step of the newest
   };
   bool is_old() const;
+  /// Tokens that a text's proposals are to bring, over what they cost all texts in tokens of steps without proposals, and
+  /// a margin since both are estimates: of the number of proposals for which that is most.
+  double gain(double acceptance, int n_texts, int n_others) const;
   /// What a step without proposals takes that the proposer sees, in paused steps.
   double listening() const { return std::max(1.0, heard_.value()); }
 
   RecentTimes plain_;
   RecentTimes heard_;
-  std::array<Proposed, 5>
-      proposed_{};                  // the newest steps with proposals: judged by what a plain step is known to take now
+  std::map<int, Proposed> proposed_;  // by proposals: judged by what a plain step is known to take now
+  int64_t n_steps_ = 0;
   int n_extra_ = 0, n_pauses_ = 0;  // measurements
   bool was_paused_ = false;         // since the last step with proposals
   int age_ = 0;                     // steps since the last one without proposals
@@ -74,14 +78,21 @@ class SpecCost {
   std::map<int, int> n_runs_;       // by proposals
 };
 
+/// A step of texts as one of them sees it.
+struct SpecStep {
+  const SpecCost& cost;  ///< knows of the step
+  int n_texts = 1;
+  int n_others = 0;    ///< proposals of the other texts
+  double seconds = 0;  ///< with those proposals alone that are the text's own; 0: they say nothing
+};
+
 /// How many proposals for one text hold, and whether they pay. Where they do not, they end, and are tried again at
 /// growing distances, in two steps: in the first one the proposer catches up with the text. The distance is such that
 /// what the tries lose is a small part of it.
 class SpecDepth {
  public:
-  /// n_asked proposals were wanted in a step of n_texts, n_proposed came (SpecCost::paid()), and the first n_accepted
-  /// held; `cost` knows of the step, which took `seconds` (0: they say nothing).
-  void add(int n_asked, int n_proposed, int n_accepted, const SpecCost& cost, int n_texts, double seconds);
+  /// n_asked proposals were wanted in a step, n_proposed came (SpecCost::paid()), and the first n_accepted held.
+  void add(int n_asked, int n_proposed, int n_accepted, const SpecStep& step);
   /// n steps of a pause (paused_steps()) were run. To begin with them took `lost` paused steps.
   void on_paused_steps(int n, double lost = 0);
   /// Steps that the text goes on for without its proposer. One that `listens` sees the last steps in front of a try.

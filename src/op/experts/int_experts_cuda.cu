@@ -20,7 +20,7 @@ namespace {
 constexpr int kMostWarps = 16;
 constexpr int kDepth = 6, kShallow = 4;  ///< bricks of a warp on their way from memory, where there is room and else
 constexpr int kBrickBytes = 1056, kPlanes = 2;
-constexpr int kBatch = 8;                              ///< tiles of rows between two barriers
+constexpr int kBatch = 12;                             ///< tiles of rows between two barriers
 constexpr int kImageBytes = kPlanes * kIntGroup + 16;  ///< of a group: int8, then two scales
 constexpr int kTileSums = 16 + 4;  ///< floats of a warp's sums; the warps of an addition meet different banks
 
