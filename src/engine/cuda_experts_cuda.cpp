@@ -10,7 +10,7 @@ namespace ridge {
 using B = StepBuffer;
 namespace {
 
-constexpr int64_t kMostSummedTokens = kMostIntTokens;
+static_assert(kMostIntTokens <= kFewRoutedTokens);  // experts that choose are those of steps which copy none
 
 BrickGlu glu_of(Activation activation) {
   switch (activation) {
@@ -24,7 +24,7 @@ BrickGlu glu_of(Activation activation) {
 
 /// Whether the products of a token's experts are added up as one long row.
 bool sums_at_once(const CudaLayer& layer, const ExpertsPlan& plan, const ExpertChoice& choice) {
-  return choice.n_tokens <= kMostSummedTokens && layer.experts.down.can_sum() && choice.shared == plan.shared;
+  return choice.n_tokens <= kMostIntTokens && layer.experts.down.can_sum() && choice.shared == plan.shared;
 }
 
 }  // namespace
@@ -66,8 +66,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .glu = glu_of(e.activation),
                             .y = r[B::expert_gate].as<float>()};
   const MatmulCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
-  const bool late =
-      n <= kMostIntTokens && options_.int_experts && !streamed && has_late_choice(layer, e) && !e.beside_dense;
+  const bool late = n <= kMostIntTokens && options_.int_experts && has_late_choice(layer, e) && !e.beside_dense;
   const RouterKernel router_kernel = late ? options_.router_of(1) : options_.router_of(n);
   const ExpertRouter router{.rule = e.rule,
                             .n_in = plan_.d_model,

@@ -88,6 +88,7 @@ struct PlannedSides {
   bool calibrates = false;
 };
 /// The plan of a step of this shape, with lists as long as those of such a batch. Sequences with a past are calibrated.
+/// A step has as many of the sequences as it has room for.
 StepPlan plan_shape(const StepShape& shape, const PlannedSides& sides, const ModelPlan& model, int least_rows);
 
 /// What steps of a runner have in common.
@@ -101,6 +102,8 @@ struct StepRule {
 /// The plan of a batch whose pages are reserved. Recorded steps are filled up with padding rows to padded_rows().
 StepPlan plan_step(const Batch& batch, const SequencePool& pool, const DeviceKvMemory& memory, const ModelPlan& model,
                    const StepRule& rule = {});
+/// Rows of the largest step that is recorded.
+inline constexpr int kMostRecordedRows = 256;
 /// Graphs are kept for numbers of rows in steps, so that there are few of them; 0 when there are too many rows.
 int padded_rows(int n, int least = 1);
 

@@ -18,11 +18,7 @@ class Steps {
       : plan_(plan), model_(model), sides_(layers), least_rows_(least_rows) {}
 
   void run(const StepShape& shape, bool keeps_hidden) {
-    StepShape cut = shape;
-    cut.n_seqs = std::max(1, std::min(shape.n_seqs, kMostStepTokens / shape.n_tokens));
-    const bool all_rows = shape.n_logits >= shape.n_seqs * shape.n_tokens;
-    cut.n_logits = all_rows ? cut.n_seqs * cut.n_tokens : std::min(shape.n_logits, cut.n_seqs);
-    const StepPlan step = plan_shape(cut, sides_, plan_, least_rows_);
+    const StepPlan step = plan_shape(shape, sides_, plan_, least_rows_);
     reserve_step_buffers(buffers_, step, plan_, model_, sides_);
     const int64_t n = step.n_rows();
     for (const LayerPlan& layer : plan_.layers)

@@ -5,13 +5,12 @@
 #include <iterator>
 
 #include "engine/cpu_workspace.h"
+#include "engine/cuda_step_buffers.h"
 #include "op/attn/device_attention.h"
 #include "op/cache/append.h"
 
 namespace ridge {
 namespace {
-
-constexpr int kMostRecordedRows = 256;
 
 /// All rules of retention of a cache.
 template <class Memory, class Visit>
@@ -225,11 +224,12 @@ PlannedSides::PlannedSides(std::span<const KvLayerConfig> layers) {
 }
 
 StepPlan plan_shape(const StepShape& shape, const PlannedSides& sides, const ModelPlan& model, int least_rows) {
-  const std::vector<int32_t> tokens(size_t(shape.n_seqs) * size_t(shape.n_tokens));
-  const std::vector<SeqTokens> seqs(size_t(shape.n_seqs), SeqTokens{SeqId{}, shape.n_tokens});
-  const LogitRows logits = shape.n_logits == 0               ? LogitRows::none
-                           : shape.n_logits >= ssize(tokens) ? LogitRows::all
-                                                             : LogitRows::last;
+  const int n_seqs = std::max(1, std::min(shape.n_seqs, kMostStepTokens / shape.n_tokens));
+  const std::vector<int32_t> tokens(size_t(n_seqs) * size_t(shape.n_tokens));
+  const std::vector<SeqTokens> seqs(size_t(n_seqs), SeqTokens{SeqId{}, shape.n_tokens});
+  const LogitRows logits = shape.n_logits == 0                               ? LogitRows::none
+                           : shape.n_logits >= shape.n_seqs * shape.n_tokens ? LogitRows::all
+                                                                             : LogitRows::last;
   const PlannedPool pool{shape.n_past, sides.calibrates && shape.n_past == 0};
   const Batch batch{.tokens = tokens, .seqs = seqs, .logits = logits};
   return Planner(batch, pool, sides, model, StepRule{.least_rows = least_rows}).plan();

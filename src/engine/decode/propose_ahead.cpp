@@ -57,6 +57,7 @@ class Decoder::Ahead {
   StepHooks& hooks_;
   std::vector<One> texts_;  // those with a head first
   std::optional<DeviceDraft> draft_;
+  std::vector<int> next_;  // draft tokens of the next step, for each text
   std::deque<Queued> queued_;
   bool has_pages_ = true;
   bool more_ = true;  // goes_on(), as it was when a step was read last
@@ -103,7 +104,7 @@ void Decoder::Ahead::run() {
     text.n_forced = one.head->n_forced_;
   }
   const auto depths = [&] {
-    queued_.push_back({next_depths(), Clock::now()});
+    queued_.push_back({next_, Clock::now()});
     return queued_.back().n_proposed;
   };
   const std::unique_ptr<DeviceSpeculation> steps = decoder_.backend_.start_speculation(
@@ -160,12 +161,12 @@ std::vector<int> Decoder::Ahead::next_depths() {
 
 bool Decoder::Ahead::may_launch(bool is_first) {
   if (!is_first && !hooks_.go_on()) return false;
-  const std::vector<int> next = next_depths();
+  next_ = next_depths();
   for (size_t i = 0; i < texts_.size(); ++i) {
     int n_tokens = 0;  // of steps that were not read
     for (const Queued& step : queued_) n_tokens += 1 + step.n_proposed[i];
     // When a text ends, all but the first of them may have to be taken back exactly.
-    if (!is_first && n_tokens + 1 + next[i] > texts_[i].n_back) return false;
+    if (!is_first && n_tokens + 1 + next_[i] > texts_[i].n_back) return false;
     has_pages_ = has_pages_ && pool_.reserve(texts_[i].text->seq, n_tokens + 1 + texts_[i].limit);
   }
   return has_pages_;
