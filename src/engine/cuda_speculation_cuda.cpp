@@ -92,7 +92,7 @@ void CudaSpeculation::launch(int64_t step) {
   if (step > 0) read_sampled(step, proposes);
   if (proposes) propose(n_proposed);
   workspace_.head_done.record(head_.stream());
-  workspace_.head_done.hold(model_.stream());
+  if (proposes) workspace_.head_done.hold(model_.stream());
   verify(step, n_proposed);
   workspace_.model_done.record(model_.stream());
 }
@@ -191,6 +191,8 @@ void CudaSpeculation::verify(int64_t step, const Step& n_proposed) {
   auto* const sampled = workspace_.sampled.as<int32_t>();
   workspace_.sampler.spread(stream, rows, device_text(0));
   workspace_.sampler.sample(stream, n, outputs_.on_device(), sampled);
+  // A head that only reads does so beside the model's pass: what it reads of the texts is overwritten from here on.
+  workspace_.head_done.hold(stream);
   workspace_.sampler.verify(stream, rows, sampled, device_text(0), workspace_.ring.view());
   queued_.push_back(n_proposed);
 }
