@@ -79,9 +79,7 @@ inline bool streams_experts(const CudaLayer& layer, const ExpertsPlan& plan, int
 
 /// Whether the device takes its part of n tokens whose experts the host computes: of as many as a recorded step may have.
 /// The host reads an expert once for all tokens of a longer one.
-inline bool keeps_experts(const ExpertsPlan& plan, int64_t n) {
-  return plan.n_cached > 0 && n <= kMostRecordedRows;
-}
+inline bool keeps_experts(const ExpertsPlan& plan, int64_t n) { return plan.n_cached > 0 && n <= kMostRecordedRows; }
 
 /// Whether one token's products with experts can choose them from the scores (op/experts/int_experts_cuda.h).
 bool has_late_choice(const CudaLayer& layer, const ExpertsPlan& plan);
