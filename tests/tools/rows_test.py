@@ -67,6 +67,14 @@ class Rows(unittest.TestCase):
                     self.assertTrue(any(ROOT.glob(path)), f"tools/tables/ages.py: {path} is not there")
 
 
+class Code(unittest.TestCase):
+    def test_comments_space_and_standard_headers_are_no_code(self):
+        text = "#include <array>\n\n/// A sum.\nint sum(int a) {\n  return a + 1;  // why\n}\n"
+        self.assertEqual(ages.code_of(text), ages.code_of("#include <cstdint>\n" + text.replace("A sum", "The sum").replace("\n  ", " ")))
+        self.assertNotEqual(ages.code_of(text), ages.code_of(text.replace("+ 1", "+ 2")))
+        self.assertNotEqual(ages.code_of(text), ages.code_of('#include "sum.h"\n' + text))
+
+
 class Tables(unittest.TestCase):
     def test_rows_of_every_kind_name_their_card(self):
         for row, name in (({"gpu_info": "NVIDIA H100 80GB HBM3", "cpu_info": "AMD EPYC"}, "H100"), ({"server_device": "cuda:0 NVIDIA H200"}, "H200"),

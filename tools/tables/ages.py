@@ -112,6 +112,18 @@ def watched(name, op):
     return (*paths, *CPU_HEADERS), ONLY_ARM + (ONLY_GPU if base.endswith("-cpu") else ())
 
 
+def code_of(text):
+    """A file's text without comments, white space and lines that include standard headers: what a compiler makes code of."""
+    text = re.sub(r"//[^\n]*|^#include <[^\n]*", "", text, flags=re.MULTILINE)
+    return "".join(text.split())
+
+
+def has_changed(build, spec):
+    """Whether code of these paths is other code than in `build`."""
+    changed = (git("diff", "--name-only", build, "HEAD", "--", *spec) or "").split()
+    return any(code_of(git("show", f"{build}:{path}") or "") != code_of(git("show", f"HEAD:{path}") or "") for path in changed)
+
+
 def state(build, paths, left_out, known):
     """`known` where the history does not reach the build: clones without history, and copies of the tree, cannot tell."""
     if not paths:
@@ -119,8 +131,7 @@ def state(build, paths, left_out, known):
     if git("merge-base", "--is-ancestor", build.removesuffix("-dirty"), "HEAD") is None:
         return known or "not in the history"
     spec = [f":(glob){path}" if "*" in path else path for path in paths] + [f":(exclude,glob)**/{pattern}" for pattern in left_out]
-    changed = git("log", "--max-count=1", "--format=%h", f"{build.removesuffix('-dirty')}..HEAD", "--", *spec)
-    return "older than its code" if changed else "current"
+    return "older than its code" if has_changed(build.removesuffix("-dirty"), spec) else "current"
 
 
 def groups():
