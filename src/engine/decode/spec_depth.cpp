@@ -10,7 +10,9 @@ namespace ridge {
 namespace {
 
 /// Weight of a new measurement in a mean: with a larger one chance alone ends proposals that pay.
-constexpr double kNewAcceptance = 1.0 / 24;
+constexpr double kNewAcceptance = 1.0 / 20, kNewRecent = 1.0 / 8;
+/// Tokens that steps since the best one have lost when the text has changed: the longer mean knows it late.
+constexpr double kMostSlump = 5;
 /// What a proposal must promise over what it costs, since both are estimates.
 constexpr double kMargin = 1.1;
 /// Proposals of a try, and steps without proposals before the first try again and at most: text may change. They are
@@ -84,18 +86,31 @@ void SpecCost::add_paused(double seconds) {
 }
 
 std::vector<double> SpecCost::extras(int most) const {
+  struct Point {
+    int n;
+    double extra;
+    bool single;  // measured once
+  };
+  std::vector<Point> points = {{.n = 0, .extra = 0, .single = false}};
+  for (const auto& [n, proposed] : proposed_)
+    points.push_back({n, std::max(0.0, proposed.seconds.value() - plain() * listening()), proposed.seconds.n() == 1});
+  // A time that waited for the machine does not count: fewer proposals cost no more, and a single time no more than in
+  // proportion to fewer ones.
+  for (size_t i = points.size() - 1; i > 1; --i) points[i - 1].extra = std::min(points[i - 1].extra, points[i].extra);
+  for (size_t i = 2; i < points.size(); ++i)
+    if (points[i].single)
+      points[i].extra = std::min(points[i].extra, points[i - 1].extra * points[i].n / points[i - 1].n);
+
   std::vector<double> extras(static_cast<size_t>(most) + 1);
   double each = plain() / 8;
-  int at = 0;
-  for (const auto& [n, proposed] : proposed_) {
-    if (at >= most) break;
-    // No less for more proposals; a single time may have waited for the machine.
-    double extra = std::max(extras[size_t(at)], proposed.seconds.value() - plain() * listening());
-    if (at > 0 && proposed.seconds.n() == 1) extra = std::min(extra, extras[size_t(at)] * n / at);
-    each = (extra - extras[size_t(at)]) / (n - at);
-    for (const int end = std::min(n, most); at < end; ++at) extras[size_t(at) + 1] = extras[size_t(at)] + each;
+  for (int n = 1, i = 1; n <= most; ++n) {
+    while (i < int(points.size()) && points[size_t(i)].n < n) ++i;
+    if (i < int(points.size())) {
+      const Point &from = points[size_t(i) - 1], &to = points[size_t(i)];
+      each = (to.extra - from.extra) / (to.n - from.n);
+    }
+    extras[size_t(n)] = extras[size_t(n) - 1] + each;
   }
-  for (; at < most; ++at) extras[size_t(at) + 1] = extras[size_t(at)] + each;
   return extras;
 }
 
@@ -113,6 +128,11 @@ bool SpecCost::is_hopeless(int n_texts) const {
 
 bool SpecCost::pays(double acceptance, int n_texts, int n_others) const {
   return gain(acceptance, n_texts, n_others) > listening() - 1;
+}
+
+double SpecCost::price(int n, int n_texts, int n_others) const {
+  const std::vector<double> more = extras(n_others + n);
+  return n_texts * (more.back() - more[size_t(n_others)]) / plain();
 }
 
 double SpecCost::gain(double acceptance, int n_texts, int n_others) const {
@@ -155,8 +175,12 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecStep&
     return;
   }
   if (n_proposed == 0) return;  // nothing was known, at no cost
-  for (int i = 0; i < std::min(n_accepted + 1, n_proposed); ++i)
+  for (int i = 0; i < std::min(n_accepted + 1, n_proposed); ++i) {
     acceptance_ += kNewAcceptance * ((i < n_accepted) - acceptance_);
+    recent_ += kNewRecent * ((i < n_accepted) - recent_);
+  }
+  slump_ = paused_ ? 0 : std::max(0.0, slump_ + cost.price(n_proposed, n_texts, n_others) - n_accepted);
+  if (slump_ > kMostSlump) acceptance_ = std::min(acceptance_, recent_);  // the text has changed
   if (must_catch_up_) {
     must_catch_up_ = false;
     return;

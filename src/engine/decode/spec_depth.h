@@ -51,6 +51,8 @@ class SpecCost {
   /// Whether proposals of a text pay that hold with this probability, beside n_others of other texts, where they must
   /// also pay for a proposer that listens. n_texts are in the step.
   bool pays(double acceptance, int n_texts, int n_others = 0) const;
+  /// What n proposals of a text cost all texts beside n_others, in tokens of steps without proposals.
+  double price(int n, int n_texts, int n_others) const;
   /// Whether no proposal pays that is known to hold, as far as was measured lately.
   bool is_hopeless(int n_texts) const;
   /// Whether a step without proposals should be measured next.
@@ -113,7 +115,8 @@ class SpecDepth {
  private:
   void pause(int distance);
 
-  double acceptance_ = 0.6;
+  double acceptance_ = 0.6, recent_ = 0.6;  // of a longer and a shorter mean
+  double slump_ = 0;                        // tokens lost since draft tokens gained most
   bool paused_ = true, must_catch_up_ = true;
   int n_plain_ = 0, distance_ = 0;  // steps without proposals, and how many of them before the next try
   double lost_ = 0;                 // paused steps that steps since the last pause took longer than their tokens
