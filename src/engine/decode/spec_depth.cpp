@@ -9,7 +9,8 @@
 namespace ridge {
 namespace {
 
-/// Weight of a new measurement in a mean: with a larger one chance alone ends proposals that pay.
+/// Weight of a new measurement in a mean, and in one that follows the text faster: with it chance alone would end
+/// proposals that pay. Tries go by the second.
 constexpr double kNewAcceptance = 1.0 / 20, kNewRecent = 1.0 / 8;
 /// Tokens that steps since the best one have lost when the text has changed: the longer mean knows it late.
 constexpr double kMostSlump = 5;
@@ -150,13 +151,14 @@ void SpecDepth::on_paused_steps(int n, double lost) {
   lost_ += std::clamp(lost, 0.0, kMostLostLate);
 }
 
-void SpecDepth::pause(int distance) {
+void SpecDepth::pause(int distance, int n_texts) {
   paused_ = must_catch_up_ = true;
   n_plain_ = 0;
-  double least = 0;  // so that no more tries fall into a window than may be lost there, one at each end of it
+  double least = 0;  // so that no more tries fall into a window than may be lost there
   if (lost_ > 0) {
     const int n_tries = int(kMostLost * kWindow / lost_);
-    least = n_tries > 0 ? 1 + kWindow / std::max(1, n_tries - 1) : lost_ / kMostLost;
+    // Tries of several texts cost each of them much: one that falls on the window's end counts too.
+    least = n_tries > 0 ? kWindow / std::max(1, n_tries - (n_texts > 1)) : lost_ / kMostLost;
   }
   distance_ = std::max(std::min(distance, kMostDistance), int(std::min(least, double(kLongestDistance))));
   lost_ = 0;
@@ -171,12 +173,12 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecStep&
   if (n_asked == 0) {
     ++n_plain_;
     if (paused_ ? probes() && cost.is_hopeless(n_texts) : n_plain_ >= kFirstDistance)
-      pause(paused_ ? kMostDistance : kFirstDistance);
+      pause(paused_ ? kMostDistance : kFirstDistance, n_texts);
     return;
   }
   if (n_proposed == 0) return;  // nothing was known, at no cost
   for (int i = 0; i < std::min(n_accepted + 1, n_proposed); ++i) {
-    acceptance_ += kNewAcceptance * ((i < n_accepted) - acceptance_);
+    acceptance_ += (paused_ ? kNewRecent : kNewAcceptance) * ((i < n_accepted) - acceptance_);
     recent_ += kNewRecent * ((i < n_accepted) - recent_);
   }
   slump_ = paused_ ? 0 : std::max(0.0, slump_ + cost.price(n_proposed, n_texts, n_others) - n_accepted);
@@ -188,8 +190,8 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecStep&
   if (cost.pays(acceptance_, n_texts, n_others)) paused_ = false, n_plain_ = 0;
   else if (paused_ && n_accepted == n_proposed && cost.pays(1, n_texts, n_others))
     return;  // the try goes on while it loses nothing
-  else if (cost.is_hopeless(n_texts)) pause(kMostDistance);
-  else pause(paused_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance);
+  else if (cost.is_hopeless(n_texts)) pause(kMostDistance, n_texts);
+  else pause(paused_ ? std::max(kFirstDistance, 2 * distance_) : kFirstDistance, n_texts);
 }
 
 std::vector<int> spec_depths(const SpecCost& cost, int n_texts, std::span<const SpecDepth* const> texts, int most) {

@@ -103,7 +103,7 @@ class SpecDepth {
     return paused_ ? std::max(0, distance_ - n_plain_ - (listens ? kHeardPositions : 0)) : 0;
   }
   /// Pauses for a while, to measure what that takes.
-  void pause() { pause(2 * kHeardPositions); }
+  void pause() { pause(2 * kHeardPositions, 1); }
   /// Probability that a proposal holds whose predecessors do.
   double acceptance() const { return acceptance_; }
   bool paused() const { return paused_; }
@@ -113,7 +113,7 @@ class SpecDepth {
   bool must_catch_up() const { return must_catch_up_; }
 
  private:
-  void pause(int distance);
+  void pause(int distance, int n_texts);
 
   double acceptance_ = 0.6, recent_ = 0.6;  // of a longer and a shorter mean
   double slump_ = 0;                        // tokens lost since draft tokens gained most
