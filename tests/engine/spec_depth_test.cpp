@@ -12,9 +12,18 @@
 namespace ridge {
 namespace {
 
-/// Steps of n_texts that take 10 ms, `extra` seconds more a proposal, of which `holds` in ten hold; the seconds that n
-/// tokens take over plain steps'.
-double relative_seconds(int holds, int n_tokens, double extra = 1e-3, int n_texts = 1) {
+/// What proposals add to a step, in plain steps.
+struct TrueCost {
+  double first;  ///< the first proposal, beside `each`: a proposer's pass and the model's for several tokens
+  double each;
+  double of(int n) const { return n == 0 ? 0 : first + n * each; }
+  /// The part of a text that has n of all these proposals.
+  double part(int n, int of_all) const { return of_all == 0 ? 0 : of(of_all) * n / of_all; }
+};
+
+/// Steps of n_texts that take 10 ms, and more with up to `most` proposals, of which `holds` in ten hold; the seconds that
+/// n tokens take over plain steps'.
+double relative_seconds(int holds, int n_tokens, const TrueCost& cost_of = {0, 0.1}, int n_texts = 1, int most = 8) {
   SpecCost cost;
   std::vector<SpecDepth> depths(static_cast<size_t>(n_texts));
   std::vector<const SpecDepth*> texts;
@@ -22,18 +31,19 @@ double relative_seconds(int holds, int n_tokens, double extra = 1e-3, int n_text
   double seconds = 0;
   int n = 0, n_tried = 0;
   while (n < n_tokens) {
-    const std::vector<int> asked = spec_depths(cost, n_texts, texts, 8);
+    const std::vector<int> asked = spec_depths(cost, n_texts, texts, most);
     int n_proposed = 0;
     bool late = false;
     for (size_t i = 0; i < depths.size(); ++i)
       n_proposed += asked[i], late = late || (asked[i] > 0 && depths[i].must_catch_up());
-    const double took = 0.01 + n_proposed * extra;
+    const double took = 0.01 * (1 + cost_of.of(n_proposed));
     if (!late) cost.add(n_proposed, took);
     for (size_t i = 0; i < depths.size(); ++i) {
       int n_held = 0;
       while (n_held < asked[i] && (7 * n_tried++) % 10 < holds) ++n_held;
       // Each text loses by its own proposals.
-      depths[i].add(asked[i], asked[i], n_held, {cost, n_texts, n_proposed - asked[i], 0.01 + asked[i] * extra});
+      const double own = 0.01 * (1 + cost_of.part(asked[i], n_proposed));
+      depths[i].add(asked[i], asked[i], n_held, {cost, n_texts, n_proposed - asked[i], own});
       n += 1 + n_held;
     }
     seconds += took;
@@ -46,10 +56,12 @@ TEST(SpecDepth, FollowsWhatPays) {
   EXPECT_LT(relative_seconds(6, 1000), 0.75) << "six of ten hold";
   EXPECT_LT(relative_seconds(0, 1000), 1.02) << "none holds";
   EXPECT_LT(relative_seconds(0, 256), 1.03) << "none holds in a short text";
-  EXPECT_LT(relative_seconds(6, 256, 1e-2), 1.02) << "a proposal costs a step";
-  EXPECT_LT(relative_seconds(2, 256, 3e-3), 1.03) << "two of ten hold, a proposal costs a third of a step";
-  EXPECT_LT(relative_seconds(10, 4000, 1e-3, 4), 0.5) << "four texts: 36 tokens for 42 ms";
-  EXPECT_LT(relative_seconds(3, 4000, 3e-3, 4), 1.03) << "a proposal promises less than the texts' tokens cost";
+  EXPECT_LT(relative_seconds(6, 256, {0, 1}), 1.02) << "a proposal costs a step";
+  EXPECT_LT(relative_seconds(2, 256, {0, 0.3}), 1.03) << "two of ten hold, a proposal costs a third of a step";
+  EXPECT_LT(relative_seconds(10, 4000, {0, 0.1}, 4), 0.5) << "four texts: 36 tokens for 42 ms";
+  EXPECT_LT(relative_seconds(3, 4000, {0, 0.3}, 4), 1.03) << "a proposal promises less than the texts' tokens cost";
+  EXPECT_LT(relative_seconds(7, 4000, {0.7, 0.05}, 1, 3), 0.8)
+      << "one does not pay alone: three proposals: 2.53 tokens in 1.85 steps, 0.73; one: 1.7 in 1.75; none: 1";
 }
 
 /// A device's text: 10 ms a paused step, 13 where the proposer listens, 4 more a proposal, 20 to begin and to end a
@@ -92,13 +104,6 @@ TEST(SpecDepth, TriesLoseLittleOfThePausesBetweenThem) {
 struct Noise {
   double jitter, waits;  ///< standard deviation of their logarithm; how probably a step takes 3 to 23 times as long
   double first;          ///< times as long the first step takes, and the first one with proposals
-};
-
-/// What proposals add to a step, in plain steps.
-struct TrueCost {
-  double first;  ///< the first proposal, beside `each`: a proposer's pass and the model's for several tokens
-  double each;
-  double of(int n) const { return n == 0 ? 0 : first + n * each; }
 };
 
 /// Proposals hold with one probability, or text of which nearly all hold, so often, takes turns with text of which nearly
@@ -145,7 +150,7 @@ double worst_window(unsigned seed, const Noise& noise, const Luck& luck, const T
     for (size_t i = 0; i < depths.size(); ++i) {
       int n_held = 0;
       while (n_held < asked[i] && holds()) ++n_held;
-      const double of_others = n_proposed > 0 ? cost_of.of(n_proposed) * (n_proposed - asked[i]) / n_proposed : 0;
+      const double of_others = cost_of.part(n_proposed - asked[i], n_proposed);
       depths[i].add(asked[i], asked[i], n_held, {cost, n_texts, n_proposed - asked[i], seen - kPlain * of_others});
       n_tokens += 1 + n_held;
     }
@@ -175,30 +180,6 @@ TEST(SpecDepth, NoWindowOfATextLosesMoreThanAFiftieth) {
             << ": " << holds << (changes ? " by turns" : "") << " hold, each costs " << extra << ", the first one "
             << first << " more";
       }
-}
-
-// The second and third proposal cost little where the first one costs much: one alone does not pay, three do.
-TEST(SpecDepth, AProposalThatDoesNotPayAloneComesWithOthers) {
-  constexpr double kPlain = 1e-2;
-  const TrueCost cost_of{.first = 0.7, .each = 0.05};
-  std::mt19937 rng(7);
-  std::uniform_real_distribution<double> uniform(0, 1);
-  SpecCost cost;
-  SpecDepth depth;
-  const SpecDepth* const one[] = {&depth};
-  double seconds = 0;
-  int n = 0;
-  for (; n < 4000;) {
-    const int asked = spec_depths(cost, 1, one, 3)[0];
-    const double took = kPlain * (1 + cost_of.of(asked));
-    if (asked == 0 || !depth.must_catch_up()) cost.add(asked, took);
-    int n_held = 0;
-    while (n_held < asked && uniform(rng) < 0.7) ++n_held;
-    depth.add(asked, asked, n_held, {cost, 1, 0, took});
-    seconds += took, n += 1 + n_held;
-  }
-  EXPECT_LT(seconds / (n * kPlain), 0.8)
-      << "three proposals: 2.53 tokens in 1.85 steps, 0.73; one: 1.7 in 1.75; none: 1";
 }
 
 /// Steps without proposals of 10 ms, three before they are believed.

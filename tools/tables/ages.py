@@ -118,10 +118,15 @@ def code_of(text):
     return "".join(text.split())
 
 
+@functools.cache
+def code_at(commit, path):
+    return code_of(git("show", f"{commit}:{path}") or "")
+
+
 def has_changed(build, spec):
     """Whether code of these paths is other code than in `build`."""
     changed = (git("diff", "--name-only", build, "HEAD", "--", *spec) or "").split()
-    return any(code_of(git("show", f"{build}:{path}") or "") != code_of(git("show", f"HEAD:{path}") or "") for path in changed)
+    return any(code_at(build, path) != code_at("HEAD", path) for path in changed)
 
 
 def state(build, paths, left_out, known):

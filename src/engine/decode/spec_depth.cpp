@@ -131,17 +131,20 @@ bool SpecCost::pays(double acceptance, int n_texts, int n_others) const {
   return gain(acceptance, n_texts, n_others) > listening() - 1;
 }
 
-double SpecCost::price(int n, int n_texts, int n_others) const {
-  const std::vector<double> more = extras(n_others + n);
-  return n_texts * (more.back() - more[size_t(n_others)]) / plain();
+std::vector<double> SpecCost::prices(int most, int n_texts, int n_others) const {
+  std::vector<double> prices = extras(n_others + most);
+  prices.erase(prices.begin(), prices.begin() + n_others);
+  const double of_others = prices[0];
+  for (double& price : prices) price = n_texts * (price - of_others) / plain();
+  return prices;
 }
 
 double SpecCost::gain(double acceptance, int n_texts, int n_others) const {
-  const std::vector<double> more = extras(n_others + kMostWeighed);
+  const std::vector<double> cost = prices(kMostWeighed, n_texts, n_others);
   double holds = 1, tokens = 0, gain = -1;
-  for (size_t n = 1, from = size_t(n_others); n <= kMostWeighed; ++n) {
+  for (int n = 1; n <= kMostWeighed; ++n) {
     tokens += holds *= acceptance;
-    gain = std::max(gain, tokens - kMargin * n_texts * (more[from + n] - more[from]) / plain());
+    gain = std::max(gain, tokens - kMargin * cost[size_t(n)]);
   }
   return gain;
 }
@@ -181,7 +184,7 @@ void SpecDepth::add(int n_asked, int n_proposed, int n_accepted, const SpecStep&
     acceptance_ += (paused_ ? kNewRecent : kNewAcceptance) * ((i < n_accepted) - acceptance_);
     recent_ += kNewRecent * ((i < n_accepted) - recent_);
   }
-  slump_ = paused_ ? 0 : std::max(0.0, slump_ + cost.price(n_proposed, n_texts, n_others) - n_accepted);
+  slump_ = paused_ ? 0 : std::max(0.0, slump_ + cost.prices(n_proposed, n_texts, n_others).back() - n_accepted);
   if (slump_ > kMostSlump) acceptance_ = std::min(acceptance_, recent_);  // the text has changed
   if (must_catch_up_) {
     must_catch_up_ = false;

@@ -51,8 +51,8 @@ class SpecCost {
   /// Whether proposals of a text pay that hold with this probability, beside n_others of other texts, where they must
   /// also pay for a proposer that listens. n_texts are in the step.
   bool pays(double acceptance, int n_texts, int n_others = 0) const;
-  /// What n proposals of a text cost all texts beside n_others, in tokens of steps without proposals.
-  double price(int n, int n_texts, int n_others) const;
+  /// What 0, 1, ... `most` proposals of a text cost all texts beside n_others, in tokens of steps without proposals.
+  std::vector<double> prices(int most, int n_texts, int n_others) const;
   /// Whether no proposal pays that is known to hold, as far as was measured lately.
   bool is_hopeless(int n_texts) const;
   /// Whether a step without proposals should be measured next.
