@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "lab/rows/int_list.h"
+#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -99,6 +100,20 @@ int BenchOutput::finish(int n_failed) {
   if (format_ == RowFormat::json) print_line(n_rows_ == 0 ? "[]" : "]");
   if (interrupted()) return int(ErrorKind::interrupted);
   return n_failed > 0 ? int(ErrorKind::gate) : 0;
+}
+
+void check_bench_spec(const SpecFlags& flags, bool forced) {
+  flags.check();
+  if (flags.on() && joined_ranks()) bad_flag("--tp", "benches of ranks have no speculation", "leave out --spec-type");
+  if (!flags.on() && forced) bad_flag("--force-accept", "nothing is proposed", "add --spec-type mtp");
+}
+
+lab::BenchDraft bench_draft(const SpecFlags& flags) {
+  return {.type = flags.type,
+          .draft_model = flags.draft_model,
+          .draft_kv = kv_text(flags.cache()),
+          .depth = flags.depth,
+          .vocab = flags.vocab};
 }
 
 std::string joined(const std::vector<std::string>& texts) { return fmt::format("{}", fmt::join(texts, ",")); }

@@ -6,7 +6,9 @@
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "cli/options.h"
+#include "cli/spec_flags.h"
 #include "lab/model/bench_check.h"
+#include "lab/model/bench_draft.h"
 #include "lab/rows/columns.h"
 
 namespace ridge::cli {
@@ -52,6 +54,10 @@ class BenchOutput {
   lab::ResultsFile results_;
   Progress progress_;
 };
+
+/// Refuses ranks with draft tokens, and --force-accept without.
+void check_bench_spec(const SpecFlags& flags, bool forced);
+lab::BenchDraft bench_draft(const SpecFlags& flags);
 
 /// A repeated list flag as one comma list.
 std::string joined(const std::vector<std::string>& texts);

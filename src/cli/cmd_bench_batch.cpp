@@ -5,7 +5,6 @@
 #include "cli/kv_auto.h"
 #include "cli/spec_flags.h"
 #include "lab/model/bench_batch.h"
-#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -45,36 +44,23 @@ lab::BatchParams read_batch_params(const BatchFlags& flags) {
   return params;
 }
 
-/// Draft tokens of the flags. `opened` keeps models and heads for as long as their target runs.
-std::optional<lab::BatchSpec> read_spec(const BatchFlags& flags, const lab::BatchParams& params,
-                                        std::vector<std::unique_ptr<Proposers>>& opened) {
-  flags.spec.check();
-  if (!flags.spec.on()) {
-    if (flags.forced_accept >= 0) bad_flag("--force-accept", "nothing is proposed", "add --spec-type mtp");
-    return {};
-  }
-  if (joined_ranks()) bad_flag("--tp", "benches of ranks have no speculation", "leave out --spec-type");
+std::optional<lab::BatchSpec> read_spec(const BatchFlags& flags, const lab::BatchParams& params) {
+  check_bench_spec(flags.spec, flags.forced_accept >= 0);
+  if (!flags.spec.on()) return {};
   if (flags.forced_accept < 0)
     bad_flag("--spec-type", "prompts are random tokens", "add --force-accept 0.7 for speed alone");
   if (flags.spec.sampling != "exact") bad_flag("--spec-sampling", "texts are greedy here", "leave it out");
   if (std::ranges::count(params.n_gen, 0) > 0) bad_flag("-ntg", "0 leaves nothing to propose", "give -ntg 128");
-  return lab::BatchSpec{
-      .type = flags.spec.type,
-      .draft_model = flags.spec.draft_model,
-      .draft_kv = kv_text(flags.spec.cache()),
-      .depth = flags.spec.depth,
-      .forced_accept = flags.forced_accept,
-      .open = [&flags, &opened, n_ubatch = params.n_ubatch](const Model& model, int n_ctx, int n_texts) {
-        opened.push_back(
-            std::make_unique<Proposers>(open_proposers(flags.spec, flags.model, model, {n_ctx, n_ubatch, n_texts})));
-        return opened.back()->make;
-      }};
+  return lab::BatchSpec{.draft = bench_draft(flags.spec),
+                        .forced_accept = flags.forced_accept,
+                        .open = [&flags, n_ubatch = params.n_ubatch](const Model& model, int n_ctx, int n_texts) {
+                          return open_proposers(flags.spec, flags.model, model, {n_ctx, n_ubatch, n_texts});
+                        }};
 }
 
 int bench_batch(const BatchFlags& flags) {
   lab::BatchParams params = read_batch_params(flags);
-  std::vector<std::unique_ptr<Proposers>> opened;
-  params.spec = read_spec(flags, params, opened);
+  params.spec = read_spec(flags, params);
   check_device(flags.model.device);
   const auto columns = params.spec ? lab::batch_spec_columns() : lab::batch_columns();
   BenchOutput output(flags.output, flags.format, columns.head());

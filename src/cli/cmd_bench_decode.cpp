@@ -7,7 +7,6 @@
 #include "io/mapped_file.h"
 #include "lab/model/bench.h"
 #include "lab/model/bench_spec.h"
-#include "rank/mpi.h"
 
 namespace ridge::cli {
 namespace {
@@ -70,7 +69,6 @@ lab::BenchParams read_params(const BenchFlags& flags) {
 
 /// Generation with and without speculation, behind prompts of a text.
 int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
-  flags.spec.check();
   if (decode.by_record) bad_flag("--kv", "auto does not go with --spec-type", "name the cache that the record chose");
   const bool forced = flags.forced();
   if (flags.text.empty() && !forced)
@@ -87,7 +85,6 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
   ModelFlags target = flags.device;
   target.n_threads = decode.n_threads[0];
   target.n_cpu_moe = decode.n_cpu_moe[0];
-  std::vector<std::unique_ptr<Proposers>> opened;  // models and heads outlive the rows of their target
   lab::SpecBenchParams params{
       .models = decode.models,
       .text = flags.text.empty() ? "" : io::read_text_file(flags.text, kMaxTextBytes).or_throw(),
@@ -98,19 +95,15 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
       .kv = decode.kv,
       .n_ubatch = decode.n_ubatch[0],
       .repeats = decode.repeats,
-      .depth = flags.spec.depth,
       .warm_up = decode.warm_up,
       .check = decode.check,
       .temperature = decode.temperature,
       .forced_accept = forced ? std::optional(flags.forced_accept) : std::nullopt,
       .seed = decode.seed,
       .load = target.load_options(),
-      .type = flags.spec.type,
-      .draft_model = flags.spec.draft_model,
-      .draft_kv = kv_text(flags.spec.cache())};
+      .draft = bench_draft(flags.spec)};
   params.open = [&](const Model& model, int n_ctx) {
-    opened.push_back(std::make_unique<Proposers>(open_proposers(flags.spec, target, model, {n_ctx, params.n_ubatch})));
-    return opened.back()->make;
+    return open_proposers(flags.spec, target, model, {n_ctx, params.n_ubatch});
   };
   BenchOutput output(flags.output, flags.format, lab::spec_columns().head(), true);
   lab::SpecBenchHooks hooks;
@@ -120,19 +113,16 @@ int bench_speculation(const BenchFlags& flags, const lab::BenchParams& decode) {
     if (row.texts_differ.value_or(0) == 0) return output.failed(row.name(), row.check);
     output.clear();
     fmt::print(stderr, "error: {}: the text with {} differs from the one without; no speed is given for it\n",
-               row.name(), params.type);
+               row.name(), params.draft.type);
   };
   return output.finish(lab::run_spec_bench(params, hooks));
 }
 
 int bench(const BenchFlags& flags) {
   const lab::BenchParams params = read_params(flags);
-  if (flags.spec.on() && joined_ranks())
-    bad_flag("--tp", "benches of ranks have no speculation", "leave out --spec-type");
+  check_bench_spec(flags.spec, flags.forced());
   if (flags.spec.on()) return bench_speculation(flags, params);
-  flags.spec.check();
   if (!flags.text.empty()) bad_flag("--text", "tokens are random here", "add --spec-type lookup");
-  if (flags.forced()) bad_flag("--force-accept", "nothing is proposed", "add --spec-type lookup");
   check_device(flags.device.device);
   BenchOutput output(flags.output, flags.format, lab::bench_columns().head(), true);
   lab::BenchHooks hooks;

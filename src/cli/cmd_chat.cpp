@@ -55,7 +55,7 @@ int run_conversation(const ChatFlags& flags) {
   const Model model = load_model(flags.model);
   const chat::ChatModel chat(model, flags.model.chat_template);
   chat.check();
-  const Proposers proposers =
+  const ProposerMaker proposers =
       open_proposers(flags.spec, flags.model, model, {flags.n_ctx(model), flags.context.ubatch()});
   const std::unique_ptr<Speculation> speculation = open_speculation(flags.spec, proposers);
   AnswerStructure structure(flags.structure, model);

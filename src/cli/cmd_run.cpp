@@ -252,7 +252,7 @@ int run(const RunFlags& flags) {
   const ReadingOptions reading{.n_step = flags.context.ubatch(), .shows_progress = !flags.quiet()};
   generate.rule = rule.get();
   generate.ids = !model.info().has_tokenizer;
-  const Proposers proposers = open_proposers(flags.spec, flags.model, model, {n_ctx, flags.context.ubatch()});
+  const ProposerMaker proposers = open_proposers(flags.spec, flags.model, model, {n_ctx, flags.context.ubatch()});
   const std::unique_ptr<Speculation> spec = open_speculation(flags.spec, proposers);
   Speculation* const speculation = spec.get();
   session.speculate(speculation);

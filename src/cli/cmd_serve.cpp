@@ -204,7 +204,7 @@ void print_start(const ServeFlags& flags, const Started& started) {
 /// A loaded model with the caches of its draft tokens.
 struct Owner {
   std::optional<Model> model;
-  Proposers proposers = {};
+  ProposerMaker proposers = {};
 };
 
 serve::ModelSource::Opened open_model(const ServeFlags& flags, const std::string& path) {
@@ -221,7 +221,7 @@ serve::ModelSource::Opened open_model(const ServeFlags& flags, const std::string
     owner->proposers =
         open_proposers(flags.spec, model, *owner->model,
                        {.n_ctx = pool.n_ctx, .n_ubatch = pool.batch_tokens, .n_texts = pool.max_seqs * flags.n_pools});
-    return owner->proposers.make;
+    return owner->proposers;
   };
   const int n_ctx = flags.scheduler.n_ctx > 0 ? flags.scheduler.n_ctx : engine.info().n_ctx_train;
   const KvChoice kv = choice_for(flags.kv, *owner->model, n_ctx, flags.output.quiet);

@@ -21,6 +21,8 @@ void SpecFlags::check() const {
   refuse(!draft_model.empty(), "--draft-model", "a model of their own");
   refuse(sampling == "reject", "--spec-sampling", "probabilities");
   refuse(p_min > 0, "--spec-draft-p-min", "probabilities");
+  if (vocab > 0 && type != "mtp")
+    bad_flag("--spec-vocab", "only MTP heads propose a part of the vocabulary", "add --spec-type mtp");
   refuse(draft_k.has_value(), "--cache-type-k-draft", "a cache of their own");
   refuse(draft_v.has_value(), "--cache-type-v-draft", "a cache of their own");
   cache();
@@ -42,6 +44,10 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags) {
             "most draft tokens in a forward pass; fewer are used where that is faster (--spec-draft-n-max)");
   add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1,
            "with draft and mtp: stop drafting at a token less probable than this");
+  add_whole(
+      app, "--spec-vocab", flags.vocab, 0, INT32_MAX,
+      "with mtp: draft tokens come from the first so many token ids, which are the frequent ones of most tokenizers;"
+      " the head reads less of the output matrix; 0: all");
   add_text(app, "--spec-sampling", flags.sampling, "RULE",
            "exact: accept draft tokens equal to the model's own samples; reject: rejection sampling");
   add_text(app, "--draft-model", flags.draft_model, "MODEL",
@@ -54,30 +60,29 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags) {
            "V format of the draft cache (-ctvd); overrides --draft-kv-quant");
 }
 
-Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target,
-                         const ProposedTexts& texts) {
-  Proposers opened;
-  if (!flags.on()) return opened;
+ProposerMaker open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target,
+                             const ProposedTexts& texts) {
+  if (!flags.on()) return {};
   const SessionOptions options = session_options(flags.cache(), texts.n_ctx, texts.n_ubatch);
-  if (flags.type == "lookup") {
-    opened.make = make_lookup_proposer;
-  } else if (flags.type == "mtp") {
-    opened.make = mtp_proposers(target, flags.draft_model, options, flags.p_min, texts.n_texts);
-  } else {
-    ModelFlags of_draft = of_target;
-    of_draft.model = flags.draft_model;
-    of_draft.whole = true;
-    of_draft.exact = false;  // no text depends on the bits of draft tokens
-    of_draft.n_cpu_moe = 0, of_draft.moe_device_gib = -1, of_draft.moe_cache_gib = 0;  // a draft model is small
-    opened.draft = std::make_unique<Model>(load_model(of_draft));
-    opened.make = draft_proposers(target, *opened.draft, options, flags.p_min, texts.n_texts);
-  }
-  return opened;
+  if (flags.type == "lookup") return {make_lookup_proposer};
+  if (flags.type == "mtp")
+    return mtp_proposers(target, flags.draft_model, options, {.p_min = flags.p_min, .vocab = flags.vocab},
+                         texts.n_texts);
+  ModelFlags of_draft = of_target;
+  of_draft.model = flags.draft_model;
+  of_draft.whole = true;
+  of_draft.exact = false;  // no text depends on the bits of draft tokens
+  of_draft.n_cpu_moe = 0, of_draft.moe_device_gib = -1, of_draft.moe_cache_gib = 0;  // a draft model is small
+  const auto draft = std::make_shared<Model>(load_model(of_draft));
+  const ProposerMaker make = draft_proposers(target, *draft, options, flags.p_min, texts.n_texts);
+  ProposerMaker with_model = [draft, make] { return make(); };
+  with_model.bytes = make.bytes;
+  return with_model;
 }
 
-std::unique_ptr<Speculation> open_speculation(const SpecFlags& flags, const Proposers& proposers) {
+std::unique_ptr<Speculation> open_speculation(const SpecFlags& flags, const ProposerMaker& proposers) {
   if (!flags.on()) return nullptr;
-  auto speculation = std::make_unique<Speculation>(proposers.make(), flags.depth);
+  auto speculation = std::make_unique<Speculation>(proposers(), flags.depth);
   if (flags.sampling == "reject") speculation->reject();
   return speculation;
 }

@@ -11,6 +11,7 @@ struct SpecFlags {
   std::optional<std::string> draft_k, draft_v;
   int depth = 8;
   double p_min = 0;
+  int vocab = 0;  ///< token ids that an MTP head proposes, the first ones; 0: all
 
   bool on() const { return type != "none"; }
   /// Refuses nonsense before a model is read.
@@ -20,22 +21,17 @@ struct SpecFlags {
 };
 void add_spec_flags(CLI::App& app, SpecFlags& flags);
 
-/// The proposers of a model, and the smaller model that they may run.
-struct Proposers {
-  std::unique_ptr<Model> draft;
-  ProposerMaker make;
-};
 /// Texts that proposers work for.
 struct ProposedTexts {
   int n_ctx = 0, n_ubatch = 0;
   int n_texts = 1;  ///< at a time
 };
-/// `of_target` are the flags of the target; the smaller model runs where it does. Both models must outlive the
-/// proposers.
-Proposers open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target,
-                         const ProposedTexts& texts);
+/// The proposers of a model, empty without speculation. `of_target` are the flags of the target; a smaller model runs
+/// where it does, and is the maker's. The target and the maker must outlive the proposers.
+ProposerMaker open_proposers(const SpecFlags& flags, const ModelFlags& of_target, const Model& target,
+                             const ProposedTexts& texts);
 
 /// Null without speculation.
-std::unique_ptr<Speculation> open_speculation(const SpecFlags& flags, const Proposers& proposers);
+std::unique_ptr<Speculation> open_speculation(const SpecFlags& flags, const ProposerMaker& proposers);
 
 }  // namespace ridge::cli

@@ -242,8 +242,9 @@ std::unique_ptr<DeviceSpeculation> CudaBackend::start_speculation(const Speculat
   auto& workspace = speculation_workspace_;
   if (workspace && workspace->taken) return nullptr;
   const int n_texts = int(texts.texts.size());
-  if (!workspace || workspace->n_texts < n_texts)
-    workspace = std::make_unique<SpeculationWorkspace>(n_texts, runner_.plan().vocab_size, runner_.plan().n_ids);
+  const ModelPlan& of_head = head->runner_.plan();
+  if (!workspace || workspace->n_texts < n_texts || workspace->head_vocab != of_head.vocab_size)
+    workspace = std::make_unique<SpeculationWorkspace>(n_texts, runner_.plan(), of_head);
   return std::make_unique<CudaSpeculation>(runner_, head->runner_, *workspace, texts, draft);
 }
 
@@ -311,13 +312,7 @@ std::vector<std::string> CudaBackend::kernels(const KvLayerConfig& layer) const 
   }
   for (const std::string& of : {of_delta, of_mamba})
     if (!of.empty()) names.push_back(of);
-  if (!of_experts.empty()) {
-    names.push_back("experts=" + of_experts);
-    const DeviceOptions& options = runner_.options();
-    const std::string_view of_one = router_name(options.router_of(1)), of_more = router_name(options.router_of(2));
-    names.push_back(of_one == of_more ? fmt::format("router={}", of_one)
-                                      : fmt::format("router={}+{}", of_one, of_more));
-  }
+  if (!of_experts.empty()) names.push_back("experts=" + of_experts);
   return names;
 }
 

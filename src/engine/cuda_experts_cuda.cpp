@@ -67,7 +67,6 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                             .y = r[B::expert_gate].as<float>()};
   const MatmulCall in{.n_tokens = n, .x = of_groups.x, .overlap = step.overlap, .layer = i}, out = block_out(i, step);
   const bool late = n <= kMostIntTokens && options_.int_experts && has_late_choice(layer, e) && !e.beside_dense;
-  const RouterKernel router_kernel = late ? options_.router_of(1) : options_.router_of(n);
   const ExpertRouter router{.rule = e.rule,
                             .n_in = plan_.d_model,
                             .x = r[B::x].as<float>(),
@@ -75,14 +74,12 @@ void CudaRunner::experts(int i, const StepPlan& step) {
                                            : normed       ? layer.ffn_norm.as<float>()
                                                           : nullptr,
                             .norm_eps = plan_.norm_eps,
-                            .h = late && router_kernel == RouterKernel::spread ? nullptr : r[B::h].as<float>(),
+                            .h = late ? nullptr : r[B::h].as<float>(),
                             .w = layer.router.as<float>(),
                             .bias = e.biases ? layer.router_bias.as<float>() : nullptr,
                             .choice_bias = e.choice_bias ? layer.choice_bias.as<float>() : nullptr,
                             .gates_shared = e.shared_gate,
-                            .counters = r[B::router_counters].as<uint32_t>(),
                             .overlap = step.overlap,
-                            .kernel = router_kernel,
                             .scores_only = late};
   {
     const gpu::OpRange range([&] { return small_op("route", n * plan_.d_model, i); });
@@ -269,6 +266,7 @@ void CudaRunner::few_experts(int i, const ExpertMatmuls& matmuls, const ExpertCh
                   .share = choice.n_chosen(),
                   .y = {buffers_[B::expert_gate].as<float>(), buffers_[B::expert_up].as<float>()},
                   .glu = glu_of(e.activation),
+                  .ints = options_.int_experts && choice.n_tokens > 1,
                   .overlap = in.overlap};
   matmuls.gate_up.run(stream_, call);
   if (!e.gated) device_relu2(stream_, choice.n_slots() * e.d_ff, call.y[0]);
@@ -285,6 +283,7 @@ void CudaRunner::few_experts(int i, const ExpertMatmuls& matmuls, const ExpertCh
                                           .overlap = in.overlap});
   call.x = call.y[0];
   call.share = 1;
+  call.packs_are_there = true;
   call.y[0] = buffers_[B::expert_out].as<float>();
   matmuls.down.run(stream_, call);
 }

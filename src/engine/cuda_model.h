@@ -199,53 +199,52 @@ class CudaOutputs final : public Outputs {
 
 /// Device memory of a forward pass of n tokens; reserve_step_buffers() has the sizes.
 enum class StepBuffer : uint8_t {
-  tokens,           ///< int32 [n]
-  rows,             ///< StepRow [n]
-  spans,            ///< StepSpan [spans]
-  blocks,           ///< AttnBlock [blocks]
-  n_spans,          ///< int32 [sub-batches]
-  logit_rows,       ///< int32 [n_logits]
-  cosines,          ///< of each rope [n, pairs]
-  sines,            ///< likewise
-  x,                ///< residual stream [n, d_model]
-  qkv,              ///< q, k and v one behind the other: [n, q_rows], [n, kv_dim], [n, kv_dim]
-  q,                ///< [n, q_dim]
-  q_weights,        ///< of angles, where the centre of K turns [n, q_dim]
-  attn,             ///< what attention returns [n, q_dim]
-  ff,               ///< gate, then up, where they are not one product: [n, d_ff] each
-  logit_x,          ///< rows of x that logits are asked of [n_logits, d_model]
-  join,             ///< of an MTP head: embeddings [n, d_model]
-  hidden,           ///< of an MTP head: hidden states that they are joined with [n, d_model]
-  block,            ///< what a block gives, before it is normed or scaled [n, d_model]
-  h,                ///< normed input of experts, or of blocks where the norm is one of its own [n, d_model]
-  scores,           ///< of experts [n, n_scores]
-  expert_weights,   ///< of a token's experts [n_slots]
-  expert_numbers,   ///< int32, likewise
-  expert_places,    ///< int32, likewise: of experts of the host's that the device keeps
-  packs,            ///< ExpertPack [n_packs]
-  expert_gate,      ///< [n_slots, d_ff]
-  expert_up,        ///< likewise
-  expert_out,       ///< [n_slots, d_model], behind them sums by the host [n, d_model]
-  shared,           ///< of the shared expert [n, d_model]
-  router_counters,  ///< uint32 [kFewRoutedTokens]
-  expert_counts,    ///< int32 [n_scores]
-  areas,            ///< ExpertGroups: int32 [1]
-  area_experts,     ///< ExpertGroups: int32 [n_areas]
-  area_columns,     ///< ExpertGroups: int32 [n_areas, group_columns]
-  attn_scratch,     ///< bytes
-  k_ring,           ///< tiles of rings of prompts
-  v_ring,           ///< likewise
-  latent,           ///< LatentOffsets
-  head_packs,       ///< of latent attention: ExpertPack of all heads
-  own_logits,       ///< of several ranks: [n_logits, rows of the output matrix here]
-  whole,            ///< where ranks exchange columns: what a product reads
-  columns,          ///< likewise: what it makes here
-  squares,          ///< where ranks norm heads together: sums of the rows of q, then of k
-  layer_inputs,     ///< what layers get of a token [n, n_layers, d_input]
-  layer_embedded,   ///< its part from the embedding, likewise
-  layer_gate,       ///< gates of a layer, then the layer's inputs: [n, d_input] each
-  sequences,        ///< of mixers with states: DeltaSpan [sequences]
-  delta,            ///< their matrices, one behind another
+  tokens,          ///< int32 [n]
+  rows,            ///< StepRow [n]
+  spans,           ///< StepSpan [spans]
+  blocks,          ///< AttnBlock [blocks]
+  n_spans,         ///< int32 [sub-batches]
+  logit_rows,      ///< int32 [n_logits]
+  cosines,         ///< of each rope [n, pairs]
+  sines,           ///< likewise
+  x,               ///< residual stream [n, d_model]
+  qkv,             ///< q, k and v one behind the other: [n, q_rows], [n, kv_dim], [n, kv_dim]
+  q,               ///< [n, q_dim]
+  q_weights,       ///< of angles, where the centre of K turns [n, q_dim]
+  attn,            ///< what attention returns [n, q_dim]
+  ff,              ///< gate, then up, where they are not one product: [n, d_ff] each
+  logit_x,         ///< rows of x that logits are asked of [n_logits, d_model]
+  join,            ///< of an MTP head: embeddings [n, d_model]
+  hidden,          ///< of an MTP head: hidden states that they are joined with [n, d_model]
+  block,           ///< what a block gives, before it is normed or scaled [n, d_model]
+  h,               ///< normed input of experts, or of blocks where the norm is one of its own [n, d_model]
+  scores,          ///< of experts [n, n_scores]
+  expert_weights,  ///< of a token's experts [n_slots]
+  expert_numbers,  ///< int32, likewise
+  expert_places,   ///< int32, likewise: of experts of the host's that the device keeps
+  packs,           ///< ExpertPack [n_packs]
+  expert_gate,     ///< [n_slots, d_ff]
+  expert_up,       ///< likewise
+  expert_out,      ///< [n_slots, d_model], behind them sums by the host [n, d_model]
+  shared,          ///< of the shared expert [n, d_model]
+  expert_counts,   ///< int32 [n_scores]
+  areas,           ///< ExpertGroups: int32 [1]
+  area_experts,    ///< ExpertGroups: int32 [n_areas]
+  area_columns,    ///< ExpertGroups: int32 [n_areas, group_columns]
+  attn_scratch,    ///< bytes
+  k_ring,          ///< tiles of rings of prompts
+  v_ring,          ///< likewise
+  latent,          ///< LatentOffsets
+  head_packs,      ///< of latent attention: ExpertPack of all heads
+  own_logits,      ///< of several ranks: [n_logits, rows of the output matrix here]
+  whole,           ///< where ranks exchange columns: what a product reads
+  columns,         ///< likewise: what it makes here
+  squares,         ///< where ranks norm heads together: sums of the rows of q, then of k
+  layer_inputs,    ///< what layers get of a token [n, n_layers, d_input]
+  layer_embedded,  ///< its part from the embedding, likewise
+  layer_gate,      ///< gates of a layer, then the layer's inputs: [n, d_input] each
+  sequences,       ///< of mixers with states: DeltaSpan [sequences]
+  delta,           ///< their matrices, one behind another
   count,
 };
 /// All of them. Grown on demand.

@@ -109,7 +109,6 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used, .shared = e.shared};
     r[B::h].ensure(n * plan.d_model);
     if (e.shared) r[B::shared].ensure(n * plan.d_model);
-    r[B::router_counters].template ensure<uint32_t>(kFewRoutedTokens);
     r[B::scores].ensure(n * choice.n_scores());
     r[B::expert_weights].ensure(choice.n_slots());
     r[B::expert_numbers].template ensure<int32_t>(choice.n_slots());

@@ -18,9 +18,10 @@ namespace ridge {
 struct SpeculationWorkspace {
   static constexpr int kSlots = 4;  ///< steps whose hidden states are kept: those queued, and the one read last
 
-  SpeculationWorkspace(int most_texts, int vocab_size, int n_ids);
+  SpeculationWorkspace(int most_texts, const ModelPlan& model, const ModelPlan& head);
 
   const int n_texts, n_rows;  ///< at most
+  const int head_vocab;
   bool taken = false;
   DeviceSampler sampler, head_sampler;
   gpu::TokenRing ring;

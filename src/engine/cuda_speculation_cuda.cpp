@@ -26,11 +26,12 @@ TextStep step_of(std::span<const TextRows> parts, const StepInputs& to) {
 
 }  // namespace
 
-SpeculationWorkspace::SpeculationWorkspace(int most_texts, int vocab_size, int n_ids)
+SpeculationWorkspace::SpeculationWorkspace(int most_texts, const ModelPlan& model, const ModelPlan& head)
     : n_texts(most_texts),
       n_rows(std::min(most_texts * kMostVerifiedRows, kMostDeviceRows)),
-      sampler(n_rows, vocab_size, n_ids, n_texts),
-      head_sampler(n_texts, vocab_size, n_ids),
+      head_vocab(head.vocab_size),
+      sampler(n_rows, model.vocab_size, model.n_ids, n_texts),
+      head_sampler(n_texts, head.vocab_size, head.n_ids),
       ring(n_texts * kNumbers, SamplingWorkspace::kSlots),
       texts(n_texts * int64_t(sizeof(DeviceText))),
       sampled(4 * int64_t(n_rows)) {}

@@ -17,14 +17,7 @@ std::string chosen_kernel(const Linear& m, std::string_view name, int64_t n_toke
   }
 }
 
-constexpr std::pair<const char*, RouterKernel> kRouters[] = {{"spread", RouterKernel::spread},
-                                                             {"last-block", RouterKernel::last_block}};
-
 }  // namespace
-
-std::string_view router_name(RouterKernel kernel) {
-  return std::ranges::find(kRouters, kernel, [](const auto& row) { return row.second; })->first;
-}
 
 DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
   DeviceOptions options;
@@ -34,24 +27,19 @@ DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
   if (options.kernels.contains("rows") && is_allowed(options.kernels, "rows", "four"))
     options.least_rows = kMostExactTokens;
   options.kernels.erase("rows");
-  for (const auto& [name, kernel] : kRouters)
-    if (options.kernels.contains("router") && is_allowed(options.kernels, "router", name)) options.router = kernel;
   options.int_experts = is_allowed(options.kernels, "experts", "ints");
   return options;
 }
 
 void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
   std::set<std::string> used;
-  bool has_experts = false, has_int_experts = false;
+  bool has_int_experts = false;
   for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
-    has_experts = has_experts || name == "router";
     has_int_experts = has_int_experts || (name.starts_with("expert ") && m.format->name == "int4_g128");
     // op/experts: kernels of their own, for every format
     if (name == "router" || name.starts_with("expert ") || name == "k_b" || name == "v_b") return;
     for (const int64_t n_tokens : {int64_t(1), kFewTokens + 1}) used.insert(chosen_kernel(m, name, n_tokens, forced));
   });
-  if (const auto at = forced.find("router"); at != forced.end() && !has_experts)
-    throw_wrong_field("kernels", "kernel router={}: the model has no layer with experts", at->second);
   if (const auto at = forced.find("experts"); at != forced.end() && !has_int_experts)
     throw_wrong_field("kernels", "kernel experts={}: the model has no experts of int4_g128, others have one kernel",
                       at->second);

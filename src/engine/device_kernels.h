@@ -15,19 +15,12 @@ namespace ridge {
 inline constexpr int kMostExactTokens = 4;
 
 struct DeviceOptions {
-  ForcedKernels kernels;               ///< of gemv, gemm, router and experts
-  bool overlap = true;                 ///< programmatic dependent launch inside a recorded step
-  std::optional<RouterKernel> router;  ///< of every few tokens, in place of router_of()
-  bool int_experts = true;             ///< DeviceExpertMatmul::run_chosen() where it serves
+  ForcedKernels kernels;       ///< of gemv, gemm and experts
+  bool overlap = true;         ///< programmatic dependent launch inside a recorded step
+  bool int_experts = true;     ///< run_chosen() and ExpertCall::ints of DeviceExpertMatmul, where they serve
   int least_rows = 1;          ///< of a recorded step, for padded_rows(): fewer tokens take the kernels of so many
   CpuContext* host = nullptr;  ///< what computes experts in host memory, where the plan has some
-
-  /// An extra launch costs several tokens more than a wider grid gives them.
-  RouterKernel router_of(int64_t n_tokens) const {
-    return router.value_or(n_tokens == 1 ? RouterKernel::spread : RouterKernel::last_block);
-  }
 };
-std::string_view router_name(RouterKernel kernel);
 /// From "op=name" entries: the ops and kernels of device_kernel_tables(). Throws usage, naming the choices.
 DeviceOptions parse_device_kernels(std::span<const std::string> kernels);
 

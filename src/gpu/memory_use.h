@@ -69,6 +69,11 @@ class MemoryLabel {
 };
 /// Live allocations of the process, on all devices together.
 std::array<Allocations, kMemoryUses> memory_use();
+inline Allocations sum_of(const std::array<Allocations, kMemoryUses>& uses) {
+  Allocations all;
+  for (const Allocations& of : uses) all.add(of);
+  return all;
+}
 
 /// The driver's numbers of the device that this thread works on; other processes count in both.
 struct DriverMemory {

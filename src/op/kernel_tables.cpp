@@ -59,7 +59,6 @@ std::vector<KernelTable> device_kernel_tables() {
           attention,
           collective_table("all_reduce", all_reduce_variants(1, 2)),
           collective_table("gather_columns", gather_columns_variants()),
-          {"router", true, {{"last-block"}, {"spread"}}},
           {"experts", true, {{"bricks"}, {"ints"}}},
           {"launch", true, {{"plain"}, {"overlap"}}},
           {"rows", true, {{"four"}, {"own"}}}};

@@ -39,21 +39,9 @@ TEST(DeviceKernels, LaunchIsAnOptionOfItsOwn) {
   EXPECT_TRUE(parse_device_kernels({}).overlap);
 }
 
-TEST(DeviceKernels, RouterAndExpertsAreOfModelsThatHaveThem) {
-  EXPECT_EQ(parse_device_kernels({}).router_of(1), RouterKernel::spread);
-  EXPECT_EQ(parse_device_kernels({}).router_of(2), RouterKernel::last_block);
-  for (const auto& [name, kernel] :
-       {std::pair("spread", RouterKernel::spread), {"last-block", RouterKernel::last_block}})
-    for (const int64_t n_tokens : {1, 2}) {
-      const std::vector<std::string> forced = {std::string("router=") + name};
-      EXPECT_EQ(parse_device_kernels(forced).router_of(n_tokens), kernel);
-      EXPECT_EQ(router_name(kernel), name);
-    }
+TEST(DeviceKernels, ExpertsAreOfModelsThatHaveThem) {
   Weights weights = weights_of("int4_g128", "int4_g128");
-  EXPECT_THAT(refusal(weights, {"router=spread"}), HasSubstr("no layer with experts"));
   EXPECT_THAT(refusal(weights, {"experts=ints"}), HasSubstr("no experts of int4_g128"));
-  weights.layers[0].router = weights.layers[0].q;
-  EXPECT_EQ(refusal(weights, {"router=spread"}), "");
   ExpertWeights& expert = weights.layers[0].experts.emplace_back();
   expert.gate = expert.up = expert.down = weights.layers[0].q;
   EXPECT_EQ(refusal(weights, {"experts=ints"}), "");

@@ -427,7 +427,7 @@ TEST(Speculation, DraftTokensOfSeveralTextsComeFromTheSamePasses) {
     prompts.push_back(tiny().tokenize(text));
   const auto plain = write_together(tiny(), prompts, 60, {});
   EXPECT_EQ(write_together(tiny(), prompts, 60,
-                           mtp_proposers(tiny(), write_random_head(directory, tiny().info()), cache, 0, 4)),
+                           mtp_proposers(tiny(), write_random_head(directory, tiny().info()), cache, {}, 4)),
             plain);
   int n_passes = 0;
   draft.engine().backend().watch(nullptr, [&](int, Block block, View2<float>) { n_passes += block == Block::output; });
@@ -493,7 +493,7 @@ TEST(SpeculationSlow, TheHeadProposesWhatPyTorchComputes) {
 TEST(Speculation, AHeadBeginsWhereItFirstSeesTheText) {
   const TempDir directory;
   const SessionOptions options = session_of("f16", false, 64);
-  const ProposerMaker make = mtp_proposers(tiny(), write_random_head(directory, tiny().info()), options, 0, 2);
+  const ProposerMaker make = mtp_proposers(tiny(), write_random_head(directory, tiny().info()), options, {}, 2);
   std::unique_ptr<Proposer> first = make(), second = make();
   Proposer &head = *first, &whole = *second;
   Speculation begins_late(std::move(first), 1), sees_all(std::move(second), 1);
@@ -512,6 +512,32 @@ TEST(Speculation, AHeadBeginsWhereItFirstSeesTheText) {
   EXPECT_EQ(head.propose(tokens.first(6), 4), whole.propose(tokens.first(6), 4));
 }
 
+/// Of the whole vocabulary's logits the head takes the likeliest one among the first, whatever their number.
+TEST(Speculation, AHeadProposesAPartOfTheVocabulary) {
+  const TempDir directory;
+  const SessionOptions options = session_of("f16", false, 64);
+  const std::vector<int32_t> text = tiny().tokenize("Once upon a time there was a girl");
+  const std::string file = write_random_head(directory, tiny().info());
+  const auto propose = [&](int vocab) {
+    std::unique_ptr<Proposer> mtp = mtp_proposers(tiny(), file, options, {.vocab = vocab})();
+    Proposer& head = *mtp;
+    Speculation speculation(std::move(mtp), 1);
+    Session session(tiny(), options);
+    session.speculate(&speculation);
+    session.prefill(std::span(text).first(text.size() - 1));
+    return head.propose(text, 8);
+  };
+  const std::vector<int32_t> whole = propose(0);
+  const int most = *std::ranges::max_element(whole);
+  EXPECT_EQ(propose(tiny().info().vocab_size), whole);
+  EXPECT_EQ(propose(most + 1), whole) << "all that it proposes is among these";
+  for (const int vocab : {1, 37, 100, most}) {
+    const std::vector<int32_t> part = propose(vocab);
+    EXPECT_EQ(part.size(), whole.size());
+    EXPECT_LT(*std::ranges::max_element(part), vocab);
+  }
+}
+
 TEST(Speculation, ProposalsEndBelowTheLeastProbability) {
   const TempDir directory;
   const SessionOptions options = session_of("f16", false, 64);
@@ -521,7 +547,7 @@ TEST(Speculation, ProposalsEndBelowTheLeastProbability) {
     return draft_proposers(tiny(), tiny(), options, p_min)()->propose(text, 8).size();
   };
   const auto of_head = [&](double p_min) {
-    std::unique_ptr<Proposer> mtp = mtp_proposers(tiny(), file, options, p_min)();
+    std::unique_ptr<Proposer> mtp = mtp_proposers(tiny(), file, options, {.p_min = p_min})();
     Proposer& head = *mtp;
     Speculation speculation(std::move(mtp), 1);
     Session session(tiny(), options);

@@ -31,8 +31,6 @@ class ExpertsCuda : public OnDevice {
     c.of.packs = c.packs.as<ExpertPack>();
     return c;
   }
-  /// By the rows of a block of those that spread; -1: the last block chooses.
-  static RouterKernel kernel_of(int rows) { return rows >= 0 ? RouterKernel::spread : RouterKernel::last_block; }
   void set_scores(const Choice& c, const std::vector<float>& scores) const {
     gpu::upload(stream(), c.of.scores, scores.data(), 4 * ssize(scores));
     stream().synchronize();
@@ -42,23 +40,20 @@ class ExpertsCuda : public OnDevice {
 TEST_F(ExpertsCuda, ScoresAreTheRouters) {
   for (const int n_tokens : {1, 3, 24, 25, 70})
     for (const auto& [n_experts, n_in] : {std::pair{6, 64}, {33, 100}, {128, 97}, {5, 5000}})
-      for (const int rows : {-1, 0, 1, 2, 4, 8}) {  // of a block of those that spread; below 0: kernel_of()
+      for (const int rows : {0, 1, 2, 4, 8}) {  // of a block
         if (n_tokens > kFewRoutedTokens && rows != 0) continue;
         const auto x = normal_floats(1, n_tokens * n_in), w = normal_floats(2, n_experts * n_in),
                    bias = normal_floats(3, n_experts);
         const Choice c = buffers_for(n_tokens, n_experts, 2);
-        const gpu::Buffer dx = up(x), dw = up(w), db = up(bias), counters(4 * kFewRoutedTokens);
+        const gpu::Buffer dx = up(x), dw = up(w), db = up(bias);
         device_route(stream(), c.of,
                      {.rule = {.n_used = 2, .renormalised = true},
                       .n_in = n_in,
                       .x = dx.as<float>(),
                       .w = dw.as<float>(),
                       .bias = db.as<float>(),
-                      .counters = counters.as<uint32_t>(),
-                      .kernel = kernel_of(rows),
                       .rows = rows});
         const auto got = down(c.of.scores, n_tokens * n_experts);
-        for (const uint32_t counter : down(counters.as<uint32_t>(), kFewRoutedTokens)) ASSERT_EQ(counter, 0u);
         std::vector<Route> routes(size_t(n_tokens * 2));
         CpuContext context(1);
         choose_experts(context, {const_cast<float*>(got.data()), n_tokens, n_experts},
@@ -84,11 +79,11 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
   constexpr float kEps = 1e-6f;
   for (const int n_tokens : {1, 5, 24})
     for (const auto& [gates, of_block] :
-         {std::pair{true, -1}, {false, -1}, {true, 0}, {false, 0}, {true, 1}, {true, 2}, {false, 4}, {true, 8}}) {
+         {std::pair{true, 0}, {false, 0}, {true, 1}, {true, 2}, {false, 4}, {true, 8}}) {
       std::vector<float> x = normal_floats(1, n_tokens * kIn, 3);
       const auto norm = normal_floats(2, kIn), w = normal_floats(3, (kExperts + 1) * kIn);
       const Choice c = buffers_for(n_tokens, kExperts, kUsed, true);
-      const gpu::Buffer dx = up(x), dn = up(norm), dw = up(w), h(4 * ssize(x)), counters(4 * kFewRoutedTokens);
+      const gpu::Buffer dx = up(x), dn = up(norm), dw = up(w), h(4 * ssize(x));
       device_route(stream(), c.of,
                    {.rule = {.n_used = kUsed, .renormalised = true},
                     .n_in = kIn,
@@ -98,9 +93,7 @@ TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
                     .h = h.as<float>(),
                     .w = dw.as<float>(),
                     .gates_shared = gates,
-                    .counters = counters.as<uint32_t>(),
                     .overlap = true,
-                    .kernel = kernel_of(of_block),
                     .rows = of_block});
       CpuContext context(1);
       const View2<float> rows(x.data(), n_tokens, kIn);
@@ -162,7 +155,7 @@ std::vector<std::pair<int, ExpertRule>> choice_rules() {
 
 /// Ties go to the lower number; packs have every slot once, of one expert each.
 TEST_F(ExpertsCuda, ChoicesAreTheReferences) {
-  for (const int n_tokens : {1, 2, 9, 150})
+  for (const int n_tokens : {1, 2, 9, 32, 33, 150})
     for (const auto& [n_experts, rule] : choice_rules()) {
       const int n_used = rule.n_used;
       std::vector<float> scores = normal_floats(7, n_tokens * n_experts, 2), bias = normal_floats(8, n_experts, 0.3);

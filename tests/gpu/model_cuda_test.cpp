@@ -670,13 +670,12 @@ TEST_F(ModelCuda, StatesAreTheSameBitsHoweverTheyMove) {
 TEST_F(ModelCuda, TokensByExpertsAreThoseOfTheKernelsBefore) {
   const char* spec = "synth:tiny-delta-128@weights=int4_g128";
   const Model ours = Model::load(spec, {.device = "cuda"}),
-              before = Model::load(spec, {.device = "cuda", .kernels = {"experts=bricks", "router=last-block"}});
+              before = Model::load(spec, {.device = "cuda", .kernels = {"experts=bricks"}});
   const auto tokens = tokens_of(8, 512, 1);
   Session session(ours, {.n_ctx = 32, .k = {.format = "f16"}, .v = {.format = "f16"}}),
       other(before, {.n_ctx = 32, .k = {.format = "f16"}, .v = {.format = "f16"}});
-  EXPECT_THAT(session.kernels(),
-              testing::IsSupersetOf({"experts=ints+bricks+groups", "router=spread+last-block", "delta=parts+chunks"}));
-  EXPECT_THAT(other.kernels(), testing::IsSupersetOf({"experts=bricks+groups", "router=last-block"}));
+  EXPECT_THAT(session.kernels(), testing::IsSupersetOf({"experts=ints+bricks+groups", "delta=parts+chunks"}));
+  EXPECT_THAT(other.kernels(), testing::IsSupersetOf({"experts=bricks+groups"}));
   for (const int32_t token : tokens) {
     const auto logits = session.decode(token), expected = other.decode(token);
     EXPECT_LT(compare(logits, expected).nmse, 1e-8);

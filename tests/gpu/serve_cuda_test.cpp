@@ -85,7 +85,7 @@ TEST_F(ServeCuda, SpeculationLeavesEveryText) {
     const Model model = Model::load(spec, {.device = "cuda"});
     const auto plain = texts_of(model.engine(), {});
     const ProposerMaker lookup = make_lookup_proposer;
-    const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, 0, 3);
+    const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, {}, 3);
     std::vector<const ProposerMaker*> makers{&lookup, &head};
     ProposerMaker draft;
     if (spec == kSpecs[0]) draft = draft_proposers(model, model, {.n_ctx = 128}, 0, 3), makers.push_back(&draft);
@@ -105,7 +105,7 @@ TEST_F(ServeCuda, SpeculationLeavesEveryText) {
 /// The device proposes for one request alone, verifies and goes on by itself, to the text of the host's loop.
 TEST_F(ServeCuda, OneRequestProposesWithoutTheHost) {
   const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
-  const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, 0, 3);
+  const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, {}, 3);
   std::vector<std::string> plain;
   for (const bool proposes : {false, true}) {
     Scheduler scheduler(model.engine(), options_with(proposes ? head : ProposerMaker()));
@@ -132,7 +132,7 @@ TEST_F(ServeCuda, OneRequestProposesWithoutTheHost) {
 /// needs the host for its tokens lets the others go on by themselves when it has ended.
 TEST_F(ServeCuda, RequestsProposeTogetherWithoutTheHost) {
   const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
-  const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, 0, 3);
+  const ProposerMaker head = mtp_proposers(model, "", {.n_ctx = 128}, {}, 3);
   std::vector<std::string> plain;
   for (const bool proposes : {false, true}) {
     Scheduler scheduler(model.engine(), options_with(proposes ? head : ProposerMaker()));
@@ -188,7 +188,7 @@ TEST_F(ServeCuda, TwoDevicesWriteTheTextsOfOne) {
   const auto expected = texts_of(one.engine(), {});
   for (const int n_stages : {1, 2}) {
     const Model two = Model::load(spec, {.device = "cuda:0,1", .n_stages = n_stages});
-    const ProposerMaker lookup = make_lookup_proposer, head = mtp_proposers(two, "", {.n_ctx = 128}, 0, 3);
+    const ProposerMaker lookup = make_lookup_proposer, head = mtp_proposers(two, "", {.n_ctx = 128}, {}, 3);
     for (const ProposerMaker& make : {ProposerMaker(), lookup, head}) {
       const auto texts = texts_of(two.engine(), make);
       for (size_t i = 0; i < texts.size(); ++i) {

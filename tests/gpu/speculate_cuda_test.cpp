@@ -100,12 +100,14 @@ struct ForcedCase {
   SamplerOptions sampler;
   bool centre = false;
   int n_unseen = 0;  // tokens of the prompt that the head does not see
+  int vocab = 0;     // MtpDrafts::vocab
 };
 
 /// Stops at token 13 of the first round, puts five tokens behind it, and goes on to the end of the context or 24
 /// tokens.
 Forced force_text(const Model& model, const std::string& head, const ForcedCase& c, double p_min) {
-  Speculation speculation(mtp_proposers(model, head, session_of(c.of_head, c.n_ctx), p_min)(), c.depth, false);
+  Speculation speculation(
+      mtp_proposers(model, head, session_of(c.of_head, c.n_ctx), {.p_min = p_min, .vocab = c.vocab})(), c.depth, false);
   speculation.force(0.75, 11);
   SessionOptions options = session_of(c.cache, c.n_ctx);
   options.k.centre = c.centre;
@@ -177,7 +179,8 @@ TEST_F(SpeculationCuda, StepsQueuedAheadAreThoseOfTheHost) {
                               {"rotor-3", "rotor-3", 150, 7, 256, sampled},
                               {"rotor-3", "q8_0", 112, 15, 150, greedy},
                               {"f16", "f16", 30, 5, 60, sampled},
-                              {"f16", "f16", 40, 3, 256, greedy, false, 33}};
+                              {"f16", "f16", 40, 3, 256, greedy, false, 33},
+                              {"f16", "f16", 24, 5, 256, sampled, false, 0, 100}};
   expect_steps_of_the_host(model, head, cases);
 }
 
@@ -223,7 +226,7 @@ std::vector<Written> write_many(const Model& model, const std::string& head, con
   options.k.centre = false;
   const auto layers = layer_configs(options, engine.plan());
   const auto pool = engine.open_pool(layers, pool_pages(layers, kCtx, n, 512), SlotNumbers{n, n}, kCtx);
-  const ProposerMaker make = mtp_proposers(model, head, session_of(many.of_head, kCtx), p_min, n);
+  const ProposerMaker make = mtp_proposers(model, head, session_of(many.of_head, kCtx), {.p_min = p_min}, n);
   Decoder decoder(engine.backend(), *pool, engine.plan().n_ids);
   std::vector<std::unique_ptr<Speculation>> speculations;
   std::vector<Text> texts;
@@ -400,10 +403,10 @@ TEST_F(SpeculationCuda, TheHeadProposesWhatTheCpusDoes) {
   const std::string file = write_random_head(directory, cpu.info());
   std::vector<int32_t> text;
   for (int i = 0; i < 50; ++i) text.push_back((53 * i * i + 7) % 512);
-  for (const double p_min : {0.0, 1e-9}) {
+  for (const auto& [p_min, vocab] : {std::pair{0.0, 0}, {1e-9, 0}, {0.0, 100}, {1e-9, 100}}) {
     std::vector<std::vector<int32_t>> proposals;
     for (const Model* model : {&cpu, &device}) {
-      auto mtp = mtp_proposers(*model, file, session_of("f32"), p_min)();
+      auto mtp = mtp_proposers(*model, file, session_of("f32"), {.p_min = p_min, .vocab = vocab})();
       Proposer& head = *mtp;
       Speculation speculation(std::move(mtp), 1);
       Session session(*model, session_of("f32"));
@@ -417,6 +420,8 @@ TEST_F(SpeculationCuda, TheHeadProposesWhatTheCpusDoes) {
     }
     EXPECT_EQ(proposals[0].size(), 16u);
     EXPECT_EQ(proposals[1], proposals[0]);
+    if (vocab > 0) EXPECT_LT(*std::ranges::max_element(proposals[0]), vocab);
+    else EXPECT_GE(*std::ranges::max_element(proposals[0]), 100) << "a part of the vocabulary is no less";
   }
 }
 

@@ -106,7 +106,7 @@ TEST(BatchBench, DraftTokensAreTimedBesideGenerationWithout) {
     params.repeats = 2;
     params.spec = BatchSpec{.type = "mtp", .depth = 3, .forced_accept = 1};
     params.spec->open = [](const Model& model, int n_ctx, int n_texts) {
-      return mtp_proposers(model, "", {.n_ctx = n_ctx}, 0, n_texts);
+      return mtp_proposers(model, "", {.n_ctx = n_ctx}, {}, n_texts);
     };
     const std::vector<BatchRow> rows = run(params);
     ASSERT_EQ(rows.size(), 2u);

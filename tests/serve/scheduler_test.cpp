@@ -514,7 +514,7 @@ TEST_F(SpeculationTest, LeavesEveryText) {
   expect_texts_as_without(model, 10, ask,
                           {{"lookup", make_lookup_proposer, 1},
                            {"draft", draft_proposers(model, model, cache, 0, 8), 50},
-                           {"mtp", mtp_proposers(model, write_random_head(directory, model.info()), cache, 0, 8)}});
+                           {"mtp", mtp_proposers(model, write_random_head(directory, model.info()), cache, {}, 8)}});
 }
 
 /// Slots keep states of several lengths; prefixes are kept and found as without.
@@ -522,7 +522,7 @@ TEST_F(SpeculationTest, LeavesEveryTextOfAModelWithStates) {
   const Model model = Model::load("synth:tiny-delta@mtp=1", {.n_threads = 1});
   const auto cache = session_options(parse_kv_choice("q8_0").or_throw(), 512, 0);
   const auto ask = [](int i) { return request(random_prompt(uint64_t(i), 5 + 37 * i), 30 + 3 * i, 0.8f, uint64_t(i)); };
-  expect_texts_as_without(model, 6, ask, {{"mtp", mtp_proposers(model, "", cache, 0, 8)}});
+  expect_texts_as_without(model, 6, ask, {{"mtp", mtp_proposers(model, "", cache, {}, 8)}});
 }
 
 /// By rejection sampling every token of a draft that is the model itself is taken. Greedy texts are those without draft

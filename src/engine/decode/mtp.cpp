@@ -19,8 +19,14 @@ std::vector<KvLayerConfig> layers_of_head(const SessionOptions& options, const M
 
 /// What the texts of a model share: the head, and the backend that runs it where the model runs.
 struct MtpModel {
-  MtpModel(Engine& of, MtpHead loaded)
+  /// vocab: MtpDrafts::vocab.
+  MtpModel(Engine& of, MtpHead loaded, int vocab)
       : target(of), head(std::move(loaded)), plan(head_plan(of.config(), of.weights())) {
+    if (vocab > 0 && vocab < plan.vocab_size) {
+      plan.vocab_size = vocab;
+      plan.n_ids = std::min(plan.n_ids, vocab);
+      head.weights.output.n_out = vocab;
+    }
     // A device holds the embedding and the output matrix once more for it; so does a rank that leads, in panels.
     if (!of.on_device()) pack_weights(of.context(), head.weights);
     backend = of.device() ? make_cuda_backend(*of.device(), plan, head.weights, {})
@@ -262,14 +268,14 @@ class MtpProposer final : public BatchProposer {
 
 }  // namespace
 
-ProposerMaker mtp_proposers(const Model& target, const std::string& path, const SessionOptions& cache, double p_min,
-                            int n_texts) {
+ProposerMaker mtp_proposers(const Model& target, const std::string& path, const SessionOptions& cache,
+                            const MtpDrafts& drafts, int n_texts) {
   Engine& engine = target.engine();
   const auto model = std::make_shared<MtpModel>(
-      engine, load_mtp_head(engine.context(), engine.config(), engine.weights(), path).or_throw());
+      engine, load_mtp_head(engine.context(), engine.config(), engine.weights(), path).or_throw(), drafts.vocab);
   const std::vector<KvLayerConfig> layers = layers_of_head(cache, model->plan);
   ProposerMaker make = [shared = std::make_shared<std::shared_ptr<SharedMtp>>(), model, layers, n_ctx = cache.n_ctx,
-                        p_min, n_texts] {
+                        p_min = drafts.p_min, n_texts] {
     if (!*shared) *shared = std::make_shared<SharedMtp>(model, layers, n_ctx, n_texts);
     return std::make_unique<MtpProposer>(*shared, p_min);
   };

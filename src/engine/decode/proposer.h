@@ -77,10 +77,17 @@ std::unique_ptr<Proposer> make_lookup_proposer();
 /// outlive the proposers. Throws usage when the vocabularies differ.
 ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& cache, double p_min = 0,
                               int n_texts = 1);
+/// What an MTP head proposes.
+struct MtpDrafts {
+  double p_min = 0;  ///< a draft ends at a token less probable
+  /// Draft tokens are among the first so many ids, of whose logits alone the head makes: 0: among all. The text does not
+  /// change; a token behind them is never guessed.
+  int vocab = 0;
+};
 /// As draft_proposers(), by the head of `target` for the tokens after the next one (model/mtp.h). It knows the text
 /// from where it first observed the target. `path`: as load_mtp_head() takes it. Throws Error.
-ProposerMaker mtp_proposers(const Model& target, const std::string& path, const SessionOptions& cache, double p_min = 0,
-                            int n_texts = 1);
+ProposerMaker mtp_proposers(const Model& target, const std::string& path, const SessionOptions& cache,
+                            const MtpDrafts& drafts = {}, int n_texts = 1);
 
 /// The next draft token behind those of `draft`, by a proposer's logits [vocab_size]; none ends them: no token is as
 /// probable as p_min, or there is no distribution.

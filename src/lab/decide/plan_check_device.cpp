@@ -71,12 +71,6 @@ void run_device_steps(const MemoryPlan& plan, const DeviceSteps& steps) {
 int64_t grown(const std::array<gpu::Allocations, gpu::kMemoryUses>& before, MemoryOf what) {
   return gpu::memory_use()[size_t(what)].bytes - before[size_t(what)].bytes;
 }
-gpu::Allocations all_of(const std::array<gpu::Allocations, gpu::kMemoryUses>& uses) {
-  gpu::Allocations all;
-  for (const gpu::Allocations& use : uses) all.add(use);
-  return all;
-}
-
 /// Weights, caches and buffers of proposers, of all sessions.
 struct DeviceDraftHeld {
   std::optional<Engine> engine;
@@ -159,7 +153,7 @@ PlanCheck check_device_plan(const std::string& path, const MemoryPlan& plan, con
   check.found.push_back({kSampling, grown(before, MemoryOf::sampling)});
   DeviceDraftHeld held;
   if (plan.draft && plan.draft->type != "lookup") check_device_draft(engine, plan, place, held, check);
-  const gpu::Allocations all = all_of(gpu::memory_use()), old = all_of(before);
+  const gpu::Allocations all = gpu::sum_of(gpu::memory_use()), old = gpu::sum_of(before);
   const gpu::DriverMemory full = gpu::driver_memory();
   const int64_t rounding = all.driver_bytes() - all.bytes - (old.driver_bytes() - old.bytes);
   check.found.push_back({kPacking, plan.of(kPacking)});

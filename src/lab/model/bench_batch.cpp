@@ -69,7 +69,8 @@ class BatchRunner {
     for (int i = 0; i < n; ++i) seqs_.push_back(pool_->open().or_throw());
     if (!params.spec) return;
     make_ = params.spec->open(model, n_ctx, n);
-    for (int i = 0; i < n; ++i) speculations_.push_back(std::make_unique<Speculation>(make_(), params.spec->depth));
+    for (int i = 0; i < n; ++i)
+      speculations_.push_back(std::make_unique<Speculation>(make_(), params.spec->draft.depth));
   }
 
   /// Small steps of the same kinds: buffers grow, and a device records its graphs. With draft tokens as many as are
@@ -374,10 +375,8 @@ Columns<BatchRow> batch_columns() {
 
 Columns<BatchRow> batch_spec_columns() {
   return batch_columns().with({
-      {"spec_type", "-", "proposer of draft tokens", [](auto& r) { return r.spec->type; }},
-      {"spec_depth", "tokens", "most draft tokens of a sequence in a step", [](auto& r) { return r.spec->depth; }},
-      {"draft_model", "-", "model that proposes", [](auto& r) { return r.spec->draft_model; }},
-      {"draft_kv", "-", "its cache", [](auto& r) { return r.spec->draft_kv; }},
+      part_of<BatchRow>(
+          draft_columns(), [](const BatchRow& r) -> auto& { return r.spec->draft; }),
       {"forced_accept", "-", "chance of a draft token", [](auto& r) { return r.spec->forced_accept; }},
       {"speed_tg_spec", "tokens/s", "generated with draft tokens, of all sequences", &BatchRow::spec_rate,
        ">S_TG spec t/s", "{:.2f}"},

@@ -13,6 +13,7 @@
 
 #include "engine/decode/text.h"
 #include "lab/model/bench.h"
+#include "lab/model/bench_draft.h"
 
 namespace ridge::lab {
 
@@ -30,9 +31,8 @@ Result<PromptLengths> parse_prompt_lengths(std::string_view flag, std::string_vi
 
 /// Draft tokens that generation is timed with, beside that without.
 struct BatchSpec {
-  std::string type, draft_model, draft_kv;  ///< for the rows
-  int depth = 8;                            ///< most draft tokens of a sequence in a step
-  double forced_accept = 0.7;               ///< probability that one counts as right
+  BenchDraft draft;
+  double forced_accept = 0.7;  ///< probability that a draft token counts as right
   /// Proposers of a model for n_texts texts of at most n_ctx tokens.
   std::function<ProposerMaker(const Model& model, int n_ctx, int n_texts)> open;
 };

@@ -4,7 +4,10 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <set>
+
+#include "gpu/memory_use.h"
 
 namespace ridge::lab {
 namespace {
@@ -19,9 +22,7 @@ class SpecRunner {
         text_(text),
         row_(row),
         session_(model, session_options(row.kv, row.n_depth + row.n_prompt + row.n_gen, params.n_ubatch)),
-        make_(params.open(model, row.n_depth + row.n_prompt + row.n_gen)),
-        speculation_(make_(), params.depth) {
-    if (params.sampling == "reject") speculation_.reject();
+        open_([&model, &params, n_ctx = row.n_depth + row.n_prompt + row.n_gen] { return params.open(model, n_ctx); }) {
     Rng rng(params.seed);
     held_ = random_tokens(model, row.n_depth, rng);
     row.cache = session_.kv_report();
@@ -33,42 +34,57 @@ class SpecRunner {
     const auto prompt = text_.subspan(n_places * size_t(repeat) / size_t(params_.repeats), size_t(row_.n_prompt));
     std::vector<int32_t> plain, spec;
     for (const bool speculates : {repeat % 2 == 1, repeat % 2 == 0}) {
-      std::vector<int32_t>& tokens = speculates ? spec : plain;
-      (speculates ? row_.seconds : row_.plain_seconds).push_back(generate(prompt, repeat, speculates, tokens));
+      if (speculates && !speculation_) open();
+      generate(prompt, repeat, speculates, speculates ? spec : plain);
+      if (speculates) row_.device_bytes = gpu::sum_of(gpu::memory_use()).driver_bytes();
     }
     if (row_.texts_differ) *row_.texts_differ += plain != spec;
     row_.repeated.push_back(repeated_share(plain));
   }
 
  private:
-  double generate(std::span<const int32_t> prompt, int repeat, bool speculates, std::vector<int32_t>& tokens) {
-    if (params_.forced_accept) speculation_.force(*params_.forced_accept, params_.seed + uint64_t(repeat));
-    session_.speculate(speculates ? &speculation_ : nullptr);
-    const SpecReport before = speculation_.report();
+  /// Behind the first text without: what is allocated then knows no proposer.
+  void open() {
+    row_.plain_device_bytes = gpu::sum_of(gpu::memory_use()).driver_bytes();
+    make_ = open_();
+    speculation_.emplace(make_(), params_.draft.depth);
+    if (params_.sampling == "reject") speculation_->reject();
+  }
+  void generate(std::span<const int32_t> prompt, int repeat, bool speculates, std::vector<int32_t>& tokens) {
+    if (speculates && params_.forced_accept)
+      speculation_->force(*params_.forced_accept, params_.seed + uint64_t(repeat));
+    session_.speculate(speculates ? &*speculation_ : nullptr);
+    const SpecReport before = speculates ? speculation_->report() : SpecReport();
     session_.reset();
     if (row_.n_depth > 0) {
       session_.fill(row_.n_depth, params_.seed);
-      if (speculates) speculation_.fill(held_, params_.seed);
+      if (speculates) speculation_->fill(held_, params_.seed);
     }
+    using Clock = std::chrono::steady_clock;
+    const auto since = [](Clock::time_point start) {
+      return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    const auto prompt_start = Clock::now();
     session_.prefill(prompt);
+    (speculates ? row_.prompt_seconds : row_.plain_prompt_seconds).push_back(since(prompt_start));
     std::vector<int32_t> known = held_;
     known.insert(known.end(), prompt.begin(), prompt.end());
     SamplerOptions sampler;
     sampler.temperature = params_.temperature;
     sampler.seed = params_.seed + uint64_t(repeat);
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     session_.generate(sampler, known, row_.n_gen, [&](int32_t token) {
       tokens.push_back(token);
       return true;
     });
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    (speculates ? row_.seconds : row_.plain_seconds).push_back(since(start));
     session_.speculate(nullptr);
-    const SpecReport& after = speculation_.report();
+    if (!speculates) return;
+    const SpecReport& after = speculation_->report();
     row_.spec.n_steps += after.n_steps - before.n_steps;
     row_.spec.n_ahead += after.n_ahead - before.n_ahead;
     row_.spec.n_proposed += after.n_proposed - before.n_proposed;
     row_.spec.n_accepted += after.n_accepted - before.n_accepted;
-    return seconds.count();
   }
 
   const SpecBenchParams& params_;
@@ -76,9 +92,10 @@ class SpecRunner {
   SpecBenchRow& row_;
   std::vector<int32_t> held_;  // what the cache is said to hold in front of the prompt
   Session session_;
+  std::function<ProposerMaker()> open_;
   ProposerMaker make_;
-  Speculation
-      speculation_;  // of all texts, as a chat's: what steps cost and how many proposals hold is known from the second one on
+  // Of all texts, as a chat's: what steps cost and how many proposals hold is known from the second one on.
+  std::optional<Speculation> speculation_;
 };
 
 std::string rate_text(const MeanDeviation& rate) {
@@ -105,6 +122,11 @@ MeanDeviation SpecBenchRow::rate(const std::vector<double>& of) const {
   for (const double s : of) samples.push_back((n_gen - 1) / s);
   return mean_deviation(samples);
 }
+MeanDeviation SpecBenchRow::prompt_rate(const std::vector<double>& of) const {
+  std::vector<double> samples;
+  for (const double s : of) samples.push_back(n_prompt / s);
+  return mean_deviation(samples);
+}
 double SpecBenchRow::mean_repeated() const {
   return repeated.empty() ? 0 : std::accumulate(repeated.begin(), repeated.end(), 0.0) / double(repeated.size());
 }
@@ -118,7 +140,8 @@ bool time_row(const Model& model, const SpecBenchParams& params, std::span<const
   SpecRunner runner(model, params, text, row);
   if (params.warm_up) {
     runner.run(0);
-    row.seconds.clear(), row.plain_seconds.clear(), row.repeated.clear();
+    for (auto* of : {&row.seconds, &row.plain_seconds, &row.prompt_seconds, &row.plain_prompt_seconds, &row.repeated})
+      of->clear();
     row.spec = {};
     if (row.texts_differ) row.texts_differ = 0;
   }
@@ -156,7 +179,7 @@ std::string differ_text(const SpecBenchRow& row) {
 
 std::string proposer_text(const SpecBenchRow& row) {
   const SpecBenchParams& run = *row.run;
-  return run.forced_accept ? fmt::format("{}, forced {:.4g}", run.type, *run.forced_accept) : run.type;
+  return run.forced_accept ? fmt::format("{}, forced {:.4g}", run.draft.type, *run.forced_accept) : run.draft.type;
 }
 
 }  // namespace
@@ -220,11 +243,9 @@ Columns<SpecBenchRow> spec_columns() {
       {"n_depth", "tokens", "in the cache before", &SpecBenchRow::n_depth},
       {"text", "-", "where prompts come from", [](auto& r) { return r.run->text_name; }},
       {"temperature", "-", "of sampling; 0: greedy", [](auto& r) { return r.run->temperature; }},
-      {"spec_type", "-", "proposer of draft tokens", [](auto& r) { return r.run->type; }},
-      {"spec_depth", "tokens", "most draft tokens of a step", [](auto& r) { return r.run->depth; }},
+      part_of<SpecBenchRow>(
+          draft_columns(), [](const SpecBenchRow& r) -> auto& { return r.run->draft; }),
       {"spec_sampling", "-", "exact or reject", [](auto& r) { return r.run->sampling; }},
-      {"draft_model", "-", "model that proposes", [](auto& r) { return r.run->draft_model; }},
-      {"draft_kv", "-", "its cache", [](auto& r) { return r.run->draft_kv; }},
       {"spec_steps", "steps", "of generation", [](auto& r) { return r.spec.n_steps; }},
       {"spec_steps_ahead", "steps", "without draft tokens, queued ahead", [](auto& r) { return r.spec.n_ahead; }},
       {"plain_avg_ts", "tokens/s", "without speculation", [](auto& r) { return r.rate(r.plain_seconds).mean; }},
@@ -235,6 +256,13 @@ Columns<SpecBenchRow> spec_columns() {
       {"stddev_ts", "tokens/s", "its standard deviation", [](auto& r) { return r.rate(r.seconds).deviation; }},
       {"", "tokens/s", "with speculation", [](auto& r) { return rate_text(r.rate(r.seconds)); }, ">t/s with"},
       {"speedup", "-", "tokens/s with over without", &SpecBenchRow::speedup, ">ratio", "{:.2f}"},
+      {"plain_prompt_ts", "tokens/s", "of the prompt, without speculation",
+       [](auto& r) { return r.prompt_rate(r.plain_prompt_seconds).mean; }},
+      {"prompt_ts", "tokens/s", "of the prompt, which the proposer reads too",
+       [](auto& r) { return r.prompt_rate(r.prompt_seconds).mean; }},
+      {"plain_device_bytes", "bytes", "of a GPU's memory, before there was a proposer",
+       &SpecBenchRow::plain_device_bytes},
+      {"device_bytes", "bytes", "with it", &SpecBenchRow::device_bytes},
       {"accepted_per_step", "tokens", "accepted draft tokens",
        [](auto& r) { return when(r.spec.n_steps > 0, r.spec.tokens_per_step() - 1); }, ">accepted a step", "{:.2f}"},
       {"spec_proposed", "tokens", "draft tokens", [](auto& r) { return r.spec.n_proposed; }, ">proposed"},

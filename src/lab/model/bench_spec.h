@@ -10,6 +10,7 @@
 
 #include "engine/decode/text.h"
 #include "lab/model/bench.h"
+#include "lab/model/bench_draft.h"
 
 namespace ridge::lab {
 
@@ -18,16 +19,16 @@ struct SpecBenchParams {
   std::string text, text_name;  ///< what prompts are cut from, and the file it came from; empty: random tokens
   std::vector<int> n_prompt{512}, n_gen{128}, n_depth{0};
   std::vector<KvChoice> kv{KvChoice{}};
-  int n_ubatch = 512, repeats = 5, depth = 8;
+  int n_ubatch = 512, repeats = 5;
   bool warm_up = true, check = true;
   std::optional<double> check_bound;
   float temperature = 0;
   std::optional<double> forced_accept;  ///< probability that a proposal counts as right
   uint64_t seed = 42;
   LoadOptions load;
-  std::string type, draft_model, draft_kv;  ///< for the rows
-  std::string sampling = "exact";           ///< or reject: texts are not compared
-  /// Proposers of a model whose texts have at most n_ctx tokens.
+  BenchDraft draft;
+  std::string sampling = "exact";  ///< or reject: texts are not compared
+  /// Proposers of a model whose texts have at most n_ctx tokens; the maker outlives them, and goes with its row.
   std::function<ProposerMaker(const Model& model, int n_ctx)> open;
 };
 
@@ -36,14 +37,18 @@ struct SpecBenchRow : ModelBenchRow {
   KvChoice kv;
   int n_prompt = 0, n_gen = 0, n_depth = 0;
   std::vector<double> seconds, plain_seconds;  ///< of each repetition, with and without speculation
-  std::vector<double> repeated;                ///< repeated_share() of each text
-  SpecReport spec;                             ///< of all repetitions
-  std::optional<int> texts_differ = 0;         ///< repetitions; none where acceptance is forced, or by rejection
+  std::vector<double> prompt_seconds, plain_prompt_seconds;
+  /// Of a device, all that is allocated behind a repetition: buffers do not shrink. Without: before there was a proposer.
+  int64_t device_bytes = 0, plain_device_bytes = 0;
+  std::vector<double> repeated;         ///< repeated_share() of each text
+  SpecReport spec;                      ///< of all repetitions
+  std::optional<int> texts_differ = 0;  ///< repetitions; none where acceptance is forced, or by rejection
   bool failed = false;
 
   std::string name() const;
   /// Tokens a second of a repetition; the first token comes from the prompt's step.
   MeanDeviation rate(const std::vector<double>& seconds) const;
+  MeanDeviation prompt_rate(const std::vector<double>& seconds) const;
   double speedup() const { return rate(seconds).mean / rate(plain_seconds).mean; }
   double mean_repeated() const;
 };

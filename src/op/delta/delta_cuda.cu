@@ -108,9 +108,9 @@ struct PartRoom {
   float keep, beta;
 };
 
-/// Blocks: (value heads, parts, spans).
-template <int kWarpKeys>
-__global__ void __launch_bounds__(32 * kPartWarps, kWarpKeys > 16 ? 1 : 2) part_kernel(const DeviceDelta d) {
+/// Blocks: (value heads, parts, spans), kBlocks at a time on a multiprocessor.
+template <int kWarpKeys, int kBlocks>
+__global__ void __launch_bounds__(32 * kPartWarps, kBlocks) part_kernel(const DeviceDelta d) {
   constexpr int kKeys = kPartWarps * kWarpKeys, kThreads = 32 * kPartWarps;
   constexpr int kChannels = (2 * kKeys + kPartColumns + kThreads - 1) / kThreads;  // of a thread
   __shared__ PartRoom<kKeys> rooms[2];
@@ -230,10 +230,12 @@ void launch_parts(gpu::StreamHandle stream, const DeviceDelta& d) {
   const dim3 blocks(unsigned(d.shape.n_value_heads), unsigned(gpu::ceil_div(d.shape.value_dim, kPartColumns)),
                     unsigned(d.n_spans));
   const int warp_keys = int(gpu::ceil_div(d.shape.key_dim, kPartWarps));
-  const auto kernel = warp_keys <= 4    ? part_kernel<4>
-                      : warp_keys <= 8  ? part_kernel<8>
-                      : warp_keys <= 16 ? part_kernel<16>
-                                        : part_kernel<kMostDeltaKeys / kPartWarps>;
+  // Fewer registers let a third block of many run; two have more loads under way.
+  const bool many = int64_t(blocks.x) * blocks.y * blocks.z > 2 * gpu::multiprocessors();
+  const auto kernel = warp_keys <= 4    ? part_kernel<4, 2>
+                      : warp_keys <= 8  ? part_kernel<8, 2>
+                      : warp_keys <= 16 ? (many ? part_kernel<16, 3> : part_kernel<16, 2>)
+                                        : part_kernel<kMostDeltaKeys / kPartWarps, 1>;
   gpu::launch("delta states", kernel, {blocks, 32 * kPartWarps, 0, stream, d.overlap}, d);
   launch_gates(stream, d, true);
 }

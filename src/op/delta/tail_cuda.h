@@ -33,17 +33,24 @@ __device__ inline float add_taps(const TapShape& s, const float* weights, const 
 /// any more.
 template <class Input>
 __device__ inline void move_taps(const TapShape& s, const StatePath& path, int64_t channel, const Input& input) {
+  constexpr int kAtOnce = 4, kMostTail = kMostDeltaTaps - 1;  // tokens whose inputs are asked for together
+  static_assert(kMostTail <= kAtOnce + 1, "later tokens find no input in the tail before, which may be overwritten");
   const float* const before = path.before(0) + s.offset;
   const int n_tail = s.kernel - 1;
-  for (int t = path.first_kept(); t < path.n_rows; ++t) {
-    float inputs[kMostDeltaTaps - 1];
+  for (int first = path.first_kept(); first < path.n_rows; first += kAtOnce) {
+    const int n = min(kAtOnce, path.n_rows - first);
+    float inputs[kMostTail + kAtOnce - 1];
 #pragma unroll
-    for (int i = 0; i + 1 < kMostDeltaTaps; ++i)  // all of them are asked for together
-      if (i < n_tail) inputs[i] = tap_at(s, before, t + 1 - n_tail + i, channel, input);
-    float* const tail = path.behind(t) + s.offset;
+    for (int i = 0; i < kMostTail + kAtOnce - 1; ++i)
+      if (i < n_tail + n - 1) inputs[i] = tap_at(s, before, first + 1 - n_tail + i, channel, input);
 #pragma unroll
-    for (int i = 0; i + 1 < kMostDeltaTaps; ++i)
-      if (i < n_tail) tail[i * s.channels + channel] = inputs[i];
+    for (int t = 0; t < kAtOnce; ++t) {
+      if (t >= n) break;
+      float* const tail = path.behind(first + t) + s.offset;
+#pragma unroll
+      for (int i = 0; i < kMostTail; ++i)
+        if (i < n_tail) tail[i * s.channels + channel] = inputs[t + i];
+    }
   }
 }
 

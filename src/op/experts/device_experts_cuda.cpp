@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "op/experts/int_experts_cuda.h"
+#include "op/experts/int_packs_cuda.h"
 #include "op/gemv/f16_gemv_cuda.h"
 #include "op/gemv/rows_cuda.h"
 #include "op/linear.h"
@@ -142,7 +143,9 @@ void DeviceExpertMatmul::run(gpu::StreamHandle stream, const ExpertCall& call) c
     const float* biases[2] = {};
     for (size_t i = 0; i < g.count; ++i) biases[i] = roles_[g.first + i].bias.as<float>();
     float* const* const y = call.y + g.first;
-    if (g.in_bricks) device_expert_gemv(stream, g.bricks, call, biases, y);
+    const bool biased = biases[0] || biases[1];
+    if (call.ints && !biased && g.in_bricks && has_int_packs(g.bricks)) device_int_packs(stream, g.bricks, call, y[0]);
+    else if (g.in_bricks) device_expert_gemv(stream, g.bricks, call, biases, y);
     else device_expert_rows(stream, {g.format, n_in_, roles_[g.first].n_out, g.rows.as<void>(), biases[0]}, call, y[0]);
   }
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "gpu/launch.h"
 #include "gpu/tensor.h"
@@ -15,6 +16,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRouteThreads = 256;
 constexpr int kPackThreads = 1024;
+constexpr int kMostAtOnce = 64;      ///< tokens of choose_and_pack_kernel()
+constexpr int kMostScoreTokens = 8;  ///< of a block of score_kernel()
 
 /// A token's choice by a warp, into memory. `single`: every slot becomes a pack.
 template <int kSegments>
@@ -37,25 +40,25 @@ __global__ void __launch_bounds__(32) choose_kernel(const ExpertChoice c, const 
 
 /// Values of x and weights that a thread of score_kernel() has under way together.
 constexpr int kScoreValues = 16;
-/// Most blocks of score_kernel() for a multiprocessor, which runs two at a time: one batch of loads in each of two rounds
-/// takes less time than more batches in one round.
-constexpr int kMostScoreBlocks = 4;
+/// Tokens whose values it has under way together.
+constexpr int kScoreTokens = 4;
 
-/// Norm and scores of few tokens, spread over the whole device: a block has kRows scores, each of as many warps, whose
-/// threads keep their part of the weights from before the wait on. The norm's factor, of squares in float, meets the sum
-/// at its end, so that both are made side by side; h, where it is wanted, has one of squares in double. Blocks: (scores,
-/// tokens).
-template <int kRows>
-__global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertChoice c, const ExpertRouter r) {
+/// Norm and scores of few tokens, spread over the whole device: a block has kRows scores of several tokens, each of as
+/// many warps, whose threads keep their part of the weights from before the wait on. The norm's factor, of squares in
+/// float, meets the sum at its end, so that both are made side by side; h, where it is wanted, has one of squares in
+/// double. Blocks: (scores, runs of block_tokens). A score does not depend on block_tokens.
+template <int kRows, int kTokens>
+__global__ void __launch_bounds__(kRouteThreads, 2)
+    score_kernel(const ExpertChoice c, const ExpertRouter r, int block_tokens) {
   constexpr int kWarps = kRouteThreads / 32, kRowThreads = kRouteThreads / kRows, kRowWarps = kWarps / kRows;
-  __shared__ float squares_of[kWarps], sums_of[kWarps];
+  __shared__ float squares_of[kMostScoreTokens][kWarps], sums_of[kMostScoreTokens][kWarps];
   const int thread = int(threadIdx.x), of_block = thread / kRowThreads, at = thread % kRowThreads;
   const int n_in = int(r.n_in), n_rows = c.n_scores() - (c.shared && !r.gates_shared);
   const int row = int(blockIdx.x) * kRows + of_block;
   const bool exists = row < n_rows;
   const float* const w = r.w + int64_t(row) * n_in;
-  const int64_t token = blockIdx.y;
-  const float* const x = r.x + token * n_in;
+  const int first_token = int(blockIdx.y) * block_tokens, n_tokens = min(block_tokens, int(c.n_tokens) - first_token);
+  const float* const x = r.x + int64_t(first_token) * n_in;
   gpu::let_next_grid_start();
   float weights[kScoreValues];
   const auto load_weights = [&](int from) {
@@ -73,108 +76,119 @@ __global__ void __launch_bounds__(kRouteThreads, 2) score_kernel(const ExpertCho
   for (int k = kScoreValues * kRowThreads + 32 * at; exists && k < n_in; k += 32 * kRowThreads) gpu::prefetch(w + k);
   gpu::wait_for_previous_grid();
 
-  float sums[2] = {}, square = 0;
-  for (int from = 0; from < n_in; from += kScoreValues * kRowThreads) {
-    float values[kScoreValues];
+  for (int token = 0; token < n_tokens; token += kTokens) {
+    float sums[kTokens][2] = {}, square[kTokens] = {};
+    for (int from = 0; from < n_in; from += kScoreValues * kRowThreads) {
+      float values[kTokens][kScoreValues];
 #pragma unroll
-    for (int i = 0; i < kScoreValues; ++i) {
-      const int k = from + i * kRowThreads + at;
-      values[i] = k < n_in ? x[k] : 0;
+      for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+        for (int i = 0; i < kScoreValues; ++i) {
+          const int k = from + i * kRowThreads + at;
+          values[t][i] = k < n_in && token + t < n_tokens ? x[(token + t) * n_in + k] : 0;
+        }
+      if (from > 0 || (token > 0 && n_in > kScoreValues * kRowThreads)) load_weights(from);
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+        for (int i = 0; i < kScoreValues; ++i) {
+          sums[t][i % 2] = fmaf(weights[i], values[t][i], sums[t][i % 2]);
+          if (i % kRows == of_block) square[t] = fmaf(values[t][i], values[t][i], square[t]);  // a block has each once
+        }
     }
-    if (from > 0) load_weights(from);
 #pragma unroll
-    for (int i = 0; i < kScoreValues; ++i) {
-      sums[i % 2] = fmaf(weights[i], values[i], sums[i % 2]);
-      if (i % kRows == of_block) square = fmaf(values[i], values[i], square);  // a block has every value once
+    for (int t = 0; t < kTokens; ++t) {
+      const float sum = gpu::warp_sum(sums[t][0] + sums[t][1]);
+      if (r.norm_weight) square[t] = gpu::warp_sum(square[t]);
+      if (thread % 32 == 0 && token + t < n_tokens)
+        sums_of[token + t][thread / 32] = sum, squares_of[token + t][thread / 32] = square[t];
     }
   }
-  const float sum = gpu::warp_sum(sums[0] + sums[1]);
-  if (r.norm_weight) square = gpu::warp_sum(square);
-  if (thread % 32 == 0) sums_of[thread / 32] = sum, squares_of[thread / 32] = square;
   __syncthreads();
-  if (exists && at == 0) {
+  if (exists && at < n_tokens) {
     float score = 0, squares = 0;
-    for (int i = 0; i < kRowWarps; ++i) score += sums_of[of_block * kRowWarps + i];
-    for (const float part : squares_of) squares += part;
+    for (int i = 0; i < kRowWarps; ++i) score += sums_of[at][of_block * kRowWarps + i];
+    for (const float part : squares_of[at]) squares += part;
     const float mean = squares / float(n_in) + r.norm_eps;
     if (r.norm_weight) score *= guarded_factor(mean, 1.0f / sqrtf(mean));
     if (r.bias && row < c.n_experts) score += r.bias[row];
-    c.scores[token * c.n_scores() + row] = score;
+    c.scores[(first_token + at) * c.n_scores() + row] = score;
   }
   if (!r.norm_weight || !r.h) return;
-  double squares = 0;
-  for (int k = thread; k < n_in; k += kRouteThreads) squares += double(x[k]) * x[k];
-  const double factor = 1.0 / sqrt(gpu::block_sum<kRouteThreads>(squares) / double(n_in) + r.norm_eps);
-  for (int k = int(blockIdx.x) * kRouteThreads + thread; k < n_in; k += int(gridDim.x) * kRouteThreads)
-    r.h[token * n_in + k] = float(x[k] * factor * r.norm_weight[k]);  // as device_rms_norm()
+  // Blocks of a run share its tokens, and where there are more blocks the columns of a token.
+  const int sharers = max(1, int(gridDim.x) / n_tokens);
+  for (int token = int(blockIdx.x) / sharers; token < n_tokens; token += int(gridDim.x)) {
+    const float* const of_token = x + token * n_in;
+    double squares = 0;
+    for (int k = thread; k < n_in; k += kRouteThreads) squares += double(of_token[k]) * of_token[k];
+    const double factor = 1.0 / sqrt(gpu::block_sum<kRouteThreads>(squares) / double(n_in) + r.norm_eps);
+    for (int k = int(blockIdx.x) % sharers * kRouteThreads + thread; k < n_in; k += sharers * kRouteThreads)
+      r.h[int64_t(first_token + token) * n_in + k] =
+          float(of_token[k] * factor * r.norm_weight[k]);  // device_rms_norm()
+  }
 }
 
-/// Norm, scores and choice of few tokens: a warp a score, and a warp of a token's last block chooses. Blocks: (scores,
-/// tokens). What is read from memory is asked for in batches:
-/// most of the time is latency.
-template <int kSegments>
-__global__ void __launch_bounds__(kRouteThreads) route_kernel(const ExpertChoice c, const ExpertRouter r, bool single) {
-  constexpr int kAtOnce = 8;
-  __shared__ bool is_last;
-  float* const h = gpu::dynamic_shared<float>();
-  const int thread = int(threadIdx.x), lane = thread % 32;
-  const int64_t token = blockIdx.y;
-  const int row = int(blockIdx.x) * (kRouteThreads / 32) + thread / 32;
-  const int n_rows = c.n_scores() - (c.shared && !r.gates_shared);
-  const float* const w = r.w + row * r.n_in;
+/// Choice and packs of up to kMostAtOnce tokens by one block: a warp chooses for every 32nd token, and an expert has a bit
+/// of each token that takes it. Of up to 32 kFewSegments experts.
+__global__ void __launch_bounds__(kPackThreads) choose_and_pack_kernel(const ExpertChoice c, const ExpertRouter r) {
+  constexpr int kMost = ExpertPack::kMost, kMostScores = 32 * kFewSegments + 1;
+  constexpr int kWarps = kPackThreads / 32, kWords = kMostAtOnce / kWarps;
+  __shared__ uint32_t tokens_of[kWords][kMostScores];  // bit of a word: of the warp that chose
+  __shared__ int first_of[kMostScores + 1];
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, n_scores = c.n_scores();
+  for (int e = int(threadIdx.x); e < kWords * kMostScores; e += kPackThreads) tokens_of[0][e] = 0;
+  __syncthreads();
   gpu::let_next_grid_start();
-  if (row < n_rows)
-    for (int64_t i = 32 * lane; i < r.n_in; i += 32 * 32) gpu::prefetch(w + i);
-  float norm[kAtOnce] = {}, values[kAtOnce] = {};
-  const auto batch = [&](int64_t from, const float* of, float(&to)[kAtOnce]) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (const int64_t at = from + i * kRouteThreads + thread; at < r.n_in) to[i] = of[at];
-  };
-  if (r.norm_weight) batch(0, r.norm_weight, norm);
   gpu::wait_for_previous_grid();
-
-  double sum = 0;
-  for (int64_t from = 0; from < r.n_in; from += kAtOnce * kRouteThreads) {
-    batch(from, r.x + token * r.n_in, values);
+  int experts[kWords];
+  const auto each_token = [&](const auto& visit) {  // (word, token)
+#pragma unroll 1
+    for (int word = 0, token = warp; token < c.n_tokens; ++word, token += kWarps) visit(word, token);
+  };
+  const auto each_slot = [&](const auto& visit) {  // of the lane: (word, slot)
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (const int64_t at = from + i * kRouteThreads + thread; at < r.n_in) {
-        h[at] = values[i];
-        sum += double(values[i]) * values[i];
+    for (int word = 0; word < kWords; ++word)
+      if (const int token = word * kWarps + warp; token < c.n_tokens && lane < c.n_chosen())
+        visit(word, token * c.n_chosen() + lane);
+  };
+  each_token([&](int, int token) {
+    leave_choice<kFewSegments>(c, r, token, false, gpu::dynamic_shared<float>() + warp * warp_choice_floats(c, r.rule));
+  });
+  each_slot([&](int word, int slot) {
+    experts[word] = c.experts[slot];
+    atomicOr(&tokens_of[word][experts[word]], 1u << warp);
+  });
+  __syncthreads();
+  const auto n_before = [&](int expert, int n_words) {  // tokens of the first words
+    int n = 0;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) n += word < n_words ? __popc(tokens_of[word][expert]) : 0;
+    return n;
+  };
+  if (warp == 0) {
+    int first = 0;
+    for (int from = 0; from < n_scores; from += 32) {
+      const int n = from + lane < n_scores ? (n_before(from + lane, kWords) + kMost - 1) / kMost : 0;
+      int sum = n;
+#pragma unroll
+      for (int by = 1; by < 32; by *= 2) {
+        const int other = __shfl_up_sync(gpu::kAllLanes, sum, by);
+        if (lane >= by) sum += other;
       }
-  }
-  if (r.norm_weight) {  // as device_rms_norm()
-    const double factor = 1.0 / sqrt(gpu::block_sum<kRouteThreads>(sum) / double(r.n_in) + r.norm_eps);
-    for (int64_t from = 0; from < r.n_in; from += kAtOnce * kRouteThreads) {
-      if (from > 0) batch(from, r.norm_weight, norm);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (const int64_t at = from + i * kRouteThreads + thread; at < r.n_in) {
-          h[at] = float(h[at] * factor * norm[i]);
-          if (blockIdx.x == 0) r.h[token * r.n_in + at] = h[at];
-        }
+      if (from + lane < n_scores) first_of[from + lane] = first + sum - n;
+      first += __shfl_sync(gpu::kAllLanes, sum, 31);
     }
+    if (lane == 0) first_of[n_scores] = first;
   }
   __syncthreads();
-  if (row < n_rows) {
-    float score = 0;
-#pragma unroll 32
-    for (int64_t i = lane; i < r.n_in; i += 32) score = fmaf(w[i], h[i], score);
-    score = gpu::warp_sum(score);
-    if (r.bias && row < c.n_experts) score += r.bias[row];
-    if (lane == 0) c.scores[token * c.n_scores() + row] = score;
-  }
-  __syncthreads();
-  if (thread == 0) {
-    __threadfence();
-    is_last = atomicAdd(r.counters + token, 1u) == gridDim.x - 1;
-    if (is_last) r.counters[token] = 0;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  if (thread < 32) leave_choice<kSegments>(c, r, token, single, h);
+  each_slot([&](int word, int slot) {
+    const int expert = experts[word];
+    const int rank = n_before(expert, word) + __popc(tokens_of[word][expert] & ((1u << warp) - 1));
+    ExpertPack& pack = c.packs[first_of[expert] + rank / kMost];
+    pack.slots[rank % kMost] = slot;
+    if (rank % kMost == 0) pack.expert = expert, pack.n = min(kMost, n_before(expert, kWords) - rank);
+  });
+  for (int i = first_of[n_scores] + int(threadIdx.x); i < c.n_packs(); i += kPackThreads) c.packs[i].n = 0;
 }
 
 /// Slots in order, expert by expert. One block: a warp counts the slots of an expert, then finds them again.
@@ -257,40 +271,45 @@ void pack(gpu::StreamHandle stream, const ExpertChoice& choice, bool overlap) {
     gpu::launch("packs of experts", pack_kernel, {1, kPackThreads, 0, stream, overlap}, choice);
 }
 
-/// By blocks of few scores.
 void launch_scores(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
-  const auto blocks_of = [&](int rows) { return gpu::ceil_div(choice.n_scores(), rows); };
-  int rows = router.rows;
-  if (rows == 0)
-    for (rows = 1;
-         rows < kRouteThreads / 32 && blocks_of(rows) * choice.n_tokens > kMostScoreBlocks * gpu::multiprocessors();)
+  const int block_tokens = int(std::min<int64_t>(choice.n_tokens, kMostScoreTokens));
+  const auto blocks_of = [&](int rows) {
+    return dim3(unsigned(gpu::ceil_div(choice.n_scores(), rows)),
+                unsigned(gpu::ceil_div(choice.n_tokens, block_tokens)));
+  };
+  int rows = std::max(1, router.rows);
+  // Two blocks run on a multiprocessor at a time. One token's have one batch of loads each, which takes less time in
+  // two rounds than more batches in one.
+  const int most = (choice.n_tokens == 1 ? 4 : 2) * gpu::multiprocessors();
+  const bool several = choice.n_tokens > 1;  // whose blocks would read their weights again for every few tokens
+  const auto in_a_batch = [&](int n) { return router.n_in * n <= kScoreValues * kRouteThreads; };
+  if (router.rows == 0)
+    while (rows < kRouteThreads / 32 && int(blocks_of(rows).x * blocks_of(rows).y) > most &&
+           (!several || in_a_batch(2 * rows)))
       rows *= 2;
-  const auto kernel = rows == 1   ? score_kernel<1>
-                      : rows == 2 ? score_kernel<2>
-                      : rows == 4 ? score_kernel<4>
-                                  : score_kernel<8>;
-  const dim3 blocks(unsigned(blocks_of(rows)), unsigned(choice.n_tokens));
-  gpu::launch("router", kernel, {blocks, kRouteThreads, 0, stream, router.overlap}, choice, router);
+  const auto launch = [&](auto kernel) {
+    gpu::launch("router", kernel, {blocks_of(rows), kRouteThreads, 0, stream, router.overlap}, choice, router,
+                block_tokens);
+  };
+  const auto of_rows = [&](auto tokens) {
+    constexpr int kTokens = decltype(tokens)::value;
+    if (rows == 1) launch(score_kernel<1, kTokens>);
+    else if (rows == 2) launch(score_kernel<2, kTokens>);
+    else if (rows == 4) launch(score_kernel<4, kTokens>);
+    else launch(score_kernel<8, kTokens>);
+  };
+  if (choice.n_tokens == 1) of_rows(std::integral_constant<int, 1>());
+  else of_rows(std::integral_constant<int, kScoreTokens>());
 }
 
 }  // namespace
 
 void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
   const float* h = router.x;
-  if (choice.n_tokens <= kFewRoutedTokens && router.kernel == RouterKernel::spread) {
+  if (choice.n_tokens <= kFewRoutedTokens) {
     launch_scores(stream, choice, router);
     if (!router.scores_only) device_choose_experts(stream, choice, router);
     return;
-  }
-  if (choice.n_tokens <= kFewRoutedTokens) {
-    const auto shared = sizeof(float) * size_t(std::max(router.n_in, int64_t(warp_choice_floats(choice, router.rule))));
-    const auto kernel =
-        choice.n_experts <= 32 * kFewSegments ? route_kernel<kFewSegments> : route_kernel<kMostSegments>;
-    gpu::allow_shared_bytes("shared memory of a router", kernel, shared);
-    const dim3 blocks(unsigned(gpu::ceil_div(choice.n_scores(), kRouteThreads / 32)), unsigned(choice.n_tokens));
-    gpu::launch("router", kernel, {blocks, kRouteThreads, shared, stream, router.overlap}, choice, router,
-                choice.n_tokens == 1);
-    return pack(stream, choice, router.overlap);
   }
   if (choice.shared) throw Error(ErrorKind::failure, "a router of many tokens with a shared expert");
   if (router.norm_weight) {
@@ -304,6 +323,10 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
   const size_t shared = sizeof(float) * size_t(warp_choice_floats(choice, router.rule));
+  if (choice.n_tokens > 1 && choice.n_tokens <= kMostAtOnce && choice.packs && choice.n_experts <= 32 * kFewSegments &&
+      choice.n_chosen() <= 32)
+    return gpu::launch("choice of experts", choose_and_pack_kernel,
+                       {1, kPackThreads, kPackThreads / 32 * shared, stream, router.overlap}, choice, router);
   const auto kernel =
       choice.n_experts <= 32 * kFewSegments ? choose_kernel<kFewSegments> : choose_kernel<kMostSegments>;
   gpu::launch("choice of experts", kernel, {unsigned(choice.n_tokens), 32, shared, stream, router.overlap}, choice,

@@ -52,12 +52,8 @@ struct ExpertChoice {
   }
 };
 
-/// The most tokens that device_route() takes in one launch (two for more than one).
-inline constexpr int64_t kFewRoutedTokens = 24;
-
-/// How the experts of few tokens are chosen. `spread`: scores by blocks that fill the device, then a launch for the
-/// choice; `last_block`: a warp of the last block of a token's scores chooses.
-enum class RouterKernel : uint8_t { spread, last_block };
+/// The most tokens that take their experts as packs, the shared expert among them: more are groups, in products for many.
+inline constexpr int64_t kFewRoutedTokens = 64;
 
 /// What a router reads. Pointers are device memory.
 struct ExpertRouter {
@@ -72,12 +68,10 @@ struct ExpertRouter {
   const float* bias = nullptr;         ///< [n_experts], of scores; or null
   const float* choice_bias = nullptr;  ///< [n_experts], as in choose_experts (route.h); or null
   bool gates_shared = true;            ///< else the shared expert's weight is 1
-  uint32_t* counters = nullptr;        ///< [kFewRoutedTokens], zero between launches; of a last block
   bool overlap = false;                ///< programmatic dependent launch
   // Of few tokens.
-  RouterKernel kernel = RouterKernel::spread;
-  bool scores_only = false;  ///< of `spread`: kernels of experts choose for themselves
-  int rows = 0;              ///< of `spread`: scores of a block, 1, 2, 4 or 8; 0: as few as fill the device
+  bool scores_only = false;  ///< kernels of experts choose for themselves
+  int rows = 0;              ///< scores of a block, 1, 2, 4 or 8; 0: as few as fill the device
 };
 /// scores = h w^T + bias in floats; experts, weights and packs of the scores, as choose_experts (route.h) defines them.
 /// More than kFewRoutedTokens tokens have no shared expert here.
@@ -98,8 +92,8 @@ void device_group_experts(gpu::StreamHandle stream, const ExpertChoice& choice, 
 struct IntExpertsCall;  // int_experts_cuda.h
 
 /// Matrices of one role of all experts, or two roles with the same input (gate and up). Formats in bricks go through
-/// tensor cores with activations in two planes (gemv's "bricks"), up to four tokens of int4_g128 also as
-/// integers (int_experts_cuda.h); all others go through rows that are decoded as they come.
+/// tensor cores with activations in two planes (gemv's "bricks"), few tokens of int4_g128 also as integers
+/// (int_experts_cuda.h, int_packs_cuda.h); all others go through rows that are decoded as they come.
 class DeviceExpertMatmul {
  public:
   DeviceExpertMatmul() = default;

@@ -3,23 +3,19 @@
 // chooses the experts (choice_cuda.h) while the others make integers of x, and one block leaves the choice for the
 // sum. The warps of a block take the groups of a tile of rows in turn, and no block needs another one. Code is short
 // where it runs once: a launch finds none of it near.
-//
-// A brick of int4_g128 is a tile of the integer mma as it is: a word of step s (brick_parts_cuda.h) has in the upper
-// nibbles of its bytes row r + 8, in the lower ones row r, of columns 16 s + 2 c, + 8, + 1 and + 9; a code is 8 more
-// than its value. Activations are those of op/gemv/int_tokens.h, in the order of these columns.
 #include <algorithm>
 
 #include "op/experts/choice_cuda.h"
+#include "op/experts/expert_brick_cuda.h"
 #include "op/experts/int_experts_cuda.h"
 #include "op/gemv/brick_matmul_cuda.h"
-#include "op/gemv/int_tokens.h"
 
 namespace ridge {
 namespace {
 
 constexpr int kMostWarps = 16;
 constexpr int kDepth = 6, kShallow = 4;  ///< bricks of a warp on their way from memory, where there is room and else
-constexpr int kBrickBytes = 1056, kPlanes = 2;
+constexpr int kBrickBytes = kExpertBrickBytes, kPlanes = 2;
 constexpr int kBatch = 12;                             ///< tiles of rows between two barriers
 constexpr int kImageBytes = kPlanes * kIntGroup + 16;  ///< of a group: int8, then two scales
 constexpr int kTileSums = 16 + 4;  ///< floats of a warp's sums; the warps of an addition meet different banks
@@ -40,45 +36,6 @@ struct Plan {
   BrickGlu glu;
   bool add;
   float* y;
-};
-
-struct Brick {
-  uint4 chunks[2];
-  float2 scales;  ///< of rows r and r + 8
-
-  /// `mine` is 16 lane bytes into a brick.
-  __device__ void load(const uint8_t* mine, int lane) {
-    chunks[0] = *reinterpret_cast<const uint4*>(mine);
-    chunks[1] = *reinterpret_cast<const uint4*>(mine + 512);
-    const auto* const of_rows = reinterpret_cast<const uint16_t*>(mine - 16 * lane + 1024) + lane / 4;
-    scales = gpu::unpack_f16(of_rows[0] | uint32_t(of_rows[8]) << 16);
-  }
-  /// Adds the products of rows r, r, r + 8, r + 8 with both planes. image: of the group; column: lane's of the mma.
-  __device__ void add_to(float (&sums)[4], const uint8_t* image, int column, int c) const {
-    const uint32_t words[8] = {chunks[0].x, chunks[0].y, chunks[0].z, chunks[0].w,
-                               chunks[1].x, chunks[1].y, chunks[1].z, chunks[1].w};
-    const uint8_t* const values = image + column * kIntGroup + 16 * c;
-    int sum[4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 b = *reinterpret_cast<const uint4*>(values + half_offset(column, half));
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t first = words[4 * half + 2 * i], second = words[4 * half + 2 * i + 1];
-        const auto upper = [](uint32_t word) { return (word & 0xF0F0F0F0u) ^ 0x80808080u; };
-        const uint32_t a[4] = {upper(first << 4), upper(first), upper(second << 4), upper(second)};
-        if (half + i == 0) gpu::mma_s8_from(__float_as_int(kIntRound), sum, a, b.x, b.y);
-        else gpu::mma_s8(sum, a, i == 0 ? b.x : b.z, i == 0 ? b.y : b.w);
-      }
-    }
-    // As in int_sums.h: a sum is a float that is kIntRound larger.
-    const float2 steps = *reinterpret_cast<const float2*>(image + kPlanes * kIntGroup);
-    const float2 less = {-kIntRound * scales.x, -kIntRound * scales.y};
-    sums[0] = __fmaf_rn(__fmaf_rn(__int_as_float(sum[0]), scales.x, less.x), steps.x, sums[0]);
-    sums[1] = __fmaf_rn(__fmaf_rn(__int_as_float(sum[1]), scales.x, less.x), steps.y, sums[1]);
-    sums[2] = __fmaf_rn(__fmaf_rn(__int_as_float(sum[2]), scales.y, less.y), steps.x, sums[2]);
-    sums[3] = __fmaf_rn(__fmaf_rn(__int_as_float(sum[3]), scales.y, less.y), steps.y, sums[3]);
-  }
 };
 
 /// kSum: tiles of rows of all experts as one long row, each times its weight; otherwise tiles of gate and up, expert by
@@ -104,16 +61,10 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   /// Gate and up: whose tile it is, and what number it has there.
   const auto slot_of = [&](int tile) { return p.choice.n_chosen() - 1 - tile / p.n_row_tiles; };
 
-  // Lane 4 s + c has the columns of step s, in the order of a brick's bytes.
   float4 x[kHeld], norm[kHeld];
   // Of a sum: a lane has an expert and its weight.
   int expert_of_lane = 0;
   float weight_of_lane = 0;
-  const auto columns_of = [&](const float* row, int group) {
-    const float* const from = row + group * kIntGroup + lane / 4 * 16 + lane % 4 * 2;
-    const float2 first = *reinterpret_cast<const float2*>(from), second = *reinterpret_cast<const float2*>(from + 8);
-    return make_float4(first.x, second.x, first.y, second.y);
-  };
   const auto each_held = [&](int from, const auto& visit) {  // (number of those held, brick of a tile)
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
@@ -121,10 +72,10 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   };
   const auto load_x = [&](int from) {
     // Of a sum: of the experts' rows one after another.
-    each_held(from, [&](int i, int brick) { x[i] = columns_of(token_x, brick); });
+    each_held(from, [&](int i, int brick) { x[i] = brick_columns_of(token_x, brick); });
   };
   const auto load_norm = [&](int from) {
-    if (!kSum && p.norm) each_held(from, [&](int i, int brick) { norm[i] = columns_of(p.norm, brick); });
+    if (!kSum && p.norm) each_held(from, [&](int i, int brick) { norm[i] = brick_columns_of(p.norm, brick); });
   };
 
   // The ring of a warp, and the brick that comes into it next: all of a tile, then those of the next tile.
@@ -250,12 +201,12 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
       for (int j = 0; j < n_mine; ++j, image += kImageBytes) {
         gpu::copy_wait<kStages - 1>();
         __syncwarp();  // the brick has come, of all lanes
-        Brick brick;
+        ExpertBrick brick;
         brick.load(ring + ring_at, lane);
         __syncwarp();
         feed(ring + ring_at);
         ring_at = ring_at == (kStages - 1) * kBrickBytes ? 0 : ring_at + kBrickBytes;
-        brick.add_to(sums, image, column, c);
+        brick.add_to(sums, image, column, c, *reinterpret_cast<const float2*>(image + kPlanes * kIntGroup));
       }
       if (c > 0) continue;
       float* const mine = sums_at + (i * n_warps + warp) * kTileSums + r;

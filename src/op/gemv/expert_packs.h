@@ -26,7 +26,9 @@ struct ExpertCall {
   int share = 1;
   float* y[2] = {};  ///< [slots, n_out] of each matrix; a gated product has the first one only
   BrickGlu glu = BrickGlu::silu;
-  bool overlap = false;  ///< programmatic dependent launch
+  bool ints = false;             ///< activations become integers where a kernel has that; packs with slots come first
+  bool overlap = false;          ///< programmatic dependent launch
+  bool packs_are_there = false;  ///< with overlap: the packs were complete when the grid before waited for its own
 };
 
 /// The sum of what a token's experts give, each times its weight. Pointers are device memory.

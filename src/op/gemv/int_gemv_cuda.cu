@@ -10,29 +10,68 @@ namespace {
 
 constexpr int kQuantizeWarps = 16;
 
-/// A block makes so many groups of one token, one a warp; ternary, all of them.
-constexpr int kQuantizeGroups = kQuantizeWarps;
+/// What the sums of a token are multiplied by: 1/rms. By a block, whose code is short: a launch finds none of it near.
+template <IntKind kKind>
+__device__ void make_factor(const IntTokens& in, int token, float* squares, float* factors) {
+  using Values = IntValues<kKind>;
+  constexpr int kBatch = is_brick_kind(kKind) ? 2 : 4;
+  const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_groups = in.n_groups;
+  const float* const row = in.x + int64_t(token) * n_groups * int_group(kKind);
+  float square = 0;
+  for (int first = warp; first < n_groups; first += kBatch * kQuantizeWarps) {
+    Values x[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (const int group = first + i * kQuantizeWarps; group < n_groups) x[i] = load_group<Values>(row, group);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (first + i * kQuantizeWarps < n_groups) square = add_squares(x[i], square);
+  }
+  squares[warp * 32 + lane] = square;
+  __syncthreads();
+  if (warp > 0) return;
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < kQuantizeWarps; ++i) sum += squares[i * 32 + lane];
+  const float mean = gpu::warp_sum(sum) * gpu::fast_reciprocal(float(n_groups * int_group(kKind))) + in.eps;
+  if (lane == 0) factors[token] = guarded_factor(mean, rsqrtf(mean));
+}
 
+/// Blocks: (tokens, parts), of which one has a group a warp; ternary: one part, which is all of a token. With a norm the
+/// last part makes the token's factor beside the others.
 template <IntKind kKind>
 __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
   __shared__ float tops[kQuantizeWarps];
   gpu::let_next_grid_start();
   const int token = int(blockIdx.x), n_groups = tokens.n_groups;
-  const int begin = kKind == IntKind::ternary ? 0 : int(blockIdx.y) * kQuantizeGroups;
-  const int n = kKind == IntKind::ternary ? n_groups : min(kQuantizeGroups, n_groups - begin);
-  image.values += int64_t(begin) * tokens.column_pitch * int_group(kKind);
-  image.scales += begin * tokens.scale_pitch;
-  quantize_tokens<kKind>(tokens, token, token + 1, begin, n, image, gpu::dynamic_shared<double>(), tops);
+  if constexpr (kKind == IntKind::ternary) {
+    quantize_ternary(tokens, token, token + 1, image, gpu::dynamic_shared<double>(), tops);
+  } else {
+    using Values = IntValues<kKind>;
+    const int group = int(blockIdx.y) * kQuantizeWarps + int(threadIdx.x / 32);
+    const bool of_factor = tokens.norm && blockIdx.y + 1 == gridDim.y, has_group = !of_factor && group < n_groups;
+    Values weight;
+    if (tokens.norm && has_group) weight = load_group<Values>(tokens.norm, group);
+    gpu::wait_for_previous_grid();
+    if (of_factor) return make_factor<kKind>(tokens, token, gpu::dynamic_shared<float>(), image.factors);
+    if (!tokens.norm && blockIdx.y == 0 && threadIdx.x == 0) image.factors[token] = 1;
+    if (!has_group) return;
+    Values v = load_group<Values>(tokens.x + int64_t(token) * n_groups * int_group(kKind), group);
+    if (tokens.norm) v = times(v, weight);
+    quantize_group<kKind>(v, token, is_brick_kind(kKind) ? tokens.n_tokens : tokens.planes,
+                          image.values + int64_t(group) * tokens.column_pitch * int_group(kKind),
+                          image.scales + group * tokens.scale_pitch);
+  }
 }
 
 template <IntKind kKind>
 void launch_quantize(const IntJob& job, gpu::StreamHandle stream, bool overlap) {
-  const unsigned parts =
-      kKind == IntKind::ternary ? 1 : unsigned((job.tokens.n_groups + kQuantizeGroups - 1) / kQuantizeGroups);
+  const int parts = (job.tokens.n_groups + kQuantizeWarps - 1) / kQuantizeWarps + (job.tokens.norm != nullptr);
   const size_t squares = kKind == IntKind::ternary ? 8 * kQuantizeWarps : 4 * 32 * kQuantizeWarps;
   gpu::launch("quantize", quantize_kernel<kKind>,
-              {dim3(unsigned(job.tokens.n_tokens), parts), 32 * kQuantizeWarps, squares, stream, overlap}, job.tokens,
-              job.image);
+              {dim3(unsigned(job.tokens.n_tokens), kKind == IntKind::ternary ? 1 : unsigned(parts)),
+               32 * kQuantizeWarps, squares, stream, overlap},
+              job.tokens, job.image);
 }
 void launch_quantize(IntKind kind, const IntJob& job, gpu::StreamHandle stream, bool overlap) {
   switch (kind) {

@@ -111,8 +111,11 @@ __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_ke
                kKind == IntKind::ternary ? 0 : n_groups * w.job.tokens.scale_pitch / 4, n_tokens);
     __syncthreads();
   } else {
-    quantize_tokens<kKind>(w.job.tokens, 0, n_tokens, 0, n_groups, mine, shared + w.job.at.squares,
-                           reinterpret_cast<float*>(shared + w.job.at.tops));
+    // As laid out by int_shared().
+    if constexpr (kKind == IntKind::ternary)
+      quantize_ternary(w.job.tokens, 0, n_tokens, mine, reinterpret_cast<double*>(shared + w.job.at.squares),
+                       reinterpret_cast<float*>(shared + w.job.at.tops));
+    else quantize_steps<kKind>(w.job.tokens, mine, reinterpret_cast<float*>(shared + w.job.at.squares));
     gpu::wait_for_previous_grid();  // for warps that had nothing to quantise
   }
 

@@ -156,96 +156,85 @@ __device__ inline Octet load_group<Octet>(const float* row, int group) {
   return {from[0], from[2]};
 }
 
-/// A warp's way through groups from .. to - 1 of tokens up to `last`, of which it takes every n_warps-th.
+/// A warp's way through the groups of tokens, of which it takes every n_warps-th.
 struct Walk {
   int token, group;
 
-  __device__ void settle(int from, int to) {
-    while (group >= to) group -= to - from, ++token;
+  __device__ void settle(int n_groups) {
+    while (group >= n_groups) group -= n_groups, ++token;
   }
 };
 
-/// body(token, group, values of x, of the norm's weight) for this lane's columns of the groups from .. to - 1 of
-/// tokens first .. last - 1 that are this warp's. Loads come in batches, whose latencies overlap; the norm's weights do
-/// not wait for the grid before.
+/// body(token, group, values of x, of the norm's weight) for this lane's columns of the groups that are this warp's. Loads
+/// come in batches, whose latencies overlap; the norm's weights do not wait for the grid before.
 template <IntKind kKind, class Body>
-__device__ void for_groups(const IntTokens& in, const float* norm, int first, int last, int from, int to,
-                           const Body& body) {
+__device__ void for_groups(const IntTokens& in, const Body& body) {
   using Values = IntValues<kKind>;
   constexpr int kBatch = is_brick_kind(kKind) ? 2 : 4;
   const int n_warps = int(blockDim.x / 32);
-  Walk at = {first, from + int(threadIdx.x / 32)};
-  at.settle(from, to);
-  while (at.token < last) {
+  Walk at = {0, int(threadIdx.x / 32)};
+  at.settle(in.n_groups);
+  while (at.token < in.n_tokens) {
     Values x[kBatch] = {}, weight[kBatch] = {};
-    if (norm) {
+    if (in.norm) {
       Walk ahead = at;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (ahead.token >= last) break;
-        weight[i] = load_group<Values>(norm, ahead.group);
+        if (ahead.token >= in.n_tokens) break;
+        weight[i] = load_group<Values>(in.norm, ahead.group);
         ahead.group += n_warps;
-        ahead.settle(from, to);
+        ahead.settle(in.n_groups);
       }
     }
     gpu::wait_for_previous_grid();
     Walk ahead = at;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (ahead.token >= last) break;
+      if (ahead.token >= in.n_tokens) break;
       x[i] = load_group<Values>(in.x + int64_t(ahead.token) * in.n_groups * int_group(kKind), ahead.group);
       ahead.group += n_warps;
-      ahead.settle(from, to);
+      ahead.settle(in.n_groups);
     }
 #pragma unroll 1
-    for (int n = 0; n < kBatch && at.token < last; ++n) {
+    for (int n = 0; n < kBatch && at.token < in.n_tokens; ++n) {
       body(at.token, at.group, x[0], weight[0]);  // once in the code, with the values passing by
 #pragma unroll
       for (int i = 1; i < kBatch; ++i) x[i - 1] = x[i], weight[i - 1] = weight[i];
       at.group += n_warps;
-      at.settle(from, to);
+      at.settle(in.n_groups);
     }
   }
 }
 
-/// Tokens first .. last - 1, of each groups begin .. begin + n - 1.
-struct IntPart {
-  int first, last, begin, n;
-};
-
-/// int4_g128 and bricks: a part by a whole block. The norm's factor is left to the sums. squares [tokens][warps][32] is
+/// int4_g128 and bricks: by a whole block. The norm's factor is left to the sums. squares [tokens][warps][32] is
 /// the block's; ends with a barrier, after which `factors` may be read past the next one.
 template <IntKind kKind>
-__device__ void quantize_steps(const IntTokens& in, const IntPart& part, const IntImage& out, float* squares) {
+__device__ void quantize_steps(const IntTokens& in, const IntImage& out, float* squares) {
   using Values = IntValues<kKind>;
-  const auto [first, last, begin, n] = part;
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
-  const int from = in.norm ? 0 : begin, to = in.norm ? in.n_groups : begin + n;
   float square = 0;  // this lane's, of token `summed`
-  int summed = first;
+  int summed = 0;
   const auto keep_before = [&](int token) {
-    for (; summed < token; ++summed, square = 0) squares[((summed - first) * n_warps + warp) * 32 + lane] = square;
+    for (; summed < token; ++summed, square = 0) squares[(summed * n_warps + warp) * 32 + lane] = square;
   };
-  for_groups<kKind>(in, in.norm, first, last, from, to, [&](int token, int group, Values v, Values weight) {
+  for_groups<kKind>(in, [&](int token, int group, Values v, Values weight) {
     if (in.norm) {
       keep_before(token);
       square = add_squares(v, square);
       v = times(v, weight);
     }
-    const int at = group - begin;
-    if (at >= 0 && at < n)
-      quantize_group<kKind>(v, token, is_brick_kind(kKind) ? in.n_tokens : in.planes,
-                            out.values + int64_t(at) * in.column_pitch * int_group(kKind),
-                            out.scales + at * in.scale_pitch);
+    quantize_group<kKind>(v, token, is_brick_kind(kKind) ? in.n_tokens : in.planes,
+                          out.values + int64_t(group) * in.column_pitch * int_group(kKind),
+                          out.scales + group * in.scale_pitch);
   });
-  if (in.norm) keep_before(last);
+  if (in.norm) keep_before(in.n_tokens);
   __syncthreads();
-  for (int t = first + n_warps - 1 - warp; t < last; t += n_warps) {  // the last warps have least to do
+  for (int t = n_warps - 1 - warp; t < in.n_tokens; t += n_warps) {  // the last warps have least to do
     float factor = 1;
     if (in.norm) {
       float sum = 0;
 #pragma unroll 4
-      for (int i = 0; i < n_warps; ++i) sum += squares[((t - first) * n_warps + i) * 32 + lane];
+      for (int i = 0; i < n_warps; ++i) sum += squares[(t * n_warps + i) * 32 + lane];
       const float mean = __fdiv_rn(gpu::warp_sum(sum), float(in.n_groups * int_group(kKind))) + in.eps;
       factor = guarded_factor(mean, __fdiv_rn(1.0f, __fsqrt_rn(mean)));
     }
@@ -303,8 +292,8 @@ __device__ void quantize_one(const IntTokens& in, const IntImage& out, float* sq
 
 /// ternary: the same, by the rule of op/gemv/ternary.h, with squares and tops [tokens][warps]. Roundings are named or
 /// those of rms_norm: the values are the CPU's.
-__device__ inline void quantize_ternary(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
-                                        double* squares, float* tops) {
+__device__ inline void quantize_ternary(const IntTokens& in, int first, int last, const IntImage& out, double* squares,
+                                        float* tops) {
   constexpr int kHeld = 4;  // groups that a warp keeps; further ones are read again
   const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
   for (int t = first; t < last; ++t, squares += n_warps, tops += n_warps) {
@@ -361,9 +350,8 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
     top = top > 1e-5f ? top : 1e-5f;  // token_top
     const float inverse = finite ? __fdiv_rn(127.0f, top) : 0.0f;
     const auto write = [&](int group, const float4& v) {
-      if (group < begin || group >= begin + n) return;
       const auto level = [&](float f) { return __fadd_rn(__fmul_rn(f, inverse), kIntRound); };  // ties to even
-      *reinterpret_cast<uint32_t*>(out.values + (int64_t(group - begin) * in.column_pitch + t) * kIntGroup +
+      *reinterpret_cast<uint32_t*>(out.values + (int64_t(group) * in.column_pitch + t) * kIntGroup +
                                    word_offset(t, lane)) = pack_rounded(level(v.x), level(v.y), level(v.z), level(v.w));
     };
     each([&](int group, const float4& v, const float4&) { write(group, v); });
@@ -371,15 +359,6 @@ __device__ inline void quantize_ternary(const IntTokens& in, int first, int last
     if (threadIdx.x == 0) out.factors[t] = finite ? __fdiv_rn(top, 127.0f) : __int_as_float(0x7FC00000);
   }
   __syncthreads();
-}
-
-/// `squares` and `tops` are laid out by int_shared().
-template <IntKind kKind>
-__device__ void quantize_tokens(const IntTokens& in, int first, int last, int begin, int n, const IntImage& out,
-                                void* squares, float* tops) {
-  if constexpr (kKind == IntKind::ternary)
-    quantize_ternary(in, first, last, begin, n, out, static_cast<double*>(squares), tops);
-  else quantize_steps<kKind>(in, {first, last, begin, n}, out, static_cast<float*>(squares));
 }
 
 }  // namespace ridge
