@@ -564,7 +564,10 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
                              int64_t(workspace),
                              2 * int64_t(needs.kind) + needs.penalty};
     for (const auto& [layers, blocks] : sub.blocks) key.push_back(blocks.n);
-    if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) recorded_.clear();
+    if (recorded_.size() >= kMostGraphs && !recorded_.contains(key)) {
+      std::erase_if(recorded_, [&](const auto& of) { return of.first[0] != key[0]; });  // of other memories
+      if (recorded_.size() >= kMostGraphs) recorded_.clear();
+    }
     replay(recorded_[key], logits, queue_all);
   }
   logit_hidden_ = (step.logits_in_order ? buffers_[B::x] : buffers_[B::logit_x]).as<float>();

@@ -221,6 +221,26 @@ TEST(SpecDepth, OneSlowStepDoesNotEndProposals) {
   EXPECT_GT(spec_depths(cost, 1, one, 4)[0], 0);
 }
 
+/// A device records its steps again when it has too many: the first times of a number say nothing then, also where there
+/// are two of them. Where they are the first of all, the text rests once.
+TEST(SpecDepth, FirstTimesThatWereSlowAreForgotten) {
+  for (const int n_slow : {1, 2, 3})
+    for (const int slow : {2, 3}) {  // proposals
+      SpecCost cost = cost_of_plain_steps();
+      SpecDepth depth;
+      const SpecDepth* const one[] = {&depth};
+      int n_left = n_slow, last = 0;
+      for (int i = 0; i < 800; ++i) {
+        last = cost.stale() ? last : spec_depths(cost, 1, one, 3)[0];
+        const int asked = cost.stale() ? 0 : last;
+        const double seconds = 0.01 + 5e-4 * asked + (asked == slow && n_left-- > 0 ? 0.05 * (1 + n_left) : 0);
+        if (asked == 0 || !depth.must_catch_up()) cost.add(asked, seconds);
+        depth.add(asked, asked, asked, {cost, 1, 0, seconds});
+      }
+      EXPECT_EQ(last, 3) << n_slow << " slow steps of " << slow << " proposals";
+    }
+}
+
 TEST(SpecDepth, AStepWithoutProposalsIsMeasuredAgain) {
   SpecCost cost;
   SpecDepth depth;

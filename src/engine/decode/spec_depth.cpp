@@ -90,16 +90,17 @@ std::vector<double> SpecCost::extras(int most) const {
   struct Point {
     int n;
     double extra;
-    bool single;  // measured once
+    bool is_sure;
   };
-  std::vector<Point> points = {{.n = 0, .extra = 0, .single = false}};
+  std::vector<Point> points = {{.n = 0, .extra = 0, .is_sure = true}};
   for (const auto& [n, proposed] : proposed_)
-    points.push_back({n, std::max(0.0, proposed.seconds.value() - plain() * listening()), proposed.seconds.n() == 1});
-  // A time that waited for the machine does not count: fewer proposals cost no more, and a single time no more than in
-  // proportion to fewer ones.
+    points.push_back(
+        {n, std::max(0.0, proposed.seconds.value() - plain() * listening()), proposed.seconds.is_settled()});
+  // A time that waited for the machine does not count: fewer proposals cost no more, and few times, of which no two
+  // agree, no more than in proportion to fewer proposals. So the number is tried until it is known.
   for (size_t i = points.size() - 1; i > 1; --i) points[i - 1].extra = std::min(points[i - 1].extra, points[i].extra);
   for (size_t i = 2; i < points.size(); ++i)
-    if (points[i].single)
+    if (!points[i].is_sure)
       points[i].extra = std::min(points[i].extra, points[i - 1].extra * points[i].n / points[i - 1].n);
 
   std::vector<double> extras(static_cast<size_t>(most) + 1);
