@@ -119,15 +119,15 @@ def last_drafts():
     """The newest row of each card, model, proposer, depth and cache of checks/spec-cuda.jsonl."""
     found = {}
     for r in stored("checks/spec-cuda"):
-        found[tuple(r[f] for f in ("gpu_info", "model_filename", "spec_type", "spec_depth", "forced_accept", "n_depth", "type_k", "type_v"))] = r
-    return sorted(found.values(), key=lambda r: (r["spec_type"], r["model_type"], r["spec_depth"], r["n_depth"]))
+        found[tuple(r[f] for f in ("gpu_info", "model_filename", "spec_type", "spec_depth", "forced_accept", "n_depth", "type_k", "type_v")) + (r.get("spec_vocab", 0),)] = r
+    return sorted(found.values(), key=lambda r: (r["spec_type"], r["model_type"], r["spec_depth"], r.get("spec_vocab", 0), r["n_depth"]))
 
 
 def speculation_cuda():
     """A step's cost is what the ratio and the tokens a step leave: a proposer that costs nothing leaves verification alone."""
-    lines = [[card(r), model_text(r["model_filename"]), r["spec_type"], r["spec_depth"], f"{r['forced_accept']:g}", cache(r), r["n_depth"], f"{r['plain_avg_ts']:.0f}",
+    lines = [[card(r), model_text(r["model_filename"]), r["spec_type"], r["spec_depth"], r.get("spec_vocab") or "all", f"{r['forced_accept']:g}", cache(r), r["n_depth"], f"{r['plain_avg_ts']:.0f}",
               f"{r['avg_ts']:.0f}", f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{verified_step(r):.2f}", "yes" if r["checked"] else "no"] for r in last_drafts()]
-    return table(["card", "model", "proposer", "draft tokens a step", "forced acceptance", "cache", "depth", "tok/s without", "with", "ratio", "accepted a step",
+    return table(["card", "model", "proposer", "draft tokens a step", "among token ids", "forced acceptance", "cache", "depth", "tok/s without", "with", "ratio", "accepted a step",
                   "time of a step with draft tokens, relative to one without", "checked"], lines)
 
 

@@ -90,8 +90,8 @@ def experts():
     for r in stored("checks/experts-cuda"):
         kernels = dict(pair.split("=") for pair in r["kernels"].split())
         speed = f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}" if "avg_ts" in r else f"{r['speed_tg']:.0f}"
-        lines.append([kernels["router"], kernels["experts"], r.get("n_seq", 1), speed])
-    return table(["router", "experts", "sequences", "tok/s"], lines)
+        lines.append([kernels.get("router", "spread"), kernels["experts"], r.get("variant", ""), r.get("n_seq", 1), speed])
+    return table(["router", "experts", "of several tokens", "sequences", "tok/s"], lines)
 
 
 def k_quants():
