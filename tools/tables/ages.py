@@ -27,13 +27,14 @@ PATHS = {
     "plan": ("src/lab/decide/plan*", "src/op/cache", "src/model", "src/engine"),
     "grammar": ("src/grammar",),
     "head": ("models/train_mtp_head.py",),
+    "vocab": ("tools/vocab_share.py",),
     "threads": ("src/base/thread_pool*",),
 }
 FILES = {  # the first part of a file's name that fits decides
     "bandwidth": "bandwidth", "batch": "forward", "centre": "forward", "busy-threads": "threads", "floors": "quality", "panels": "ops", "real-files": "forward", "collective": "ops", "crossovers": "ops", "decode": "forward", "host-experts": "forward", "expert-cache": "forward", "mamba-chunks": "forward", "exact": "speculation", "kv": "quality", "op": "ops", "ppl": "quality",
     "profile": "forward", "ranks": "ranks", "serve": "server", "service": "server", "sweep": "ops", "amd-emulated": "ops", "amd-programs": "forward", "append": "ops", "attention": "ops", "baselines": "ops",
     "coding-share": "forward", "counters": "forward", "crowd": "server", "decisions": "forward", "int4-planes": "quality", "mask-cost": "grammar", "mtp-head": "head",
-    "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops",
+    "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops", "vocab-share": "vocab",
 }
 # Records of a choice: what was tried once, on builds that were not kept. They do not age.
 TRIALS = ("attention-tried", "bricks-tried", "k-quants", "experts", "int-products-tried", "packs-tried", "quantise-inside", "ranks-tried", "decode-chain", "decode-stages", "decode-variants",
@@ -45,7 +46,7 @@ GPU_HEADERS = ("src/gpu/launch.h", "src/gpu/tensor.h", "src/gpu/dot_mma.h")
 CPU_HEADERS = ("src/op/simd",)
 
 # Kinds of rows that time nothing, or whose numbers are themselves the check of an output.
-UNTIMED = ("amd_emulated", "amd_program", "eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "bandwidth", "serve", "mask_cost", "crossover", "decision")
+UNTIMED = ("amd_emulated", "amd_program", "eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "vocab_share", "bandwidth", "serve", "mask_cost", "crossover", "decision")
 
 
 def is_timed(r):

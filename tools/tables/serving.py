@@ -79,6 +79,19 @@ def speculation(name, with_texts=False):
     return table(head + (["texts that differ"] if with_texts else []), lines)
 
 
+def speculation_vocab():
+    """Real text with a head that proposes among the first token ids."""
+    lines = [[card(r), f"{r['temperature']:g}", r.get("spec_vocab") or "all", r["spec_proposed"], r["spec_accepted"], f"{r['accepted_per_step']:.2f}", f"{r['plain_avg_ts']:.0f} ± {r['plain_stddev_ts']:.0f}",
+              f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}", f"{r['speedup']:.2f}"] for r in stored("checks/spec-vocab-cpu")]
+    return table(["card", "temperature", "among token ids", "draft tokens", "accepted", "accepted a step", "tok/s without", "with", "ratio"], lines)
+
+
+def vocab_shares():
+    numbers = ("8192", "16384", "32768", "65536")
+    return table(["vocabulary", "text", "tokens", *(f"% among {int(n):,}" for n in numbers)],
+                 [[f"{r['vocab']}, {r['n_vocab']:,}", r["text"], r["n_tokens"], *(f"{100 * r['shares'][n]:.1f}" for n in numbers)] for r in stored("checks/vocab-share")])
+
+
 def speculation_texts():
     """A line a proposer and pair of caches, over both temperatures."""
     by = {}
@@ -199,6 +212,8 @@ TABLES = {
     "spec-cpu": lambda: speculation("spec-cpu"),
     "spec-text-cuda": lambda: speculation("spec-text-cuda", with_texts=True),
     "spec-cuda": speculation_cuda,
+    "spec-vocab-cpu": speculation_vocab,
+    "vocab-share": vocab_shares,
     "exact-cuda": exact_passes,
     "spec-batch-cuda": speculation_batch,
     "speculation-text": speculation_texts,
