@@ -42,7 +42,8 @@ def main():
         sys.exit(__doc__)
     tokenizer = tokenizer_of(sys.argv[1])
     build = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
-    about = {"build_commit": build.stdout.strip(), "device": "cpu", "device_name": "cpu",
+    cpu = next(line.split(": ")[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if "model name" in line)
+    about = {"build_commit": build.stdout.strip(), "device": "cpu", "cpu": cpu, "n_threads": 1,
              "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
              "load_1min": os.getloadavg()[0], "tokenizers": tokenizers.__version__,
              "command": " ".join(["tools/vocab_share.py", *sys.argv[1:]])}

@@ -44,10 +44,8 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags) {
             "most draft tokens in a forward pass; fewer are used where that is faster (--spec-draft-n-max)");
   add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1,
            "with draft and mtp: stop drafting at a token less probable than this");
-  add_whole(
-      app, "--spec-vocab", flags.vocab, 0, INT32_MAX,
-      "with mtp: draft tokens come from the first so many token ids, which are the frequent ones of most tokenizers;"
-      " the head reads less of the output matrix; 0: all");
+  add_whole(app, "--spec-vocab", flags.vocab, 0, INT32_MAX,
+            "with mtp: propose only the first N token ids, mostly frequent ones, and read less for it; 0: all");
   add_text(app, "--spec-sampling", flags.sampling, "RULE",
            "exact: accept draft tokens equal to the model's own samples; reject: rejection sampling");
   add_text(app, "--draft-model", flags.draft_model, "MODEL",

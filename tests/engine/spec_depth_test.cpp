@@ -21,32 +21,49 @@ struct TrueCost {
   double part(int n, int of_all) const { return of_all == 0 ? 0 : of(of_all) * n / of_all; }
 };
 
-/// Steps of n_texts that take 10 ms, and more with up to `most` proposals, of which `holds` in ten hold; the seconds that
-/// n tokens take over plain steps'.
-double relative_seconds(int holds, int n_tokens, const TrueCost& cost_of = {0, 0.1}, int n_texts = 1, int most = 8) {
-  SpecCost cost;
-  std::vector<SpecDepth> depths(static_cast<size_t>(n_texts));
-  std::vector<const SpecDepth*> texts;
-  for (const SpecDepth& depth : depths) texts.push_back(&depth);
-  double seconds = 0;
-  int n = 0, n_tried = 0;
-  while (n < n_tokens) {
+/// Texts whose steps take `plain` seconds, and more with proposals.
+struct Crowd {
+  Crowd(int n_texts, const TrueCost& of, double plain) : true_cost(of), plain(plain), depths(size_t(n_texts)) {
+    for (const SpecDepth& depth : depths) texts.push_back(&depth);
+  }
+  /// A step with up to `most` proposals a text: its seconds and tokens. seen(seconds, n_proposed): what is measured;
+  /// holds(): whether a proposal does whose predecessors do. Each text loses by its own proposals.
+  std::pair<double, int> step(int most, const auto& seen, const auto& holds) {
+    const int n_texts = int(depths.size());
     const std::vector<int> asked = spec_depths(cost, n_texts, texts, most);
-    int n_proposed = 0;
+    int n_proposed = 0, n_tokens = 0;
     bool late = false;
     for (size_t i = 0; i < depths.size(); ++i)
       n_proposed += asked[i], late = late || (asked[i] > 0 && depths[i].must_catch_up());
-    const double took = 0.01 * (1 + cost_of.of(n_proposed));
-    if (!late) cost.add(n_proposed, took);
+    const double took = plain * (1 + true_cost.of(n_proposed)), measured = seen(took, n_proposed);
+    if (!late) cost.add(n_proposed, measured);
     for (size_t i = 0; i < depths.size(); ++i) {
       int n_held = 0;
-      while (n_held < asked[i] && (7 * n_tried++) % 10 < holds) ++n_held;
-      // Each text loses by its own proposals.
-      const double own = 0.01 * (1 + cost_of.part(asked[i], n_proposed));
-      depths[i].add(asked[i], asked[i], n_held, {cost, n_texts, n_proposed - asked[i], own});
-      n += 1 + n_held;
+      while (n_held < asked[i] && holds()) ++n_held;
+      const int n_others = n_proposed - asked[i];
+      depths[i].add(asked[i], asked[i], n_held,
+                    {cost, n_texts, n_others, measured - plain * true_cost.part(n_others, n_proposed)});
+      n_tokens += 1 + n_held;
     }
-    seconds += took;
+    return {took, n_tokens};
+  }
+
+  SpecCost cost;
+  TrueCost true_cost;
+  double plain;
+  std::vector<SpecDepth> depths;
+  std::vector<const SpecDepth*> texts;
+};
+
+/// Of n_texts with up to `most` proposals, of which `holds` in ten hold: the seconds that n tokens take over plain steps'.
+double relative_seconds(int holds, int n_tokens, const TrueCost& cost_of = {0, 0.1}, int n_texts = 1, int most = 8) {
+  Crowd crowd(n_texts, cost_of, 0.01);
+  double seconds = 0;
+  int n = 0, n_tried = 0;
+  while (n < n_tokens) {
+    const auto [took, n_new] = crowd.step(
+        most, [](double s, int) { return s; }, [&] { return (7 * n_tried++) % 10 < holds; });
+    seconds += took, n += n_new;
   }
   return seconds / (n * 0.01 / n_texts);
 }
@@ -121,10 +138,7 @@ double worst_window(unsigned seed, const Noise& noise, const Luck& luck, const T
   std::mt19937 rng(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
   std::normal_distribution<double> normal;
-  SpecCost cost;
-  std::vector<SpecDepth> depths(static_cast<size_t>(n_texts));
-  std::vector<const SpecDepth*> texts;
-  for (const SpecDepth& depth : depths) texts.push_back(&depth);
+  Crowd crowd(n_texts, cost_of, kPlain);
   bool is_first[2] = {true, true};
   std::deque<std::pair<double, int>> window;  // steps: seconds, tokens
   double seconds = 0, worst = 0;
@@ -135,25 +149,14 @@ double worst_window(unsigned seed, const Noise& noise, const Luck& luck, const T
     if (--n_same < 0) is_good = uniform(rng) < luck.holds, n_same = int(10 + 60 * uniform(rng));
     return uniform(rng) < (is_good ? 0.95 : 0.05);
   };
+  const auto seen = [&](double took, int n_proposed) {
+    took *= std::exp(noise.jitter * normal(rng));
+    if (uniform(rng) < noise.waits) took *= 3 + 20 * uniform(rng);
+    if (std::exchange(is_first[n_proposed > 0], false)) took *= noise.first;
+    return took;
+  };
   for (int n = 0; n < kTokens * n_texts;) {
-    const std::vector<int> asked = spec_depths(cost, n_texts, texts, 8);
-    int n_proposed = 0;
-    bool late = false;
-    for (size_t i = 0; i < depths.size(); ++i)
-      n_proposed += asked[i], late = late || (asked[i] > 0 && depths[i].must_catch_up());
-    const double took = kPlain * (1 + cost_of.of(n_proposed));
-    double seen = took * std::exp(noise.jitter * normal(rng));
-    if (uniform(rng) < noise.waits) seen *= 3 + 20 * uniform(rng);
-    if (std::exchange(is_first[n_proposed > 0], false)) seen *= noise.first;
-    if (!late) cost.add(n_proposed, seen);
-    int n_tokens = 0;
-    for (size_t i = 0; i < depths.size(); ++i) {
-      int n_held = 0;
-      while (n_held < asked[i] && holds()) ++n_held;
-      const double of_others = cost_of.part(n_proposed - asked[i], n_proposed);
-      depths[i].add(asked[i], asked[i], n_held, {cost, n_texts, n_proposed - asked[i], seen - kPlain * of_others});
-      n_tokens += 1 + n_held;
-    }
+    const auto [took, n_tokens] = crowd.step(8, seen, holds);
     n += n_tokens;
     window.emplace_back(took, n_tokens);
     seconds += took, n_window += n_tokens;

@@ -104,7 +104,7 @@ TEST(BatchBench, DraftTokensAreTimedBesideGenerationWithout) {
     params.n_gen = {40};
     params.fill = fill;
     params.repeats = 2;
-    params.spec = BatchSpec{.type = "mtp", .depth = 3, .forced_accept = 1};
+    params.spec = BatchSpec{.draft = {.type = "mtp", .depth = 3}, .forced_accept = 1};
     params.spec->open = [](const Model& model, int n_ctx, int n_texts) {
       return mtp_proposers(model, "", {.n_ctx = n_ctx}, {}, n_texts);
     };

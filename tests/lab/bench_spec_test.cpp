@@ -17,7 +17,7 @@ SpecBenchParams tiny() {
   params.kv = parse_kv_list("f16,rotor-3").or_throw();
   params.repeats = 2;
   params.load.n_threads = 1;
-  params.type = "lookup";
+  params.draft.type = "lookup";
   params.open = [](const Model&, int) -> ProposerMaker { return make_lookup_proposer; };
   return params;
 }
@@ -68,9 +68,13 @@ TEST(SpecBench, ForcedAcceptanceIsTimedOnRandomTokensAtADepth) {
   SpecBenchHooks hooks;
   hooks.on_row = [&](const SpecBenchRow& row) { rows.push_back(row); };
   for (const char* type : {"lookup", "mtp"}) {
-    params.type = type;
-    if (params.type == "mtp")
-      params.open = [](const Model& model, int n_ctx) { return mtp_proposers(model, "", {.n_ctx = n_ctx}); };
+    params.draft.type = type;
+    if (params.draft.type == "mtp") {
+      params.draft.vocab = 100;
+      params.open = [](const Model& model, int n_ctx) {
+        return mtp_proposers(model, "", {.n_ctx = n_ctx}, {.vocab = 100});
+      };
+    }
     rows.clear();
     EXPECT_EQ(run_spec_bench(params, hooks), 0);
     ASSERT_EQ(rows.size(), 2u);
@@ -79,6 +83,11 @@ TEST(SpecBench, ForcedAcceptanceIsTimedOnRandomTokensAtADepth) {
       EXPECT_EQ(f["forced_accept"], 0.8);
       EXPECT_TRUE(f["texts_differ"].is_null()) << "not compared";
       EXPECT_EQ(f["n_depth"], row.n_depth);
+      EXPECT_EQ(f["spec_vocab"], params.draft.vocab);
+      EXPECT_EQ(row.prompt_seconds.size(), 2u);
+      EXPECT_GT(f["prompt_ts"], 0);
+      EXPECT_GT(f["plain_prompt_ts"], 0);
+      EXPECT_EQ(f["device_bytes"], 0) << "a CPU";
       EXPECT_EQ(row.spec.n_steps + row.spec.n_accepted, 2 * 29);
       const std::string name = row.n_depth > 0 ? "forced 0.8 | pp40+tg30 @ d200 |" : "forced 0.8 | pp40+tg30 |";
       EXPECT_NE(spec_columns().line(row).find(name), std::string::npos);
