@@ -117,7 +117,7 @@ TEST(KernelTables, ChoicesAreCheckedAgainstTheTables) {
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "gemv=bricks+", forced); }), HasSubstr("no kernel ''"));
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "attention=rows", forced); }),
               AllOf(HasSubstr("unknown op 'attention'"),
-                    HasSubstr("gemv, gemm, all_reduce, gather_columns, router, experts, launch")));
+                    HasSubstr("gemv, gemm, all_reduce, gather_columns, experts, launch")));
   EXPECT_THAT(usage_error([&] { force_kernel(kernel_tables(), "stream=ref", forced); }), HasSubstr("unknown op"));
 }
 
