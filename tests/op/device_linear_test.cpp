@@ -115,9 +115,9 @@ TEST(KernelTables, ChoicesAreCheckedAgainstTheTables) {
       usage_error([&] { force_kernel(tables, "gemv=bricks-f16", forced); }),
       AllOf(HasSubstr("no kernel 'bricks-f16'"), HasSubstr("bricks, bricks-int8, int-1plane, int-2planes, ternary")));
   EXPECT_THAT(usage_error([&] { force_kernel(tables, "gemv=bricks+", forced); }), HasSubstr("no kernel ''"));
-  EXPECT_THAT(usage_error([&] { force_kernel(tables, "attention=rows", forced); }),
-              AllOf(HasSubstr("unknown op 'attention'"),
-                    HasSubstr("gemv, gemm, all_reduce, gather_columns, experts, launch")));
+  EXPECT_THAT(
+      usage_error([&] { force_kernel(tables, "attention=rows", forced); }),
+      AllOf(HasSubstr("unknown op 'attention'"), HasSubstr("gemv, gemm, all_reduce, gather_columns, experts, launch")));
   EXPECT_THAT(usage_error([&] { force_kernel(kernel_tables(), "stream=ref", forced); }), HasSubstr("unknown op"));
 }
 

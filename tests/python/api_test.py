@@ -239,7 +239,7 @@ def run_doctests():
     failed = 0
     with tiny() as model:
         for module in (ridge, _batch, _model):
-            failed += doctest.testmod(module, extraglobs={"MODEL": TINY, "model": model}).failed
+            failed += doctest.testmod(module, extraglobs={"MODEL": TINY, "model": model, "ridge": ridge}).failed
     return failed
 
 
