@@ -23,7 +23,8 @@ struct TrueCost {
 
 /// Texts whose steps take `plain` seconds, and more with proposals.
 struct Crowd {
-  Crowd(int n_texts, const TrueCost& of, double plain) : true_cost(of), plain(plain), depths(size_t(n_texts)) {
+  Crowd(int n_texts, const TrueCost& of, double plain_seconds)
+      : true_cost(of), plain(plain_seconds), depths(size_t(n_texts)) {
     for (const SpecDepth& depth : depths) texts.push_back(&depth);
   }
   /// A step with up to `most` proposals a text: its seconds and tokens. seen(seconds, n_proposed): what is measured;

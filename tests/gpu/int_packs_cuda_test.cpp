@@ -15,7 +15,8 @@ class IntPacksCuda : public OnDevice {
 
   /// Matrices of some roles of kExperts experts, and their values.
   struct Experts {
-    Experts(const gpu::Stream& stream, int n_roles, int64_t n_out, int64_t n_in) : n_out(n_out), n_in(n_in) {
+    Experts(const gpu::Stream& stream, int n_roles, int64_t rows_of_each, int64_t columns)
+        : n_out(rows_of_each), n_in(columns) {
       const WeightFormat& format = *find_weight_format("int4_g128").or_throw();
       Rng rng(uint64_t(n_out + n_in));
       std::vector<std::vector<std::byte>> rows;
