@@ -60,11 +60,9 @@ class SpecRunner {
       session_.fill(row_.n_depth, params_.seed);
       if (speculates) speculation_->fill(held_, params_.seed);
     }
-    using Clock = std::chrono::steady_clock;
-    const auto since = [](Clock::time_point start) {
-      return std::chrono::duration<double>(Clock::now() - start).count();
-    };
-    const auto prompt_start = Clock::now();
+    const auto now = [] { return std::chrono::steady_clock::now(); };
+    const auto since = [&](auto start) { return std::chrono::duration<double>(now() - start).count(); };
+    const auto prompt_start = now();
     session_.prefill(prompt);
     (speculates ? row_.prompt_seconds : row_.plain_prompt_seconds).push_back(since(prompt_start));
     std::vector<int32_t> known = held_;
@@ -72,7 +70,7 @@ class SpecRunner {
     SamplerOptions sampler;
     sampler.temperature = params_.temperature;
     sampler.seed = params_.seed + uint64_t(repeat);
-    const auto start = Clock::now();
+    const auto start = now();
     session_.generate(sampler, known, row_.n_gen, [&](int32_t token) {
       tokens.push_back(token);
       return true;
