@@ -58,4 +58,18 @@ struct ExpertBrick {
   }
 };
 
+/// The next brick of a warp's ring of kStages bricks, of which `at` is the place in bytes; feed(place) asks for the brick
+/// that comes there after it. ring: 16 lane bytes into its start.
+template <int kStages, class Feed>
+__device__ __forceinline__ ExpertBrick take_brick(uint8_t* ring, int& at, int lane, const Feed& feed) {
+  gpu::copy_wait<kStages - 1>();
+  __syncwarp();  // the brick has come, of all lanes
+  ExpertBrick brick;
+  brick.load(ring + at, lane);
+  __syncwarp();
+  feed(ring + at);
+  at = at == (kStages - 1) * kExpertBrickBytes ? 0 : at + kExpertBrickBytes;
+  return brick;
+}
+
 }  // namespace ridge

@@ -199,13 +199,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
       const uint8_t* image = images;
 #pragma unroll 1
       for (int j = 0; j < n_mine; ++j, image += kImageBytes) {
-        gpu::copy_wait<kStages - 1>();
-        __syncwarp();  // the brick has come, of all lanes
-        ExpertBrick brick;
-        brick.load(ring + ring_at, lane);
-        __syncwarp();
-        feed(ring + ring_at);
-        ring_at = ring_at == (kStages - 1) * kBrickBytes ? 0 : ring_at + kBrickBytes;
+        const ExpertBrick brick = take_brick<kStages>(ring, ring_at, lane, feed);
         brick.add_to(sums, image, column, c, *reinterpret_cast<const float2*>(image + kPlanes * kIntGroup));
       }
       if (c > 0) continue;

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2) pack_gemv_kernel(const __grid_con
   constexpr int kOutputs = kPaired ? kTileSums / 2 : kTileSums;
   const int place = thread % kOutputs, token = place / 8 % ExpertPack::kMost, of_tile = place / 32 * 8 + place % 8;
   uint8_t* const images = shared + p.images_at;
-  auto* sums_at = reinterpret_cast<float*>(shared + p.sums_at);  // [2][kBatch][kWarps][kTileSums], in turns
+  auto* const sums_at = reinterpret_cast<float*>(shared + p.sums_at);  // [2][kBatch][kWarps][kTileSums], in turns
   const int r = lane / 4, c = lane % 4;
   int ring_at = 0, turn = 0;
   for (int pack_number = first_pack, tile = begin; tile < end; ++pack_number) {
@@ -117,13 +117,7 @@ __global__ void __launch_bounds__(kThreads, 2) pack_gemv_kernel(const __grid_con
         float sums[4] = {};
 #pragma unroll 1
         for (int brick_at = part; brick_at < p.n_groups; brick_at += p.tile_warps) {
-          gpu::copy_wait<kStages - 1>();
-          __syncwarp();  // the brick has come, of all lanes
-          ExpertBrick brick;
-          brick.load(ring + ring_at, lane);
-          __syncwarp();
-          feed(ring + ring_at);
-          ring_at = ring_at == (kStages - 1) * kExpertBrickBytes ? 0 : ring_at + kExpertBrickBytes;
+          const ExpertBrick brick = take_brick<kStages>(ring, ring_at, lane, feed);
           const uint8_t* const image = images + brick_at * kImageBytes;
           brick.add_to(sums, image, r, c, reinterpret_cast<const float2*>(image + kColumns * kIntGroup)[c]);
         }

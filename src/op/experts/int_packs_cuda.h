@@ -9,8 +9,8 @@ namespace ridge {
 /// Whether device_int_packs() serves a matrix of experts, gate and up in pairs or one of one part, on this device.
 bool has_int_packs(const BrickMatrix& w);
 
-/// y [slots, n_out] of the packs' slots, as device_expert_gemv() has it; of pairs glu(gate, up). `w` says what one expert is, its data
-/// holds all of them one after another. Rows of x are aligned to 8 bytes. The result of a slot does not depend on its
+/// y [slots, n_out] of the packs' slots, as device_expert_gemv() has it; of pairs glu(gate, up). `w` says what one
+/// expert is, its data holds all of them one after another. Rows of x are aligned to 8 bytes. The result of a slot does not depend on its
 /// pack. With overlap the next grid may read the packs before its wait.
 void device_int_packs(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertCall& call, float* y);
 
