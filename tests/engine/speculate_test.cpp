@@ -512,21 +512,25 @@ TEST(Speculation, AHeadBeginsWhereItFirstSeesTheText) {
   EXPECT_EQ(head.propose(tokens.first(6), 4), whole.propose(tokens.first(6), 4));
 }
 
+/// What a head proposes behind a text of which the model has run all but the last token.
+std::vector<int32_t> proposed_by_head(const std::string& file, const SessionOptions& options, const MtpDrafts& drafts,
+                                      std::span<const int32_t> text) {
+  std::unique_ptr<Proposer> mtp = mtp_proposers(tiny(), file, options, drafts)();
+  Proposer& head = *mtp;
+  Speculation speculation(std::move(mtp), 1);
+  Session session(tiny(), options);
+  session.speculate(&speculation);
+  session.prefill(text.first(text.size() - 1));
+  return head.propose(text, 8);
+}
+
 /// Of the whole vocabulary's logits the head takes the likeliest one among the first, whatever their number.
 TEST(Speculation, AHeadProposesAPartOfTheVocabulary) {
   const TempDir directory;
   const SessionOptions options = session_of("f16", false, 64);
   const std::vector<int32_t> text = tiny().tokenize("Once upon a time there was a girl");
   const std::string file = write_random_head(directory, tiny().info());
-  const auto propose = [&](int vocab) {
-    std::unique_ptr<Proposer> mtp = mtp_proposers(tiny(), file, options, {.vocab = vocab})();
-    Proposer& head = *mtp;
-    Speculation speculation(std::move(mtp), 1);
-    Session session(tiny(), options);
-    session.speculate(&speculation);
-    session.prefill(std::span(text).first(text.size() - 1));
-    return head.propose(text, 8);
-  };
+  const auto propose = [&](int vocab) { return proposed_by_head(file, options, {.vocab = vocab}, text); };
   const std::vector<int32_t> whole = propose(0);
   const int most = *std::ranges::max_element(whole);
   EXPECT_EQ(propose(tiny().info().vocab_size), whole);
@@ -546,15 +550,7 @@ TEST(Speculation, ProposalsEndBelowTheLeastProbability) {
   const auto of_draft = [&](double p_min) {
     return draft_proposers(tiny(), tiny(), options, p_min)()->propose(text, 8).size();
   };
-  const auto of_head = [&](double p_min) {
-    std::unique_ptr<Proposer> mtp = mtp_proposers(tiny(), file, options, {.p_min = p_min})();
-    Proposer& head = *mtp;
-    Speculation speculation(std::move(mtp), 1);
-    Session session(tiny(), options);
-    session.speculate(&speculation);
-    session.prefill(std::span(text).first(text.size() - 1));
-    return head.propose(text, 8).size();
-  };
+  const auto of_head = [&](double p_min) { return proposed_by_head(file, options, {.p_min = p_min}, text).size(); };
   EXPECT_EQ(of_draft(0), 8u);
   EXPECT_EQ(of_draft(1e-6), 8u);
   EXPECT_LT(of_draft(0.6), 8u);
