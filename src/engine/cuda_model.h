@@ -231,6 +231,7 @@ enum class StepBuffer : uint8_t {
   areas,           ///< ExpertGroups: int32 [1]
   area_experts,    ///< ExpertGroups: int32 [n_areas]
   area_columns,    ///< ExpertGroups: int32 [n_areas, group_columns]
+  slot_columns,    ///< ExpertGroups: int32 [n_slots]
   attn_scratch,    ///< bytes
   k_ring,          ///< tiles of rings of prompts
   v_ring,          ///< likewise

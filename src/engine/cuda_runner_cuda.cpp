@@ -125,7 +125,8 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     r[B::expert_counts].template ensure<int32_t>(choice.n_scores());
     r[B::areas].template ensure<int32_t>(1);
     r[B::area_experts].template ensure<int32_t>(choice.n_areas());
-    r[B::area_columns].template ensure<int32_t>(choice.n_areas() * choice.group_columns());
+    r[B::area_columns].template ensure<int32_t>(choice.n_areas() * group_columns());
+    r[B::slot_columns].template ensure<int32_t>(choice.n_slots());
   }
   if (!step.logits_in_order) {
     r[B::logit_rows].template ensure<int32_t>(ssize(step.logit_rows));

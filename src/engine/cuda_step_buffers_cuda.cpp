@@ -97,7 +97,7 @@ void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int6
     const ExpertMatmuls& experts = streams_experts(of, e, n) ? model.slots[size_t(of.slot)] : of.experts;
     if (!has_experts || few || experts.down.bytes() == 0 || !experts.can_group()) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};
-    const ExpertGroups groups{.width = choice.group_columns(), .most_areas = choice.n_areas()};
+    const ExpertGroups groups{.width = group_columns(), .n_slots = choice.n_slots(), .most_areas = choice.n_areas()};
     for (const DeviceExpertMatmul* product : {&experts.gate_up, &experts.down})
       scratch.bricks.ensure<std::byte>(product->group_scratch_bytes(groups));
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/metrics.h"
+#include "gpu/brick_data.h"
 #include "gpu/device_data.h"
 #include "op/experts/route.h"
 #include "op/linear.h"
@@ -582,17 +583,21 @@ TEST_F(ExpertsCuda, GroupsHaveEverySlotOnce) {
       for (int t = 0; t < n_tokens; ++t) scores[size_t(t * n_experts + 1)] = 9;  // everybody's
       set_scores(c, scores);
       device_choose_experts(stream(), c.of, {.rule = {.n_used = n_used, .renormalised = true}});
-      const int width = c.of.group_columns();
-      const gpu::Buffer counts(4 * n_experts), n_areas(4), of(4 * c.of.n_areas()), columns(4 * width * c.of.n_areas());
+      const int width = group_columns();
+      const gpu::Buffer counts(4 * n_experts), n_areas(4), of(4 * c.of.n_areas()), columns(4 * width * c.of.n_areas()),
+          column_of(4 * c.of.n_slots());
       device_group_experts(stream(), c.of, counts.as<int32_t>(),
-                           {width, c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(), columns.as<int32_t>()});
+                           {width, c.of.n_slots(), c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(),
+                            columns.as<int32_t>(), column_of.as<int32_t>()});
       const auto experts = down(c.of.experts, c.of.n_slots());
       const int n = down(n_areas.as<int32_t>(), 1)[0];
       ASSERT_LE(n, c.of.n_areas());
-      const auto of_area = down(of.as<int32_t>(), n), slots = down(columns.as<int32_t>(), n * width);
+      const auto of_area = down(of.as<int32_t>(), n), slots = down(columns.as<int32_t>(), n * width),
+                 column_of_slot = down(column_of.as<int32_t>(), c.of.n_slots());
       std::vector<int> seen(experts.size());
       for (size_t i = 0; i < slots.size(); ++i) {
         if (slots[i] < 0) continue;
+        ASSERT_EQ(column_of_slot.at(size_t(slots[i])), int(i));
         ASSERT_EQ(experts.at(size_t(slots[i])), of_area[i / size_t(width)]);
         seen[size_t(slots[i])] += 1;
       }
@@ -600,31 +605,32 @@ TEST_F(ExpertsCuda, GroupsHaveEverySlotOnce) {
     }
 }
 
-/// Gate and up with biases and activation, then down, of many tokens: those of packs, but for x as f16.
-TEST_F(ExpertsCuda, ProductsOfGroupsAreThoseOfPacks) {
-  constexpr int kExperts = 5, kUsed = 2, kModel = 256, kFf = 192 + 64;
-  for (const auto& [name, kTokens] :
-       {std::pair{"int4_g128", 50}, {"int4_g128", 150}, {"q8_0", 50}, {"mxfp4", 50}, {"q4_k", 50}}) {
-    const WeightFormat& format = *find_weight_format(name).or_throw();
-    Rng rng(3);
-    std::vector<std::vector<std::byte>> rows;
+/// One matrix, and gate and up with biases and activation, of many tokens.
+TEST_F(ExpertsCuda, ProductsOfGroupsAreWithinTheirRounding) {
+  constexpr int kExperts = 5, kUsed = 2, kModel = 512, kFf = 144;
+  for (const auto& [name, kTokens] : {std::pair{"int4_g128", 50},
+                                      {"int4_g128", 190},
+                                      {"q8_0", 50},
+                                      {"mxfp4", 50},
+                                      {"q4_k", 50},
+                                      {"q6_k", 66},
+                                      {"f16", 50}}) {
+    std::vector<BrickRows> rows;
     std::vector<std::vector<float>> biases;
     std::vector<Linear> matrices[2];
     std::vector<const Linear*> of_role[2];
     std::vector<const std::vector<float>*> biases_of_role[2];
-    for (int role = 0; role < 2; ++role)
-      for (int e = 0; e < kExperts; ++e) {
-        const auto blocks = random_blocks(format, rng, 1 / std::sqrt(double(kModel)), kFf * kModel);
-        rows.emplace_back(blocks.begin(), blocks.end());
-        biases.push_back(normal_floats(uint64_t(role * 10 + e), kFf));
-        matrices[role].push_back({.format = &format, .n_out = kFf, .n_in = kModel});
-      }
+    for (int i = 0; i < 2 * kExperts; ++i) {
+      rows.emplace_back(name, kFf, kModel, uint64_t(i + 3));
+      biases.push_back(normal_floats(uint64_t(i), kFf));
+    }
     for (size_t i = 0; i < rows.size(); ++i) {
-      Linear& m = matrices[i / kExperts][i % kExperts];
-      m.rows = rows[i].data();
-      of_role[i / kExperts].push_back(&m);
+      matrices[i / kExperts].push_back({.format = &rows[i].format, .n_out = kFf, .n_in = kModel});
+      matrices[i / kExperts].back().rows = rows[i].bytes.data();
       biases_of_role[i / kExperts].push_back(&biases[i]);
     }
+    for (int role = 0; role < 2; ++role)
+      for (const Linear& m : matrices[role]) of_role[role].push_back(&m);
     const std::span all(of_role);
     const std::span all_biases(biases_of_role);
     const DeviceExpertMatmul gated(stream(), all, all_biases, true), plain(stream(), all.first(1), all_biases.first(1)),
@@ -634,33 +640,44 @@ TEST_F(ExpertsCuda, ProductsOfGroupsAreThoseOfPacks) {
     set_scores(c, normal_floats(5, kTokens * kExperts));
     device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
     const gpu::Buffer counts(4 * kExperts), n_areas(4), of(4 * c.of.n_areas()),
-        columns(4 * c.of.group_columns() * c.of.n_areas());
-    const ExpertGroups groups{c.of.group_columns(), c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(),
-                              columns.as<int32_t>()};
+        columns(4 * group_columns() * c.of.n_areas()), column_of(4 * c.of.n_slots());
+    const ExpertGroups groups{.width = group_columns(),
+                              .n_slots = c.of.n_slots(),
+                              .most_areas = c.of.n_areas(),
+                              .n_areas = n_areas.as<int32_t>(),
+                              .experts = of.as<int32_t>(),
+                              .columns = columns.as<int32_t>(),
+                              .column_of = column_of.as<int32_t>()};
     device_group_experts(stream(), c.of, counts.as<int32_t>(), groups);
     const auto x = normal_floats(4, kTokens * kModel);
-    const gpu::Buffer dx = up(x), a(4 * c.of.n_slots() * kFf), b(4 * c.of.n_slots() * kFf);
+    const gpu::Buffer dx = up(x), y(4 * c.of.n_slots() * kFf);
     gpu::Buffer scratch;
     const auto experts = down(c.of.experts, c.of.n_slots());
+    std::vector<BrickReference> references;
+    const bool wide = gpu::device_has_warpgroups();
+    for (const BrickRows& of_rows : rows)
+      references.emplace_back(of_rows, x, wide ? kWideError : plane_error(name, 1), wide ? kWideSmallWeights : 0);
     for (const DeviceExpertMatmul* product : {&plain, &gated})
       for (const BrickGlu glu : {BrickGlu::clamped_swiglu, BrickGlu::silu}) {
-        product->run(stream(), {.packs = c.of.packs,
-                                .n_packs = c.of.n_packs(),
-                                .most = ExpertPack::kMost,
-                                .x = dx.as<float>(),
-                                .share = kUsed,
-                                .y = {a.as<float>()},
-                                .glu = glu});
         product->run_groups(
-            stream(), {.groups = groups, .x = dx.as<float>(), .share = kUsed, .glu = glu, .y = b.as<float>()}, scratch);
-        const auto of_packs = down(a.as<float>(), c.of.n_slots() * kFf),
-                   got = down(b.as<float>(), c.of.n_slots() * kFf);
-        // x off by 2^-12 of it, random signs, over rows of size about 1: some 2^-12, six times as much with a tail; the
-        // activations' slopes and the other factor are below 8.
-        for (size_t i = 0; i < got.size(); ++i)
-          ASSERT_NEAR(got[i], of_packs[i], (product == &plain ? 6 : 48) * 0x1p-12 * (1 + std::abs(of_packs[i])))
-              << name << " slot " << i / kFf << " row " << i % kFf;
-        EXPECT_LT(compare(got, of_packs).nmse, 0x1p-22) << name;
+            stream(), {.groups = groups, .x = dx.as<float>(), .share = kUsed, .glu = glu, .y = y.as<float>()}, scratch);
+        const auto got = down(y.as<float>(), c.of.n_slots() * kFf);
+        for (size_t i = 0; i < got.size(); ++i) {
+          const size_t slot = i / kFf, row = i % kFf, expert = size_t(experts[slot]);
+          double sums[2], bounds[2];
+          for (size_t role = 0; role < 2; ++role) {
+            const BrickReference& r = references[role * kExperts + expert];
+            sums[role] = r.y[slot / kUsed * kFf + row] + biases[role * kExperts + expert][row];
+            bounds[role] = r.bound[slot / kUsed * kFf + row] + 0x1p-23 * std::abs(sums[role]);
+          }
+          double expected = sums[0], bound = bounds[0];
+          if (product == &gated) {  // slopes as above
+            expected = activated(glu, sums[0], sums[1]);
+            bound = 1.1 * bounds[0] * (1 + std::abs(sums[1]) + bounds[1]) + bounds[1] * (1 + std::abs(sums[0])) +
+                    0x1p-19 * std::abs(expected);
+          }
+          ASSERT_NEAR(got[i], expected, bound) << name << " slot " << slot << " row " << row;
+        }
       }
   }
 }

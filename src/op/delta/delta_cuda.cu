@@ -24,8 +24,8 @@ __global__ void conv_kernel(const DeviceDelta d) {
   const int first = int(blockIdx.z) * kConvRows, end = min(span.n, first + kConvRows);
   const TapShape taps = taps_of(d);
   const float* const tail = span.path(d.states).before(0) + taps.offset;
-  for (int t = first; t < end; ++t)
-    d.mixed[(span.first + t) * channels + c] = silu(add_taps(taps, d.conv, tail, t, c, inputs_of(d, span, c), 0));
+  convolve_rows<kConvRows>(taps, d.conv, tail, first, end, c, inputs_of(d, span, c), 0,
+                           [&](int t, float sum) { d.mixed[(span.first + t) * channels + c] = silu(sum); });
 }
 
 /// z = silu(z) out / sqrt(mean(out^2) + eps) norm of each head, a warp a row: of spans with chunks, or of those that

@@ -34,8 +34,8 @@ __global__ void mamba_conv_kernel(const DeviceMamba m) {
   const StatePath path = span.path(m.states);
   const int first = int(blockIdx.z) * kConvRows, end = min(span.n, first + kConvRows);
   const float* const tail = path.before(0) + taps.offset;
-  for (int t = first; t < end; ++t) {
-    float value = silu(add_taps(taps, m.conv, tail, t, c, input, m.conv_bias[c]));
+  convolve_rows<kConvRows>(taps, m.conv, tail, first, end, c, input, m.conv_bias[c], [&](int t, float sum) {
+    float value = silu(sum);
     if (quads) {
       const float other = __shfl_xor_sync(gpu::kAllLanes, value, 1);
       if (c >= m.shape.inner()) {
@@ -45,7 +45,7 @@ __global__ void mamba_conv_kernel(const DeviceMamba m) {
       }
     }
     if (at < channels) m.mixed[(span.first + t) * channels + at] = value;
-  }
+  });
   if (blockIdx.z == 0 && at < channels) move_taps(taps, path, at, input);
 }
 

@@ -21,10 +21,10 @@ __global__ void short_conv_kernel(const DeviceShortConv d) {
   };
   const StatePath path = span.path(d.states);
   const int first = int(blockIdx.z) * kRows, end = min(span.n, first + kRows);
-  for (int t = first; t < end; ++t) {
+  convolve_rows<kRows>(taps, d.weights, path.before(0), first, end, c, input, 0, [&](int t, float sum) {
     const float gate = d.bcx[((span.first + t) * 3 + 1) * d.channels + c];
-    d.out[(span.first + t) * d.channels + c] = gate * add_taps(taps, d.weights, path.before(0), t, c, input, 0);
-  }
+    d.out[(span.first + t) * d.channels + c] = gate * sum;
+  });
   if (blockIdx.z == 0) move_taps(taps, path, c, input);
 }
 

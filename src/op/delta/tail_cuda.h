@@ -20,13 +20,29 @@ __device__ inline float tap_at(const TapShape& s, const float* tail, int at, int
   return at < 0 ? tail[(at + s.kernel - 1) * s.channels + channel] : input(at);
 }
 
-/// sum + the convolution of a channel at row t of a span.
-template <class Input>
-__device__ inline float add_taps(const TapShape& s, const float* weights, const float* tail, int t, int64_t channel,
-                                 const Input& input, float sum) {
-  for (int k = 0; k < s.kernel; ++k)
-    sum = fmaf(weights[k * s.channels + channel], tap_at(s, tail, t + k - s.kernel + 1, channel, input), sum);
-  return sum;
+/// The convolution of a channel at rows first .. end of a span, kRows at most, each added to `start`: visit(row, sum). All
+/// inputs are asked for before the first sum.
+template <int kRows, class Input, class Visit>
+__device__ inline void convolve_rows(const TapShape& s, const float* weights, const float* tail, int first, int end,
+                                     int64_t channel, const Input& input, float start, const Visit& visit) {
+  constexpr int kBefore = kMostDeltaTaps - 1;
+  float inputs[kBefore + kRows], of_taps[kMostDeltaTaps];
+#pragma unroll
+  for (int k = 0; k < kMostDeltaTaps; ++k)
+    of_taps[k] = k > kBefore - s.kernel ? weights[(k - kMostDeltaTaps + s.kernel) * s.channels + channel] : 0;
+#pragma unroll
+  for (int i = 0; i < kBefore + kRows; ++i)
+    inputs[i] =
+        i > kBefore - s.kernel && first + i - kBefore < end ? tap_at(s, tail, first + i - kBefore, channel, input) : 0;
+#pragma unroll
+  for (int t = 0; t < kRows; ++t) {
+    if (first + t >= end) break;
+    float sum = start;
+#pragma unroll
+    for (int k = 0; k < kMostDeltaTaps; ++k)
+      if (k > kBefore - s.kernel) sum = fmaf(of_taps[k], inputs[t + k], sum);
+    visit(first + t, sum);
+  }
 }
 
 /// A channel of the tails behind the n tokens of a span that leave their states. Nobody else reads the tail before them

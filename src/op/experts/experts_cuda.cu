@@ -244,26 +244,30 @@ __global__ void scale_kernel(int64_t n_slots, float* weights, const int32_t* exp
   if (i < n_slots) weights[i] *= factors[experts[i]];
 }
 
-/// Blocks: (columns, tokens). The shared expert's share is in double, as the reference has it.
+/// Blocks: (runs of columns, tokens). The shared expert's share is in double, as the reference has it.
 __global__ void __launch_bounds__(kThreads) sum_kernel(const ExpertSum s) {
-  const int64_t token = blockIdx.y, i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t token = blockIdx.y;
   gpu::let_next_grid_start();
   gpu::wait_for_previous_grid();
   float share = 1;
   if (s.shared && s.gate) {
     double dot = 0;
+#pragma unroll 4
     for (int64_t k = threadIdx.x; k < s.n; k += kThreads) dot += double(s.h[token * s.n + k]) * s.gate[k];
     share = float(1 / (1 + exp(-gpu::block_sum<kThreads>(dot))));
   }
-  if (i >= s.n) return;
-  float sum = 0;
-  for (int k = 0; k < s.n_used; ++k)
-    if (!s.experts || s.experts[token * s.n_used + k] >= 0)
-      sum = fmaf(s.weights ? s.weights[token * s.n_used + k] : 1, s.y[(token * s.n_used + k) * s.n + i], sum);
-  if (s.rest) sum += s.rest[token * s.n + i];
-  if (s.shared) sum = fmaf(share, s.shared[token * s.n + i], sum);
-  float* const out = s.out + token * s.n + i;
-  *out = s.add ? *out + sum : sum;
+#pragma unroll 2
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < s.n; i += int64_t(gridDim.x) * kThreads) {
+    float sum = 0;
+#pragma unroll 4
+    for (int k = 0; k < s.n_used; ++k)
+      if (!s.experts || s.experts[token * s.n_used + k] >= 0)
+        sum = fmaf(s.weights ? s.weights[token * s.n_used + k] : 1, s.y[(token * s.n_used + k) * s.n + i], sum);
+    if (s.rest) sum += s.rest[token * s.n + i];
+    if (s.shared) sum = fmaf(share, s.shared[token * s.n + i], sum);
+    float* const out = s.out + token * s.n + i;
+    *out = s.add ? *out + sum : sum;
+  }
 }
 
 void pack(gpu::StreamHandle stream, const ExpertChoice& choice, bool overlap) {
@@ -348,7 +352,10 @@ void device_scale_experts(gpu::StreamHandle stream, const ExpertChoice& choice, 
 }
 
 void device_sum_experts(gpu::StreamHandle stream, const ExpertSum& sum) {
-  const dim3 blocks(unsigned(gpu::ceil_div(sum.n, kThreads)), unsigned(sum.n_tokens));
+  // Every block of a token computes the shared expert's share: no more of them than fill the device.
+  const int64_t runs =
+      std::min(gpu::ceil_div(sum.n, kThreads), gpu::ceil_div(8 * gpu::multiprocessors(), sum.n_tokens));
+  const dim3 blocks(unsigned(runs), unsigned(sum.n_tokens));
   gpu::launch("sum of experts", sum_kernel, {blocks, kThreads, 0, stream, sum.overlap}, sum);
 }
 

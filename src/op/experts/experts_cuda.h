@@ -41,11 +41,7 @@ struct ExpertChoice {
     const int64_t full = n_slots() / ExpertPack::kMost + n_scores();
     return n_tokens == 1 || n_slots() < full ? n_slots() : full;
   }
-  /// Columns of areas of groups, and room for them.
-  int group_columns() const {
-    const bool few = n_slots() < 128 * n_experts || gpu::most_shared_bytes() < gpu::kHopperSharedBytes;
-    return few ? kFewGroupColumns : kManyGroupColumns;
-  }
+  /// Room for areas of groups.
   int64_t n_areas() const {
     const int64_t full = n_slots() / group_columns() + n_scores();
     return n_slots() < full ? n_slots() : full;

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
       if (w < warp) at += found[w];
       n += found[w];
     }
-    if (mine) columns[at] = int32_t(slot);
+    if (mine) columns[at] = int32_t(slot), groups.column_of[slot] = int32_t(columns - groups.columns) + at;
   }
 }
 

@@ -336,6 +336,14 @@ __device__ void store_sums(const Outputs& out, int n_tiles, int first_tile, int6
   }
 }
 
+/// The areas that a step's groups have, and whether this block has some of them.
+inline __device__ bool take_groups(Plan& p) {
+  p.n_areas = p.n_areas / p.n_column_areas * *p.groups.n_column_areas;
+  p.n_column_areas = *p.groups.n_column_areas;
+  p.n_blocks = min(p.n_blocks, p.n_steps());
+  return int(blockIdx.x) < p.n_blocks;
+}
+
 /// What a block does. store(step, first_tile, first_column, sum) takes a warp's sums of an area that is complete, and
 /// may use them up.
 template <class F, class S, int kMost, bool kGrouped, class Store>
@@ -346,10 +354,7 @@ __device__ void run_areas(const Plan& of, const Store& store) {
   if constexpr (kGrouped) {
     gpu::let_next_grid_start();
     gpu::wait_for_previous_grid();
-    p.n_areas = p.n_areas / p.n_column_areas * *p.groups.n_column_areas;
-    p.n_column_areas = *p.groups.n_column_areas;
-    p.n_blocks = min(p.n_blocks, p.n_steps());
-    if (int(blockIdx.x) >= p.n_blocks) return;
+    if (!take_groups(p)) return;
   }
   constexpr int kRing = kSteps<F, S, kMost>, kBlocks = F::kBlocks, kBytes = kStepBytes<F, S>;
   auto* const ring = gpu::dynamic_shared<uint8_t>();

@@ -36,6 +36,24 @@ struct XPlan {
   PlanesOfX to;
 };
 
+/// Eight values of a row of n, two and two as products with weights have them; 0 behind its end. `pairs`: of n even and a
+/// row that can be read two values at a time.
+__device__ __forceinline__ void load_unit(const float* row, int unit, int n, bool pairs, float (&values)[8]) {
+  const int k = unit / 4 * 32 + unit % 4 * 2;
+#pragma unroll
+  for (int e = 0; e < 8; e += 2) {
+    const int at = k + 4 * e;
+    float2 value = {0, 0};
+    if (pairs) {
+      if (at < n) value = *reinterpret_cast<const float2*>(row + at);
+    } else {
+      if (at < n) value.x = row[at];
+      if (at + 1 < n) value.y = row[at + 1];
+    }
+    values[e] = value.x, values[e + 1] = value.y;
+  }
+}
+
 constexpr int kPlanesThreads = 512;  // few tokens are few blocks, whose time is all latency
 
 /// A block a token, and one for each column that only fills up an area. A thread takes eight values at a time,
@@ -63,24 +81,9 @@ __global__ void __launch_bounds__(kPlanesThreads) planes_kernel(const XPlan p) {
     float weights[kUnits][8];
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      const int unit = from + i * kPlanesThreads + int(threadIdx.x), k = unit / 4 * 32 + unit % 4 * 2;
-#pragma unroll
-      for (int e = 0; e < 8; e += 2) {
-        const int at = k + 4 * e;
-        const bool first = exists && at < p.n_in, second = exists && at + 1 < p.n_in;
-        float2 value = {0, 0}, weight = {1, 1};
-        if (p.pairs) {
-          if (first) value = *reinterpret_cast<const float2*>(x + at);
-          if (first && p.norm_weight) weight = *reinterpret_cast<const float2*>(p.norm_weight + at);
-        } else {
-          if (first) value.x = x[at];
-          if (second) value.y = x[at + 1];
-          if (first && p.norm_weight) weight.x = p.norm_weight[at];
-          if (second && p.norm_weight) weight.y = p.norm_weight[at + 1];
-        }
-        values[i][e] = value.x, values[i][e + 1] = value.y;
-        weights[i][e] = weight.x, weights[i][e + 1] = weight.y;
-      }
+      const int unit = from + i * kPlanesThreads + int(threadIdx.x);
+      load_unit(x, unit, exists ? p.n_in : 0, p.pairs, values[i]);
+      if (p.norm_weight) load_unit(p.norm_weight, unit, exists ? p.n_in : 0, p.pairs, weights[i]);
     }
     if (!p.norm_weight) return;
 #pragma unroll
@@ -246,6 +249,10 @@ struct WideBricks {
     return uint32_t(exponent) << 10;
   }
 };
+
+/// Bricks as areas of a shape take them.
+template <class F, class S>
+using BricksOf = std::conditional_t<areas::kIsWide<S>, WideBricks<F>, Bricks<F>>;
 
 }  // namespace
 }  // namespace ridge::bricks

@@ -8,16 +8,20 @@
 
 namespace ridge {
 
-/// Columns of an area, which belong to one expert, when an expert has few slots or many.
-inline constexpr int kFewGroupColumns = 32, kManyGroupColumns = 128;
+/// Columns of an area, which belong to one expert: of products by warps, and by warpgroups.
+inline constexpr int kGroupColumns = 32, kWideGroupColumns = 64;
+/// On this device.
+int group_columns();
 
 /// The slots of a step by expert, in areas of some columns. Pointers are device memory.
 struct ExpertGroups {
-  int width = 0;               ///< columns of an area: one of the two above
-  int64_t most_areas = 0;      ///< there may be
-  int32_t* n_areas = nullptr;  ///< how many there are
-  int32_t* experts = nullptr;  ///< [most_areas]
-  int32_t* columns = nullptr;  ///< [most_areas, width]: slots of the area's expert; -1: none
+  int width = 0;  ///< columns of an area: group_columns()
+  int64_t n_slots = 0;
+  int64_t most_areas = 0;        ///< there may be
+  int32_t* n_areas = nullptr;    ///< how many there are
+  int32_t* experts = nullptr;    ///< [most_areas]
+  int32_t* columns = nullptr;    ///< [most_areas, width]: slots of the area's expert; -1: none
+  int32_t* column_of = nullptr;  ///< [n_slots]
 };
 
 struct ExpertGroupCall {

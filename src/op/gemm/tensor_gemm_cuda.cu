@@ -35,9 +35,6 @@ struct GemmPlan {
   areas::Outputs out;
 };
 
-/// Bricks as areas of this shape take them.
-template <class F, class S>
-using BricksOf = std::conditional_t<areas::kIsWide<S>, WideBricks<F>, Bricks<F>>;
 template <class F, class S, int kMost>
 __global__ void __launch_bounds__(areas::kBlockThreads<S>, 1) gemm_kernel(const GemmPlan p) {
   if constexpr (areas::kIsWide<S>)

@@ -64,10 +64,9 @@ constexpr size_t block_bytes() {
   else return kSharedBytes<F, S, kMost>;
 }
 
-/// Four lanes c = 0 .. 3 have word c of four units of eight columns of k each; unit first_unit + i is words[i] of the
-/// four. Writes them where a token has them in the image, n_units in all.
-inline __device__ void store_units(void* image, int64_t token, int first_unit, int n_units, int area_columns,
-                                   uint32_t (&words)[4], bool exist) {
+/// Four lanes c = 0 .. 3 have word c of four units of eight columns of k each, of which unit i is words[i] of the four.
+/// Afterwards lane c has the four words of unit c.
+inline __device__ uint4 exchange_units(uint32_t (&words)[4]) {
   const int c = int(threadIdx.x) % 4;
   const auto exchange = [&](int step, int low, int high) {  // what lanes with and without the bit have for each other
     const bool upper = (c & step) != 0;
@@ -76,12 +75,20 @@ inline __device__ void store_units(void* image, int64_t token, int first_unit, i
   };
   exchange(1, 0, 1), exchange(1, 2, 3);
   exchange(2, 0, 2), exchange(2, 1, 3);
-  if (!exist) return;
-  const int unit = first_unit + c;
-  const int64_t column = token % area_columns;
-  const int64_t at =
-      ((token / area_columns * (n_units / 8) + unit / 8) * area_columns + column) * 8 + (unit ^ int(column)) % 8;
-  static_cast<uint4*>(image)[at] = make_uint4(words[0], words[1], words[2], words[3]);
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+/// Where a column of the image has a unit of eight columns of k, of n_units.
+inline __device__ int64_t unit_at(int64_t column, int unit, int n_units, int area_columns) {
+  const int64_t of_area = column % area_columns;
+  return ((column / area_columns * (n_units / 8) + unit / 8) * area_columns + of_area) * 8 + (unit ^ int(of_area)) % 8;
+}
+/// Four lanes write units from first_unit on, which they have as exchange_units() takes them, where a token has them in
+/// the image.
+inline __device__ void store_units(void* image, int64_t token, int first_unit, int n_units, int area_columns,
+                                   uint32_t (&words)[4], bool exist) {
+  const uint4 unit = exchange_units(words);
+  if (exist)
+    static_cast<uint4*>(image)[unit_at(token, first_unit + int(threadIdx.x) % 4, n_units, area_columns)] = unit;
 }
 
 /// Clocks of a block's areas when they are shared among the blocks and when they are not.
@@ -157,28 +164,30 @@ struct WideRings {
 };
 
 /// What the warp does that fills the rings.
-template <class F, class S>
+template <class F, class S, bool kGrouped>
 __device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int start, int end) {
   using Sizes = WideSizes<F, S>;
   const int lane = int(threadIdx.x) % 32;
-  Step<false> of_tiles(p, start), of_x = of_tiles;
+  Step<kGrouped> of_tiles(p, start), of_x = of_tiles;
   RingPlace<Sizes::kTileStages> tile_place;
   RingPlace<Sizes::kXStages> x_place;
   const auto fill_tiles = [&] {
     const int first = of_tiles.row_area() * S::kAreaTiles, n = min(S::kAreaTiles, p.n_tiles - first);
+    const uint8_t* from = p.tiles;
+    if constexpr (kGrouped) from += p.groups.experts[of_tiles.column_area()] * p.groups.expert_bytes;
     gpu::Arrival* const filled = rings.tiles.filled + tile_place.stage;
     if (lane == 0) gpu::expect_pieces(filled, n * F::kBytes);
     __syncwarp();
     if (lane < n)
       gpu::add_piece(filled, rings.tiles.at(tile_place.stage) + lane * F::kBytes,
-                     p.tiles + (int64_t(first + lane) * p.steps_per_area + of_tiles.brick) * F::kBytes, F::kBytes);
+                     from + (int64_t(first + lane) * p.steps_per_area + of_tiles.brick) * F::kBytes, F::kBytes);
     tile_place.advance();
     of_tiles.advance(p);
   };
   // Weights may come while the grid before this one still makes x.
   const int ahead = min(end - start, Sizes::kTileStages);
   for (int i = 0; i < ahead; ++i) fill_tiles();
-  gpu::wait_for_previous_grid();
+  if constexpr (!kGrouped) gpu::wait_for_previous_grid();
   for (int step = start; step < end; ++step, of_x.advance(p)) {
     if (step >= start + ahead) {
       wait_until_used(rings.tiles, tile_place);
@@ -195,7 +204,7 @@ __device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int star
 }
 
 /// What a warp of the multiplying warpgroups does; store() as run_areas() has it.
-template <class F, class S, class Store>
+template <class F, class S, bool kGrouped, class Store>
 __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int start, int end, const Store& store) {
   using Sizes = WideSizes<F, S>;
   constexpr int kParts = Sizes::kXColumns / 32, kChunks = F::kColumns / 64, kColumns = S::kAreaColumns;
@@ -279,11 +288,11 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
     release(rings.x.used + last_stage);
   };
 
-  gpu::wait_for_previous_grid();  // whose sums the stores may add to
+  if constexpr (!kGrouped) gpu::wait_for_previous_grid();  // whose sums the stores may add to
   fetch();
   make(a[0], 0);
   for (int step = start; step < end;) {
-    const Step<false> now(p, step);
+    const Step<kGrouped> now(p, step);
     const int n_steps = min(end - step, p.steps_per_area - now.brick);
     int n = n_steps * Sizes::kXOfStep;
     for (; n >= 2; n -= 2) {
@@ -297,35 +306,46 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
     }
     if (n_steps == p.steps_per_area ||
         gather_parts<S>(p, now.area(p), start, sum, [] { gpu::sync_threads(1, kThreads); }))
-      store(warp * S::kTiles + now.row_area() * S::kAreaTiles, now.column_area() * kColumns, sum);
+      store(now, warp * S::kTiles + now.row_area() * S::kAreaTiles, now.column_area() * kColumns, sum);
 #pragma unroll
     for (int i = 0; i < S::kValues; ++i) (&sum[0][0][0])[i] = 0;
     step += n_steps;
   }
 }
 
-/// run() of areas_cuda.h by kWideThreads threads; a block has WideSizes::kBytes.
-template <class F, class S, class Product>
-__device__ void run_wide(const Plan& of, const Outputs& out, const Product& product) {
+/// run_areas() of areas_cuda.h by kWideThreads threads; a block has WideSizes::kBytes.
+template <class F, class S, bool kGrouped, class Store>
+__device__ void run_wide_areas(const Plan& of, const Store& store) {
   if constexpr (gpu::kWarpgroups) {
     Plan p = of;
     p.n_blocks = int(gridDim.x);
+    if constexpr (kGrouped) {
+      gpu::let_next_grid_start();
+      gpu::wait_for_previous_grid();
+      if (!take_groups(p)) return;
+    }
     const WideRings<F, S> rings;
     const int warp = int(threadIdx.x) / 32;
     const int start = p.first_step(blockIdx.x), end = p.first_step(blockIdx.x + 1);
     if (warp == kThreads / 32) rings.set_up(int(threadIdx.x) % 32);
-    gpu::let_next_grid_start();
+    if constexpr (!kGrouped) gpu::let_next_grid_start();
     __syncthreads();
     if (warp >= kThreads / 32) {
       gpu::give_registers<40>();
-      if (warp == kThreads / 32) fill_rings(p, rings, start, end);
+      if (warp == kThreads / 32) fill_rings<F, S, kGrouped>(p, rings, start, end);
     } else {
       gpu::take_registers<232>();
-      multiply_wide(p, rings, start, end, [&](int first_tile, int first_column, auto& sum) {
-        store_sums<S>(out, p.n_tiles, first_tile, first_column, sum, product);
-      });
+      multiply_wide<F, S, kGrouped>(p, rings, start, end, store);
     }
   }
+}
+
+/// The areas of one matrix; product as store_sums() takes it.
+template <class F, class S, class Product>
+__device__ void run_wide(const Plan& p, const Outputs& out, const Product& product) {
+  run_wide_areas<F, S, false>(p, [&](const Step<false>&, int first_tile, int first_column, auto& sum) {
+    store_sums<S>(out, p.n_tiles, first_tile, first_column, sum, product);
+  });
 }
 
 }  // namespace ridge::areas
