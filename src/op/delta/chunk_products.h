@@ -98,31 +98,38 @@ struct RowProduct {
 };
 
 /// Sums of each product += state rows^T over keys.
-template <int kKeys, class... Products>
-__device__ __forceinline__ void multiply_state(Sums (&state)[kKeys / 16], Products... products) {
+template <int kGroups, class... Products>
+__device__ __forceinline__ void multiply_state(Sums (&state)[kGroups], Products... products) {
 #pragma unroll
-  for (int j = 0; j < kKeys / 16; ++j) {
+  for (int j = 0; j < kGroups; ++j) {
     const Left left(state[j]);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) (products.add(left, step, j), ...);
   }
 }
 
-/// Sums += left rows^T over tokens up to each sum's own.
-__device__ __forceinline__ void multiply_below(RowProduct<kTokens> product, Sums (&left_sums)[kSteps]) {
+/// Sums += left rows^T over tokens up to each sum's own, of those 16 tokens for which wanted(step).
+template <class Wanted>
+__device__ __forceinline__ void multiply_below(RowProduct<kTokens> product, Sums (&left_sums)[kSteps],
+                                               const Wanted& wanted) {
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const Left left(left_sums[i]);
 #pragma unroll
-    for (int step = i; step < kSteps; ++step) product.add(left, step, i);
+    for (int step = i; step < kSteps; ++step)
+      if (wanted(step)) product.add(left, step, i);
   }
 }
+__device__ __forceinline__ void multiply_below(RowProduct<kTokens> product, Sums (&left_sums)[kSteps]) {
+  multiply_below(product, left_sums, [](int) { return true; });
+}
 
-/// state *= keep;  state += change keys^T over tokens, rows of keys in shared memory.
-template <int kKeys>
-__device__ __forceinline__ void move_state(Sums (&state)[kKeys / 16], float keep, Sums (&change)[kSteps],
+/// state *= keep;  state += change keys^T over tokens, rows of kKeys keys in shared memory, the first of the state's groups
+/// at `keys`.
+template <int kKeys, int kGroups>
+__device__ __forceinline__ void move_state(Sums (&state)[kGroups], float keep, Sums (&change)[kSteps],
                                            const uint4* keys, int r, int c) {
-  constexpr int kGroups = kKeys / 16, kQuads = kKeys / 4;
+  constexpr int kQuads = kKeys / 4;
   // As place() has tokens 4 c and 4 c + 1 in even groups and 4 c + 2 and 4 c + 3 in odd ones, and the other way
   // round.
   const uint2* turned[2];

@@ -157,24 +157,60 @@ __device__ void start_chunk(const DeviceDelta& d, const DeltaSpan& span, int i, 
   if (thread < 3 * kTokens / 4) gpu::copy_async16(to.chunk.keeps + 4 * thread, chunk.keeps + 4 * thread);
 }
 
-/// A warp has 16 columns of a value head's state, transposed, as sums: [16 columns, keys]. So are U, R and out:
-/// [16 columns, tokens]. Blocks: (value heads, columns, spans).
+/// Warps that share the keys of 16 columns of a state. More of them make a chunk's chain shorter, which is its time.
+template <int kKeys>
+constexpr int kKeyWarps = kKeys >= 128 ? 2 : 1;
+template <int kKeys>
+constexpr int kBlockColumns = kColumns / kKeyWarps<kKeys>;
+
+/// Two warps add their sums [16 columns, tokens]: of `known` both get all, of `out` each gets the tokens for which mine().
+/// `room` is shared memory that all warps have read.
+template <class Mine>
+__device__ void add_partner(uint4* room, Sums (&known)[kSteps], Sums (&out)[kSteps], const Mine& mine) {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  constexpr int kValues = 2 * (kSteps + kSteps / 2);  // quads of floats of a lane
+  auto* const of_warps = reinterpret_cast<float4*>(room);
+  const auto each = [&](int of_warp, bool of_partner, const auto& visit) {  // the sums that a warp leaves there
+    float4* at = of_warps + of_warp * kValues * 32 + lane;
+    const auto both = [&](Sums& sums) {
+      visit(sums.even, *at), at += 32;
+      visit(sums.odd, *at), at += 32;
+    };
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) both(known[step]);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      if (mine(step) == of_partner) both(out[step]);
+  };
+  __syncthreads();
+  each(warp, false, [](const float(&from)[4], float4& to) { to = make_float4(from[0], from[1], from[2], from[3]); });
+  __syncthreads();
+  each(warp ^ 1, true,
+       [](float(&to)[4], const float4& from) { to[0] += from.x, to[1] += from.y, to[2] += from.z, to[3] += from.w; });
+}
+
+/// A warp has 16 columns of a value head's state and some of their keys, transposed, as sums: [16 columns, keys]. So are
+/// U, R and out: [16 columns, tokens]. Blocks: (value heads, columns, spans).
 template <int kKeys>
 __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDelta d, int n_stages) {
-  constexpr int kGroups = kKeys / 16;
+  constexpr int kParts = kKeyWarps<kKeys>, kGroups = kKeys / 16 / kParts;
   auto* const stages = gpu::dynamic_shared<Stage<kKeys>>();
   const DeltaShape& s = d.shape;
   const DeltaSpan span = d.spans[blockIdx.z];
   if (span.chunk < 0) return;
   const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4, head = int(blockIdx.x);
-  const int column = int(blockIdx.y) * kColumns + int(threadIdx.x) / 32 * 16 + r;  // and 8 behind it
+  const int warp = int(threadIdx.x) / 32, part = warp % kParts, first_key = part * 16 * kGroups;
+  const int column = int(blockIdx.y) * kBlockColumns<kKeys> + warp / kParts * 16 + r;  // and 8 behind it
   const int64_t value = int64_t(head) * s.value_dim;
+  // Of two warps each finishes the output of every second 16 tokens.
+  const auto mine = [&](int step) { return kParts == 1 || step % 2 != part; };
+  static_assert(kParts <= 2 && kSteps % 2 == 0);
   // Read again at the end: addresses of the whole state would not fit beside it.
   Sums state[kGroups];
   const auto each_entry = [&](float* of_all, const auto& visit) {
     float* const matrix = of_all + value * s.key_dim;
-    each_value(state, matrix + int64_t(4 * c) * s.value_dim + column, s.value_dim, s.key_dim - 4 * c,
-               s.value_dim - column, visit);
+    each_value(state, matrix + int64_t(first_key + 4 * c) * s.value_dim + column, s.value_dim,
+               s.key_dim - first_key - 4 * c, s.value_dim - column, visit);
   };
   each_entry(span.path(d.states).before(0), [](float& entry, const float* at) { entry = at ? *at : 0; });
 
@@ -182,7 +218,7 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
   if (n_stages > 1) start_chunk(d, span, 0, head, stages[0]);
   gpu::copy_commit();
   for (int i = 0; i < n_chunks; ++i) {
-    const Stage<kKeys>& stage = stages[i % n_stages];
+    Stage<kKeys>& stage = stages[i % n_stages];
     const int next = i + n_stages - 1;
     if (next < n_chunks) start_chunk(d, span, next, head, stages[next % n_stages]);
     gpu::copy_commit();
@@ -195,8 +231,10 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
     each_value(change, d.mixed + row * s.channels() + 2 * s.keys() + value + column, s.channels(), n, n_columns,
                [](float& to, const float* at) { to = at ? *at : 0; });
     Sums known[kSteps] = {}, out[kSteps] = {};
-    multiply_state<kKeys>(state, RowProduct<kKeys>{known, {stage.keys, r, c}},
-                          RowProduct<kKeys>{out, {stage.queries, r, c}});
+    const uint4* const keys = stage.keys + first_key / 4;
+    multiply_state(state, RowProduct<kKeys>{known, {keys, r, c}},
+                   RowProduct<kKeys>{out, {stage.queries + first_key / 4, r, c}});
+    if constexpr (kParts > 1) add_partner(stage.queries, known, out, mine);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       float keeps[4], betas[4];
@@ -211,10 +249,14 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
       }
     }
     multiply_below({change, {stage.chunk.solve, r, c}}, known);
-    multiply_below({out, {stage.chunk.scores, r, c}}, change);
-    each_value(out, d.out + row * s.values() + value + column, s.values(), n, n_columns, [](float of, float* at) {
-      if (at) *at = of;
-    });
+    multiply_below({out, {stage.chunk.scores, r, c}}, change, mine);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      if (mine(step))
+        each_value(reinterpret_cast<Sums(&)[1]>(out[step]), d.out + (row + 16 * step) * s.values() + value + column,
+                   s.values(), n - 16 * step, n_columns, [](float of, float* at) {
+                     if (at) *at = of;
+                   });
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       float rests[4];
@@ -225,7 +267,7 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
       }
     }
 
-    move_state<kKeys>(state, stage.chunk.keeps[kTokens - 1], change, stage.keys, r, c);
+    move_state<kKeys>(state, stage.chunk.keeps[kTokens - 1], change, keys, r, c);
     __syncthreads();  // all have read the stage
   }
   each_entry(d.spans[blockIdx.z].path(d.states).behind(span.n - 1), [](float entry, float* at) {
@@ -242,7 +284,7 @@ void launch_chunks(gpu::StreamHandle stream, const DeviceDelta& d) {
   const unsigned heads = unsigned(d.shape.n_value_heads), spans = unsigned(d.n_spans);
   gpu::launch("delta chunks", chunk_kernel,
               {{heads, unsigned(gpu::ceil_div(d.most, kTokens)), spans}, kThreads, 0, stream}, d);
-  const unsigned slices = unsigned(gpu::ceil_div(d.shape.value_dim, kColumns));
+  const unsigned slices = unsigned(gpu::ceil_div(d.shape.value_dim, kBlockColumns<kKeys>));
   launch_stages<Stage<kKeys>>("delta states by chunks", chunked_state_kernel<kKeys>,
                               {{heads, slices, spans}, kThreads, 0, stream}, d.shared_bytes, d);
 }

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) state_kernel(const DeviceMamba m, in
     Sums change[kSteps], out[kSteps] = {};  // x at first, asked for before it is needed
     each_value(change, m.mixed + row * s.channels() + value, s.channels(), n, n_columns,
                [](float& to, const float* at) { to = at ? *at : 0; });
-    multiply_state<kKeys>(state, RowProduct<kKeys>{out, {stage.queries, r, c}});
+    multiply_state(state, RowProduct<kKeys>{out, {stage.queries, r, c}});
     const auto each_token = [&](const float* of, const auto& visit) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
