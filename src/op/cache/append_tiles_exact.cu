@@ -1,4 +1,6 @@
 // New rows into tiles in the order of tensor cores: a warp a row.
+#include <algorithm>
+
 #include "gpu/tensor.h"
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
@@ -108,6 +110,7 @@ enum AppendRole : int { kQuery, kKey, kValue, kAppendRoles };
 
 struct AppendLaunch {
   int n_heads = 0, n_kv_heads = 0, group = 1, n_pairs = 0, page_pitch = 0;
+  int n_all = 0;  ///< heads of Q, K and V
   bool halves = false, many = false;
   float norm_eps = 0;
   const StepRow* step = nullptr;
@@ -117,20 +120,27 @@ struct AppendLaunch {
   AppendRows rows[kAppendRoles];
 };
 
-/// A warp a head: first the queries', then K's, then V's. The kernel is one chain of waits, so everything that the grid
+constexpr int kMostAppendWarps = 8, kManyAppendRows = 64;
+/// Shared memory of a warp.
+template <int kPer, bool kTurns>
+constexpr int kAppendFloats = (kTurns ? 2 : 1) * 32 * kPer;
+
+/// A warp a head: first the queries', then K's, then V's. Blocks: (heads, rows); of many rows a block has several warps, as
+/// the device starts no more than a block in about a nanosecond. The kernel is one chain of waits, so everything that the grid
 /// before does not write is asked for before that has ended, and there is one copy of each piece of code: instructions
 /// come from far away, too. So a centre that turns has a kernel of its own: its code cost the others 4 % of a token.
 template <int kPer, bool kTurns>
-__global__ void __launch_bounds__(32) append_kernel(const AppendLaunch a) {
+__global__ void __launch_bounds__(32 * kMostAppendWarps) append_kernel(const AppendLaunch a) {
   constexpr int kDim = 32 * kPer;
-  __shared__ float shared_floats[kTurns ? 2 * kDim : kDim];
   gpu::let_next_grid_start();
-  const int lane = int(threadIdx.x), block = int(blockIdx.x);
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int of_all = int(blockIdx.x) * int(blockDim.x / 32) + warp;
+  auto* const shared_floats = gpu::dynamic_shared<float>() + warp * kAppendFloats<kPer, kTurns>;
   const StepRow step = a.step[blockIdx.y];
-  const int role = int(block >= a.n_heads) + int(block >= a.n_heads + a.n_kv_heads);
+  const int role = int(of_all >= a.n_heads) + int(of_all >= a.n_heads + a.n_kv_heads);
   const AppendRows& r = a.rows[role];
-  const int head = block - r.first, position = step.position;
-  if (step.slot < 0) return;
+  const int head = of_all - r.first, position = step.position;
+  if (step.slot < 0 || of_all >= a.n_all) return;
   const int kv_head = kTurns && role == kQuery ? int(unsigned(head) / unsigned(a.group)) : head;
   const int64_t slot_head = int64_t(step.slot) * a.n_kv_heads + kv_head;
   const float* const from = r.from + step.row * r.pitch + int64_t(head) * kDim + lane;
@@ -268,19 +278,24 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
   take(kQuery, a.q, a.q_pitch, 0, a.q_norm, a.k_tiles);
   take(kKey, a.k, a.k_pitch, a.n_heads, a.k_norm, a.k_tiles);
   take(kValue, a.v, a.v_pitch, a.n_heads + launch.n_kv_heads, nullptr, a.v_tiles);
-  const int head_dim = a.k_tiles.head_dim;
-  const auto kernel_for = [&]<bool kTurns>() {
-    return head_dim == 64    ? append_kernel<2, kTurns>
-           : head_dim == 128 ? append_kernel<4, kTurns>
-                             : append_kernel<8, kTurns>;
+  launch.n_all = a.n_heads + (a.queries_only ? 0 : 2 * launch.n_kv_heads);
+  const int warps = a.rows.n >= kManyAppendRows ? std::min(kMostAppendWarps, launch.n_all) : 1;
+  const auto run = [&]<int kPer, bool kTurns>() {
+    gpu::launch("append", append_kernel<kPer, kTurns>,
+                {dim3(unsigned(gpu::ceil_div(launch.n_all, warps)), unsigned(a.rows.n)), unsigned(32 * warps),
+                 size_t(warps) * 4 * kAppendFloats<kPer, kTurns>, stream, a.overlap},
+                launch);
+  };
+  const auto run_for = [&]<bool kTurns>() {
+    const int head_dim = a.k_tiles.head_dim;
+    if (head_dim == 64) run.template operator()<2, kTurns>();
+    else if (head_dim == 128) run.template operator()<4, kTurns>();
+    else run.template operator()<8, kTurns>();
   };
   const bool turns =
       (a.k_tiles.centre && a.k_tiles.turn.n_pairs > 0) || (a.v_tiles.centre && a.v_tiles.turn.n_pairs > 0);
-  const auto kernel = turns ? kernel_for.template operator()<true>() : kernel_for.template operator()<false>();
-  gpu::launch("append", kernel,
-              {dim3(unsigned(a.n_heads + (a.queries_only ? 0 : 2 * launch.n_kv_heads)), unsigned(a.rows.n)), 32, 0,
-               stream, a.overlap},
-              launch);
+  if (turns) run_for.template operator()<true>();
+  else run_for.template operator()<false>();
 }
 
 }  // namespace ridge

@@ -256,13 +256,21 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const ExpertSum s) {
     for (int64_t k = threadIdx.x; k < s.n; k += kThreads) dot += double(s.h[token * s.n + k]) * s.gate[k];
     share = float(1 / (1 + exp(-gpu::block_sum<kThreads>(dot))));
   }
-#pragma unroll 2
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < s.n; i += int64_t(gridDim.x) * kThreads) {
+    constexpr int kAtOnce = 8;
     float sum = 0;
-#pragma unroll 4
-    for (int k = 0; k < s.n_used; ++k)
-      if (!s.experts || s.experts[token * s.n_used + k] >= 0)
-        sum = fmaf(s.weights ? s.weights[token * s.n_used + k] : 1, s.y[(token * s.n_used + k) * s.n + i], sum);
+    for (int first = 0; first < s.n_used; first += kAtOnce) {
+      float values[kAtOnce], weights[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int64_t slot = token * s.n_used + first + k;
+        const bool adds = first + k < s.n_used && (!s.experts || s.experts[slot] >= 0);
+        values[k] = adds ? s.y[slot * s.n + i] : 0;
+        weights[k] = !adds ? 0 : s.weights ? s.weights[slot] : 1;
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) sum = fmaf(weights[k], values[k], sum);
+    }
     if (s.rest) sum += s.rest[token * s.n + i];
     if (s.shared) sum = fmaf(share, s.shared[token * s.n + i], sum);
     float* const out = s.out + token * s.n + i;

@@ -6,9 +6,12 @@
 namespace ridge {
 namespace {
 
-// A block of 256 threads makes a tile of y of 64 or 32 rows and 64 columns, a thread 4 or 2 x 4 of it; 32 columns of x and
-// w at a time pass through shared memory, transposed so that a thread's values lie together.
-constexpr int kColumns = 64, kDepth = 32, kThreads = 256;
+// A block makes a tile of y of 32 rows and 32 columns. Its warps take turns with steps of 16 columns of x and w, each through
+// shared memory of its own, transposed so that a lane's values lie together; a lane has 4 x 8 sums. At the end the warps'
+// sums are added in order.
+constexpr int kTile = 32, kDepth = 16, kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kPitch = kTile + 4;
+constexpr int kLaneRows = 4, kLaneColumns = 8, kLoads = kTile * kDepth / 4 / 32;
 
 /// Four consecutive columns of a row; zero outside the matrix.
 template <bool kVector>
@@ -27,27 +30,23 @@ __device__ float4 load4(const float* matrix, int64_t row, int64_t n_rows, int64_
   return values;
 }
 
-/// A tile of kRows rows and kDepth columns of a matrix on its way to shared memory: a thread's part.
-template <int kRows>
+/// A step of a matrix on its way to shared memory: a lane's part.
+template <bool kVector>
 struct Part {
-  static constexpr int kLoads = kRows * kDepth / 4 / kThreads, kPitch = kRows + 4;
-  static_assert(kLoads * kThreads * 4 == kRows * kDepth);
   float4 values[kLoads];
 
-  template <bool kVector>
   __device__ void load(const float* matrix, int64_t first_row, int64_t n_rows, int64_t first_column,
                        int64_t n_columns) {
+    const int lane = int(threadIdx.x) % 32;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int at = i * kThreads + int(threadIdx.x);
-      values[i] = load4<kVector>(matrix, first_row + at / (kDepth / 4), n_rows, first_column + at % (kDepth / 4) * 4,
-                                 n_columns);
-    }
+    for (int i = 0; i < kLoads; ++i)
+      values[i] = load4<kVector>(matrix, first_row + 8 * i + lane / 4, n_rows, first_column + lane % 4 * 4, n_columns);
   }
   __device__ void store(float (*tile)[kPitch]) const {
+    const int lane = int(threadIdx.x) % 32, column = lane % 4 * 4;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int at = i * kThreads + int(threadIdx.x), row = at / (kDepth / 4), column = at % (kDepth / 4) * 4;
+      const int row = 8 * i + lane / 4;
       tile[column][row] = values[i].x;
       tile[column + 1][row] = values[i].y;
       tile[column + 2][row] = values[i].z;
@@ -57,48 +56,68 @@ struct Part {
 };
 
 /// kVector: n_in is a multiple of 4 and both matrices are 16-byte aligned.
-template <bool kVector, int kRows>
-__global__ void __launch_bounds__(kThreads)
+template <bool kVector>
+__global__ void __launch_bounds__(kThreads, 2)
     gemm_kernel(int64_t n_rows, int64_t n_out, int64_t n_in, const float* x, const float* w, float* y) {
-  using PartOfX = Part<kRows>;
-  using PartOfW = Part<kColumns>;
-  constexpr int kMine = kRows / 16;  // rows of a thread
-  __shared__ __align__(16) float xs[kDepth][PartOfX::kPitch];
-  __shared__ __align__(16) float ws[kDepth][PartOfW::kPitch];
-  const int64_t first_out = int64_t(blockIdx.x) * kColumns, first_row = int64_t(blockIdx.y) * kRows;
-  const int ty = int(threadIdx.x) / 16 * kMine, tx = int(threadIdx.x) % 16 * 4;
+  struct OfWarp {
+    union {
+      float steps[2][kDepth][kPitch];
+      float sums[kTile][kTile];
+    };
+  };
+  __shared__ __align__(16) OfWarp warps[kWarps];
+  const int64_t first_out = int64_t(blockIdx.x) * kTile, first_row = int64_t(blockIdx.y) * kTile;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int ty = lane / 4 * kLaneRows, tx = lane % 4 * kLaneColumns;
+  float(*const xs)[kPitch] = warps[warp].steps[0];
+  float(*const ws)[kPitch] = warps[warp].steps[1];
 
-  float sum[kMine][4] = {};
-  PartOfX next_x;
-  PartOfW next_w;
-  next_x.template load<kVector>(x, first_row, n_rows, 0, n_in);
-  next_w.template load<kVector>(w, first_out, n_out, 0, n_in);
-  for (int64_t depth = 0; depth < n_in; depth += kDepth) {
-    __syncthreads();  // the tile before this one has been used
+  float sum[kLaneRows][kLaneColumns] = {};
+  Part<kVector> next_x, next_w;
+  const auto load = [&](int64_t depth) {
+    next_x.load(x, first_row, n_rows, depth, n_in);
+    next_w.load(w, first_out, n_out, depth, n_in);
+  };
+  constexpr int kTurn = kWarps * kDepth;
+  int64_t depth = warp * kDepth;
+  if (depth < n_in) load(depth);
+  for (; depth < n_in; depth += kTurn) {
+    __syncwarp();  // the step before this one has been used
     next_x.store(xs);
     next_w.store(ws);
-    __syncthreads();
-    if (depth + kDepth < n_in) {  // these loads are under way while the tile is multiplied
-      next_x.template load<kVector>(x, first_row, n_rows, depth + kDepth, n_in);
-      next_w.template load<kVector>(w, first_out, n_out, depth + kDepth, n_in);
-    }
+    __syncwarp();
+    if (depth + kTurn < n_in) load(depth + kTurn);  // under way while the step is multiplied
 #pragma unroll
     for (int k = 0; k < kDepth; ++k) {
-      const float4 b4 = *reinterpret_cast<const float4*>(&ws[k][tx]);
-      const float b[4] = {b4.x, b4.y, b4.z, b4.w};
+      const auto four = [&](const float* at, float* to) {
+        const float4 of = *reinterpret_cast<const float4*>(at);
+        to[0] = of.x, to[1] = of.y, to[2] = of.z, to[3] = of.w;
+      };
+      float a[kLaneRows], b[kLaneColumns];
+      four(&xs[k][ty], a);
+      four(&ws[k][tx], b);
+      four(&ws[k][tx + 4], b + 4);
 #pragma unroll
-      for (int i = 0; i < kMine; ++i)
+      for (int i = 0; i < kLaneRows; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(xs[k][ty + i], b[j], sum[i][j]);
+        for (int j = 0; j < kLaneColumns; ++j) sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
     }
   }
+  __syncwarp();
 #pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    const int64_t row = first_row + ty + i;
-    if (row >= n_rows) break;
+  for (int i = 0; i < kLaneRows; ++i)
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (first_out + tx + j < n_out) y[row * n_out + first_out + tx + j] = sum[i][j];
+    for (int j = 0; j < kLaneColumns; j += 4)
+      *reinterpret_cast<float4*>(&warps[warp].sums[ty + i][tx + j]) =
+          make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
+  __syncthreads();
+  for (int i = int(threadIdx.x); i < kTile * kTile; i += kThreads) {
+    const int64_t row = first_row + i / kTile, out = first_out + i % kTile;
+    if (row >= n_rows || out >= n_out) continue;
+    float of_all = 0;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) of_all += warps[from].sums[i / kTile][i % kTile];
+    y[row * n_out + out] = of_all;
   }
 }
 
@@ -108,20 +127,14 @@ bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 
 void device_gemm(gpu::StreamHandle stream, int64_t n_rows, int64_t n_out, int64_t n_in, const float* x, const float* w,
                  float* y) {
-  const auto launch = [&](auto kernel, int tile_rows) {
-    constexpr int64_t kMaxGridRows = 65535;  // gridDim.y
-    for (int64_t first = 0; first < n_rows; first += kMaxGridRows * tile_rows) {
-      const int64_t rows = std::min(n_rows - first, kMaxGridRows * tile_rows);
-      const dim3 grid(unsigned(gpu::ceil_div(n_out, kColumns)), unsigned(gpu::ceil_div(rows, tile_rows)));
-      gpu::launch("gemm", kernel, {grid, kThreads, 0, stream}, rows, n_out, n_in, x + first * n_in, w,
-                  y + first * n_out);
-    }
-  };
+  constexpr int64_t kMostRows = int64_t(65535) * kTile;  // gridDim.y
   const bool vector = n_in % 4 == 0 && aligned16(x) && aligned16(w);
-  // Tiles of fewer rows where those of 64 would not be two a multiprocessor, which hide each other's waiting.
-  const bool few = gpu::ceil_div(n_out, kColumns) * gpu::ceil_div(n_rows, 64) < 2 * gpu::multiprocessors();
-  if (few) launch(vector ? gemm_kernel<true, 32> : gemm_kernel<false, 32>, 32);
-  else launch(vector ? gemm_kernel<true, 64> : gemm_kernel<false, 64>, 64);
+  for (int64_t first = 0; first < n_rows; first += kMostRows) {
+    const int64_t rows = std::min(n_rows - first, kMostRows);
+    const dim3 grid(unsigned(gpu::ceil_div(n_out, kTile)), unsigned(gpu::ceil_div(rows, kTile)));
+    gpu::launch("gemm", vector ? gemm_kernel<true> : gemm_kernel<false>, {grid, kThreads, 0, stream}, rows, n_out, n_in,
+                x + first * n_in, w, y + first * n_out);
+  }
 }
 
 }  // namespace ridge
