@@ -10,7 +10,6 @@ namespace ridge {
 using B = StepBuffer;
 namespace {
 
-static_assert(kMostIntTokens <= kFewRoutedTokens);  // experts that choose are those of steps which copy none
 
 BrickGlu glu_of(Activation activation) {
   switch (activation) {
@@ -44,7 +43,7 @@ void CudaRunner::experts(int i, const StepPlan& step) {
   const CudaLayer& layer = model_.layers[size_t(i)];
   StepWorkspace<gpu::Buffer>& r = buffers_;
   const int64_t n = step.n_rows();
-  const bool normed = plan.norms != NormPlace::after, few = n <= kFewRoutedTokens;
+  const bool normed = plan.norms != NormPlace::after, few = takes_few_experts(layer.experts, e, n);
   const bool streamed = !step.recorded && streams_experts(layer, e, n), summed = e.on_host && !streamed;
   const ExpertMatmuls& matmuls = streamed ? model_.slots[size_t(layer.slot)] : layer.experts;
   const bool groups = !few && matmuls.can_group();

@@ -23,6 +23,7 @@
 #include "op/collective/collective_cuda.h"
 #include "op/device_matmul.h"
 #include "op/experts/experts_cuda.h"
+#include "op/experts/int_experts_cuda.h"
 #include "op/gemv/rows_cuda.h"
 #include "op/sample/sample_cuda.h"
 
@@ -69,6 +70,14 @@ struct CudaLayer {
   int slot = -1;              // of CudaModel::slots, where experts are in host memory and prompts bring them
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
+
+/// Whether the experts of n tokens are packs, the shared expert among them. Else they are groups, in products for many, or
+/// packs where there are no such products, and the shared expert is on its own.
+inline bool takes_few_experts(const ExpertMatmuls& experts, const ExpertsPlan& plan, int64_t n) {
+  if (n <= kMostIntTokens || !experts.can_group()) return n <= kFewRoutedTokens;
+  const int64_t slots = std::min(experts.gate_up.most_packed_slots(), experts.down.most_packed_slots());
+  return n * plan.rule.n_used <= slots * plan.n_experts;
+}
 
 /// Whether n tokens bring a layer's experts from host memory: from some tokens an expert on, copies take less time than
 /// the CPU's products.

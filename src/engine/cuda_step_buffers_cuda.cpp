@@ -87,13 +87,14 @@ void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int6
     add(of.o, call(n, layer.attention.out_norm, out));
     add(of.input_gate, call(n, false));
     add(of.input_proj, call(n, false));
-    const bool few = n <= kFewRoutedTokens, has_experts = layer.feed_forward == FeedForwardKind::experts;
+    const ExpertsPlan& e = layer.experts;
+    const bool has_experts = layer.feed_forward == FeedForwardKind::experts;
+    const bool few = has_experts && takes_few_experts(of.experts, e, n);
     // A shared expert that joins the others of few tokens has no products of its own then.
-    if (!(has_experts && of.joins_shared && few)) {
+    if (!(of.joins_shared && few)) {
       add(of.gate_up, call(n, normed && (!has_experts || layer.experts.beside_dense)));
       add(of.down, call(n, layer.dense.down_norm, has_experts ? MatmulOutput::store : out));
     }
-    const ExpertsPlan& e = layer.experts;
     const ExpertMatmuls& experts = streams_experts(of, e, n) ? model.slots[size_t(of.slot)] : of.experts;
     if (!has_experts || few || experts.down.bytes() == 0 || !experts.can_group()) continue;
     const ExpertChoice choice{.n_tokens = n, .n_experts = e.n_experts, .n_used = e.rule.n_used};

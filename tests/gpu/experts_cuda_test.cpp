@@ -78,7 +78,7 @@ TEST_F(ExpertsCuda, ScoresAreTheRouters) {
 TEST_F(ExpertsCuda, NormsAndSharedExpertsAreTheReferences) {
   constexpr int kExperts = 37, kUsed = 3, kIn = 130;
   constexpr float kEps = 1e-6f;
-  for (const int n_tokens : {1, 5, 24})
+  for (const int n_tokens : {1, 5, 24, 70})
     for (const auto& [gates, of_block] :
          {std::pair{true, 0}, {false, 0}, {true, 1}, {true, 2}, {false, 4}, {true, 8}}) {
       std::vector<float> x = normal_floats(1, n_tokens * kIn, 3);

@@ -138,6 +138,15 @@ std::vector<std::string_view> DeviceExpertMatmul::kernels() const {
   return names;
 }
 
+bool DeviceExpertMatmul::is_biased() const {
+  return std::ranges::any_of(roles_, [](const Role& role) { return role.bias_bytes > 0; });
+}
+
+int64_t DeviceExpertMatmul::most_packed_slots() const {
+  constexpr int64_t kOfIntegers = 6, kOfPlanes = 2;  // docs/decisions/0005-device-kernels.md
+  return !is_biased() && has_int_packs(groups_[0].bricks) ? kOfIntegers : kOfPlanes;
+}
+
 void DeviceExpertMatmul::run(gpu::StreamHandle stream, const ExpertCall& call) const {
   for (const Group& g : groups_) {
     const float* biases[2] = {};
@@ -163,8 +172,7 @@ void DeviceExpertMatmul::run_sum(gpu::StreamHandle stream, const ExpertSumCall& 
 }
 
 bool DeviceExpertMatmul::can_choose(const ExpertChoice& choice, const ExpertRule& rule) const {
-  const bool biased = std::ranges::any_of(roles_, [](const Role& role) { return role.bias_bytes > 0; });
-  return groups_.size() == 1 && groups_[0].in_bricks && (is_gated() || roles_.size() == 1) && !biased &&
+  return groups_.size() == 1 && groups_[0].in_bricks && (is_gated() || roles_.size() == 1) && !is_biased() &&
          has_int_experts(groups_[0].bricks, choice, rule);
 }
 

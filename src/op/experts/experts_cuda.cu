@@ -317,18 +317,19 @@ void launch_scores(gpu::StreamHandle stream, const ExpertChoice& choice, const E
 }  // namespace
 
 void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
-  const float* h = router.x;
-  if (choice.n_tokens <= kFewRoutedTokens) {
+  // A product of matrices has scores without gaps between tokens.
+  const bool gaps = choice.shared && (router.bias || !router.gates_shared);
+  if (choice.n_tokens <= kFewRoutedTokens || gaps) {
     launch_scores(stream, choice, router);
     if (!router.scores_only) device_choose_experts(stream, choice, router);
     return;
   }
-  if (choice.shared) throw Error(ErrorKind::failure, "a router of many tokens with a shared expert");
+  const float* h = router.x;
   if (router.norm_weight) {
     device_rms_norm(stream, choice.n_tokens, router.n_in, h, router.norm_weight, router.norm_eps, router.h);
     h = router.h;
   }
-  device_gemm(stream, choice.n_tokens, choice.n_experts, router.n_in, h, router.w, choice.scores);
+  device_gemm(stream, choice.n_tokens, choice.n_scores(), router.n_in, h, router.w, choice.scores);
   if (router.bias) device_add_bias(stream, choice.n_tokens, choice.n_experts, choice.scores, router.bias);
   device_choose_experts(stream, choice, router);
 }

@@ -48,7 +48,7 @@ struct ExpertChoice {
   }
 };
 
-/// The most tokens that take their experts as packs, the shared expert among them: more are groups, in products for many.
+/// The most tokens whose scores are sums by warps; those of more are a product of matrices.
 inline constexpr int64_t kFewRoutedTokens = 64;
 
 /// What a router reads. Pointers are device memory.
@@ -70,7 +70,6 @@ struct ExpertRouter {
   int rows = 0;              ///< scores of a block, 1, 2, 4 or 8; 0: as few as fill the device
 };
 /// scores = h w^T + bias in floats; experts, weights and packs of the scores, as choose_experts (route.h) defines them.
-/// More than kFewRoutedTokens tokens have no shared expert here.
 void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
 /// The choice alone.
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
@@ -137,6 +136,8 @@ class DeviceExpertMatmul {
     return groups_.size() == 1 && groups_[0].in_bricks && groups_[0].bricks.n_parts == 1 &&
            has_expert_gemm(groups_[0].bricks.format);
   }
+  /// Of an expert, on average: as packs up to so many slots take less time than as groups, where can_group().
+  int64_t most_packed_slots() const;
   /// Biases are the product's own. Scratch grows as needed.
   void run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const;
   /// Whether run_chosen() serves one token: is_gated() or one role, without biases, where has_int_experts().
@@ -170,6 +171,7 @@ class DeviceExpertMatmul {
   void plan(std::span<const std::vector<const Linear*>> matrices,
             std::span<const std::vector<const std::vector<float>*>> biases, bool glu);
   void reserve();
+  bool is_biased() const;
 
   int64_t n_in_ = 0, n_experts_ = 0;
   std::vector<Role> roles_;
