@@ -75,8 +75,8 @@ struct CudaLayer {
 /// packs where there are no such products, and the shared expert is on its own.
 inline bool takes_few_experts(const ExpertMatmuls& experts, const ExpertsPlan& plan, int64_t n) {
   if (n <= kMostIntTokens || !experts.can_group()) return n <= kFewRoutedTokens;
-  const int64_t slots = std::min(experts.gate_up.most_packed_slots(), experts.down.most_packed_slots());
-  return n * plan.rule.n_used <= slots * plan.n_experts;
+  const double slots = std::min(experts.gate_up.most_packed_slots(), experts.down.most_packed_slots());
+  return double(n * plan.rule.n_used) <= slots * plan.n_experts;
 }
 
 /// Whether n tokens bring a layer's experts from host memory: from some tokens an expert on, copies take less time than

@@ -120,7 +120,7 @@ struct AppendLaunch {
   AppendRows rows[kAppendRoles];
 };
 
-constexpr int kMostAppendWarps = 8, kManyAppendRows = 64;
+constexpr int kMostAppendWarps = 4, kManyAppendRows = 64;
 /// Shared memory of a warp.
 template <int kPer, bool kTurns>
 constexpr int kAppendFloats = (kTurns ? 2 : 1) * 32 * kPer;

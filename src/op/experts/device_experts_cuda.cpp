@@ -142,9 +142,12 @@ bool DeviceExpertMatmul::is_biased() const {
   return std::ranges::any_of(roles_, [](const Role& role) { return role.bias_bytes > 0; });
 }
 
-int64_t DeviceExpertMatmul::most_packed_slots() const {
-  constexpr int64_t kOfIntegers = 6, kOfPlanes = 2;  // docs/decisions/0005-device-kernels.md
-  return !is_biased() && has_int_packs(groups_[0].bricks) ? kOfIntegers : kOfPlanes;
+double DeviceExpertMatmul::most_packed_slots() const {
+  // docs/decisions/0005-device-kernels.md. Packs decode an expert for every four slots, which f16 does not need.
+  constexpr double kOfIntegers = 6, kOfF16 = 2.5, kOfPlanes = 0.75;
+  const BrickMatrix& bricks = groups_[0].bricks;
+  if (!is_biased() && has_int_packs(bricks)) return kOfIntegers;
+  return bricks.format == BrickFormat::f16 ? kOfF16 : kOfPlanes;
 }
 
 void DeviceExpertMatmul::run(gpu::StreamHandle stream, const ExpertCall& call) const {

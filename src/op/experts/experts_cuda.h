@@ -137,7 +137,7 @@ class DeviceExpertMatmul {
            has_expert_gemm(groups_[0].bricks.format);
   }
   /// Of an expert, on average: as packs up to so many slots take less time than as groups, where can_group().
-  int64_t most_packed_slots() const;
+  double most_packed_slots() const;
   /// Biases are the product's own. Scratch grows as needed.
   void run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const;
   /// Whether run_chosen() serves one token: is_gated() or one role, without biases, where has_int_experts().
