@@ -275,7 +275,10 @@ def main():
     rest = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=options.rate,
                                   betas=(0.9, 0.95), eps=1e-8, fused=device == "cuda")
-    losses = torch.compile(model.losses) if device == "cuda" else model.losses
+    losses = model.losses
+    if device == "cuda":  # layers alone: as one graph the loops over chunks take minutes to compile
+        for layer in [*model.layers, *model.mtp["layers"]]:
+            layer.compile()
     train, start, budget, step = train.to(device), None, 60 * options.minutes, 0
     while True:
         elapsed = 0 if start is None else time.time() - start

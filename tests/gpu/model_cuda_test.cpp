@@ -187,7 +187,10 @@ TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
       const auto tokens = tokens_of(n, cpu.info().vocab_size, uint64_t(n));
       const double error =
           compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse;
-      EXPECT_LT(error, 1e-8) << name << ", " << n << " tokens";
+      // Groups of experts round x to f16, 2^-12 of it. So gate and up are off by 2^-24 of their squares each, what their
+      // slopes of 1.1 and 1 leave of both by 4.4 times that, and the product behind them adds 2^-24 of its own.
+      const double bound = std::string_view(name) == "gpt_oss_mxfp4" ? 2 * 5.4 * 0x1p-24 : 1e-8;  // two layers
+      EXPECT_LT(error, bound) << name << ", " << n << " tokens";
       RecordProperty(fmt::format("nmse_{}_{}", name, n), fmt::format("{:.1e}", error));
     }
   }
