@@ -10,7 +10,6 @@ namespace ridge {
 using B = StepBuffer;
 namespace {
 
-
 BrickGlu glu_of(Activation activation) {
   switch (activation) {
     case Activation::silu: return BrickGlu::silu;
