@@ -1,6 +1,4 @@
 // New rows into tiles in the order of tensor cores: a warp a row.
-#include <algorithm>
-
 #include "gpu/tensor.h"
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
@@ -120,27 +118,27 @@ struct AppendLaunch {
   AppendRows rows[kAppendRoles];
 };
 
-constexpr int kMostAppendWarps = 4, kManyAppendRows = 64;
-/// Shared memory of a warp.
-template <int kPer, bool kTurns>
-constexpr int kAppendFloats = (kTurns ? 2 : 1) * 32 * kPer;
+/// Warps of a block: of a few rows and of many, as the device starts no more than a block in about a nanosecond.
+constexpr int kManyAppendWarps = 4, kManyAppendRows = 128;
 
-/// A warp a head: first the queries', then K's, then V's. Blocks: (heads, rows); of many rows a block has several warps, as
-/// the device starts no more than a block in about a nanosecond. The kernel is one chain of waits, so everything that the grid
-/// before does not write is asked for before that has ended, and there is one copy of each piece of code: instructions
-/// come from far away, too. So a centre that turns has a kernel of its own: its code cost the others 4 % of a token.
-template <int kPer, bool kTurns>
-__global__ void __launch_bounds__(32 * kMostAppendWarps) append_kernel(const AppendLaunch a) {
+/// A warp a head: first the queries', then K's, then V's. Blocks: (heads, rows). The kernel is one chain of waits, so
+/// everything that the grid before does not write is asked for before that has ended, and there is one copy of each piece
+/// of code: instructions come from far away, too. So a centre that turns has a kernel of its own: its code cost the others
+/// 4 % of a token. So have blocks of several warps, whose heads the compiler does not see to be the same in all lanes: that
+/// made the code half as large again.
+template <int kPer, bool kTurns, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps) append_kernel(const AppendLaunch a) {
   constexpr int kDim = 32 * kPer;
+  __shared__ float floats_of[kWarps][kTurns ? 2 * kDim : kDim];
   gpu::let_next_grid_start();
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int of_all = int(blockIdx.x) * int(blockDim.x / 32) + warp;
-  auto* const shared_floats = gpu::dynamic_shared<float>() + warp * kAppendFloats<kPer, kTurns>;
+  const int warp = kWarps == 1 ? 0 : int(threadIdx.x) / 32, lane = int(threadIdx.x) - 32 * warp;
+  const int block = int(blockIdx.x) * kWarps + warp;
+  float* const shared_floats = floats_of[warp];
   const StepRow step = a.step[blockIdx.y];
-  const int role = int(of_all >= a.n_heads) + int(of_all >= a.n_heads + a.n_kv_heads);
+  const int role = int(block >= a.n_heads) + int(block >= a.n_heads + a.n_kv_heads);
   const AppendRows& r = a.rows[role];
-  const int head = of_all - r.first, position = step.position;
-  if (step.slot < 0 || of_all >= a.n_all) return;
+  const int head = block - r.first, position = step.position;
+  if (step.slot < 0 || (kWarps > 1 && block >= a.n_all)) return;
   const int kv_head = kTurns && role == kQuery ? int(unsigned(head) / unsigned(a.group)) : head;
   const int64_t slot_head = int64_t(step.slot) * a.n_kv_heads + kv_head;
   const float* const from = r.from + step.row * r.pitch + int64_t(head) * kDim + lane;
@@ -279,23 +277,23 @@ void append_tiles(gpu::StreamHandle stream, const DeviceAppend& a) {
   take(kKey, a.k, a.k_pitch, a.n_heads, a.k_norm, a.k_tiles);
   take(kValue, a.v, a.v_pitch, a.n_heads + launch.n_kv_heads, nullptr, a.v_tiles);
   launch.n_all = a.n_heads + (a.queries_only ? 0 : 2 * launch.n_kv_heads);
-  const int warps = a.rows.n >= kManyAppendRows ? std::min(kMostAppendWarps, launch.n_all) : 1;
-  const auto run = [&]<int kPer, bool kTurns>() {
-    gpu::launch("append", append_kernel<kPer, kTurns>,
-                {dim3(unsigned(gpu::ceil_div(launch.n_all, warps)), unsigned(a.rows.n)), unsigned(32 * warps),
-                 size_t(warps) * 4 * kAppendFloats<kPer, kTurns>, stream, a.overlap},
-                launch);
+  const auto run = [&]<int kPer, bool kTurns, int kWarps>() {
+    gpu::launch(
+        "append", append_kernel<kPer, kTurns, kWarps>,
+        {dim3(unsigned(gpu::ceil_div(launch.n_all, kWarps)), unsigned(a.rows.n)), 32 * kWarps, 0, stream, a.overlap},
+        launch);
   };
-  const auto run_for = [&]<bool kTurns>() {
+  const auto run_for = [&]<bool kTurns, int kWarps>() {
     const int head_dim = a.k_tiles.head_dim;
-    if (head_dim == 64) run.template operator()<2, kTurns>();
-    else if (head_dim == 128) run.template operator()<4, kTurns>();
-    else run.template operator()<8, kTurns>();
+    if (head_dim == 64) run.template operator()<2, kTurns, kWarps>();
+    else if (head_dim == 128) run.template operator()<4, kTurns, kWarps>();
+    else run.template operator()<8, kTurns, kWarps>();
   };
   const bool turns =
       (a.k_tiles.centre && a.k_tiles.turn.n_pairs > 0) || (a.v_tiles.centre && a.v_tiles.turn.n_pairs > 0);
-  if (turns) run_for.template operator()<true>();
-  else run_for.template operator()<false>();
+  const bool many = a.rows.n >= kManyAppendRows;
+  if (turns) many ? run_for.template operator()<true, kManyAppendWarps>() : run_for.template operator()<true, 1>();
+  else many ? run_for.template operator()<false, kManyAppendWarps>() : run_for.template operator()<false, 1>();
 }
 
 }  // namespace ridge
