@@ -144,6 +144,13 @@ def speculation_cuda():
                   "time of a step with draft tokens, relative to one without", "checked"], lines)
 
 
+def speculation_memory():
+    """Prompts of the runs above that say what they took: the head reads a prompt too."""
+    lines = [[card(r), model_text(r["model_filename"]), r["spec_depth"], cache(r), r["n_depth"], r["n_prompt"], f"{r['plain_prompt_ts']:.0f}", f"{r['prompt_ts']:.0f}",
+              f"{r['plain_device_bytes'] / 1e6:.0f}", f"{r['device_bytes'] / 1e6:.0f}"] for r in last_drafts() if r.get("device_bytes") and r["n_prompt"] >= 512]
+    return table(["card", "model", "draft tokens a step", "cache", "depth", "tokens of the prompt", "prompt tok/s without", "with", "device memory, MB, without", "with"], lines)
+
+
 def exact_passes():
     """A line a test, run as usual and with --exact (kernel rows=four)."""
     tests = {}
@@ -212,6 +219,7 @@ TABLES = {
     "spec-cpu": lambda: speculation("spec-cpu"),
     "spec-text-cuda": lambda: speculation("spec-text-cuda", with_texts=True),
     "spec-cuda": speculation_cuda,
+    "spec-memory-cuda": speculation_memory,
     "spec-vocab-cpu": speculation_vocab,
     "vocab-share": vocab_shares,
     "exact-cuda": exact_passes,
