@@ -54,7 +54,7 @@ KERNELS = [
     Kernel("attention over rotor-3", ATTENTION, "attn_split_kernelILi128ELi7ELi7ELb0EE",
            {"v_dot4_i32_iu8": DOTS, "v_perm_b32": LOOKUPS}, 133, 296),
     Kernel("parts of attention joined", "src/op/attn/tile_attn_cuda.cu", "attn_join_kernelILi128EE", {}, 0, 0),
-    Kernel("rows appended, rotated", "src/op/cache/append_tiles_exact.cu", "append_kernelILi4ELb1EE", {}, 0, 0),
+    Kernel("rows appended, rotated", "src/op/cache/append_tiles_exact.cu", "append_kernelILi4ELb1ELi1EE", {}, 0, 0),
     Kernel("RMS norm", "src/op/norm_rope/norm_rope_cuda.cu", "rms_norm_kernel", {}, 0, 0),
     stream("int4_g128", 0, 128, 0, 0),
     stream("ternary", 1, 256, 0, 0),
