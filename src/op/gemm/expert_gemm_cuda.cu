@@ -9,8 +9,6 @@ namespace {
 
 using namespace bricks;
 
-constexpr int kThreads = areas::kThreads;
-
 using Columns = areas::Shape<8, 1, kGroupColumns / 8>;
 using FewRows = areas::Shape<4, 1, kGroupColumns / 16>;  // and as few columns
 using WideColumns = areas::WideShape<kWideGroupColumns>;
@@ -150,7 +148,7 @@ __global__ void __launch_bounds__(kImageThreads) image_kernel(const ImagePlan p)
   }
 }
 
-void launch_image(gpu::StreamHandle stream, const ImagePlan& p) {
+[[maybe_unused]] void launch_image(gpu::StreamHandle stream, const ImagePlan& p) {  // unused where no area is wide
   const auto launch = [&](auto threads) {
     constexpr int kRowThreads = decltype(threads)::value;
     gpu::launch("image of experts", image_kernel<kRowThreads>,
