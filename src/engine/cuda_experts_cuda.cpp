@@ -10,6 +10,8 @@ namespace ridge {
 using B = StepBuffer;
 namespace {
 
+static_assert(kMostIntTokens <= kFewRoutedTokens);  // experts that choose are those of steps which copy none
+
 BrickGlu glu_of(Activation activation) {
   switch (activation) {
     case Activation::silu: return BrickGlu::silu;

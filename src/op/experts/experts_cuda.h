@@ -48,7 +48,7 @@ struct ExpertChoice {
   }
 };
 
-/// The most tokens whose scores are sums by warps; those of more are a product of matrices.
+/// The most tokens whose scores are sums by warps, and whose experts are packs where there are no products of groups.
 inline constexpr int64_t kFewRoutedTokens = 64;
 
 /// What a router reads. Pointers are device memory.
