@@ -32,6 +32,27 @@ class ExpertsCuda : public OnDevice {
     c.of.packs = c.packs.as<ExpertPack>();
     return c;
   }
+  struct Groups {
+    gpu::Buffer counts, n_areas, experts, columns, column_of;
+    ExpertGroups of;
+  };
+  /// The groups of a choice, made on the device.
+  Groups groups_of(const ExpertChoice& c) const {
+    Groups g{.counts = gpu::Buffer(4 * c.n_scores()),
+             .n_areas = gpu::Buffer(4),
+             .experts = gpu::Buffer(4 * c.n_areas()),
+             .columns = gpu::Buffer(4 * group_columns() * c.n_areas()),
+             .column_of = gpu::Buffer(4 * c.n_slots())};
+    g.of = {.width = group_columns(),
+            .n_slots = c.n_slots(),
+            .most_areas = c.n_areas(),
+            .n_areas = g.n_areas.as<int32_t>(),
+            .experts = g.experts.as<int32_t>(),
+            .columns = g.columns.as<int32_t>(),
+            .column_of = g.column_of.as<int32_t>()};
+    device_group_experts(stream(), c, g.counts.as<int32_t>(), g.of);
+    return g;
+  }
   void set_scores(const Choice& c, const std::vector<float>& scores) const {
     gpu::upload(stream(), c.of.scores, scores.data(), 4 * ssize(scores));
     stream().synchronize();
@@ -583,17 +604,13 @@ TEST_F(ExpertsCuda, GroupsHaveEverySlotOnce) {
       for (int t = 0; t < n_tokens; ++t) scores[size_t(t * n_experts + 1)] = 9;  // everybody's
       set_scores(c, scores);
       device_choose_experts(stream(), c.of, {.rule = {.n_used = n_used, .renormalised = true}});
-      const int width = group_columns();
-      const gpu::Buffer counts(4 * n_experts), n_areas(4), of(4 * c.of.n_areas()), columns(4 * width * c.of.n_areas()),
-          column_of(4 * c.of.n_slots());
-      device_group_experts(stream(), c.of, counts.as<int32_t>(),
-                           {width, c.of.n_slots(), c.of.n_areas(), n_areas.as<int32_t>(), of.as<int32_t>(),
-                            columns.as<int32_t>(), column_of.as<int32_t>()});
+      const Groups groups = groups_of(c.of);
+      const int width = groups.of.width;
       const auto experts = down(c.of.experts, c.of.n_slots());
-      const int n = down(n_areas.as<int32_t>(), 1)[0];
+      const int n = down(groups.of.n_areas, 1)[0];
       ASSERT_LE(n, c.of.n_areas());
-      const auto of_area = down(of.as<int32_t>(), n), slots = down(columns.as<int32_t>(), n * width),
-                 column_of_slot = down(column_of.as<int32_t>(), c.of.n_slots());
+      const auto of_area = down(groups.of.experts, n), slots = down(groups.of.columns, n * width),
+                 column_of_slot = down(groups.of.column_of, c.of.n_slots());
       std::vector<int> seen(experts.size());
       for (size_t i = 0; i < slots.size(); ++i) {
         if (slots[i] < 0) continue;
@@ -639,16 +656,7 @@ TEST_F(ExpertsCuda, ProductsOfGroupsAreWithinTheirRounding) {
     const Choice c = buffers_for(kTokens, kExperts, kUsed);
     set_scores(c, normal_floats(5, kTokens * kExperts));
     device_choose_experts(stream(), c.of, {.rule = {.n_used = kUsed, .renormalised = true}});
-    const gpu::Buffer counts(4 * kExperts), n_areas(4), of(4 * c.of.n_areas()),
-        columns(4 * group_columns() * c.of.n_areas()), column_of(4 * c.of.n_slots());
-    const ExpertGroups groups{.width = group_columns(),
-                              .n_slots = c.of.n_slots(),
-                              .most_areas = c.of.n_areas(),
-                              .n_areas = n_areas.as<int32_t>(),
-                              .experts = of.as<int32_t>(),
-                              .columns = columns.as<int32_t>(),
-                              .column_of = column_of.as<int32_t>()};
-    device_group_experts(stream(), c.of, counts.as<int32_t>(), groups);
+    const Groups groups = groups_of(c.of);
     const auto x = normal_floats(4, kTokens * kModel);
     const gpu::Buffer dx = up(x), y(4 * c.of.n_slots() * kFf);
     gpu::Buffer scratch;
@@ -659,8 +667,9 @@ TEST_F(ExpertsCuda, ProductsOfGroupsAreWithinTheirRounding) {
       references.emplace_back(of_rows, x, wide ? kWideError : plane_error(name, 1), wide ? kWideSmallWeights : 0);
     for (const DeviceExpertMatmul* product : {&plain, &gated})
       for (const BrickGlu glu : {BrickGlu::clamped_swiglu, BrickGlu::silu}) {
-        product->run_groups(
-            stream(), {.groups = groups, .x = dx.as<float>(), .share = kUsed, .glu = glu, .y = y.as<float>()}, scratch);
+        product->run_groups(stream(),
+                            {.groups = groups.of, .x = dx.as<float>(), .share = kUsed, .glu = glu, .y = y.as<float>()},
+                            scratch);
         const auto got = down(y.as<float>(), c.of.n_slots() * kFf);
         for (size_t i = 0; i < got.size(); ++i) {
           const size_t slot = i / kFf, row = i % kFf, expert = size_t(experts[slot]);
