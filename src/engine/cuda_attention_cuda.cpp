@@ -143,7 +143,8 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                          .queries = blocks.queries,
                          .part_rows = blocks.part_rows,
                          .scratch = buffers_[B::attn_scratch].as<std::byte>(),
-                         .of_rows = !sub.is_long};
+                         .of_rows = !sub.is_long,
+                         .by_warpgroups = blocks.by_warpgroups};
   switch (kernel) {
     case BlockKernel::prefill: return prefill_attn(stream_, attention, list);
     case BlockKernel::rows_f16: return rows_f16_attn(stream_, attention, list, n_out);

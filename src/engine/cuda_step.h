@@ -31,8 +31,9 @@ struct BlockKey {
 /// Their blocks in a list of all.
 struct BlockRange {
   int first = 0, n = 0;
-  int queries = 0;    ///< of a block
-  int part_rows = 0;  ///< PrefillList's
+  int queries = 0;             ///< of a block
+  int part_rows = 0;           ///< PrefillList's
+  bool by_warpgroups = false;  ///< PrefillPlan's
 };
 
 /// Rows of different sequences that are appended and then attend together. Sub-batches run one after another: a prompt

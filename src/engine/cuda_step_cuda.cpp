@@ -145,7 +145,8 @@ class Planner {
                               ? rows_f16_attn_plan(key.head_dim, sub.is_long ? INT_MAX : key.group)
                               : PrefillPlan{.queries = rows_attn_queries(key.head_dim)};
     prefill.window = key.window;
-    BlockRange range{.first = int(plan_.blocks.size()), .queries = prefill.queries};
+    BlockRange range{
+        .first = int(plan_.blocks.size()), .queries = prefill.queries, .by_warpgroups = prefill.by_warpgroups};
     const int n_parts = rows_f16_attn_parts(prefill, std::max(sub.n_rows, rule_.least_rows), key.group, key.n_kv_heads);
     int first = 0;  // of the sub-batch's rows
     for (const KvSpan& span : spans) {

@@ -18,10 +18,18 @@ inline constexpr bool kWarpgroups = false;
 /// 16-byte unit u of column n stands at unit u ^ n % 8. `first` is such a block's start, aligned to 1024 bytes, plus 32
 /// bytes for each 16 columns of k.
 __device__ uint64_t shared_columns(const void* first);
+/// The same of columns whose 32 columns of k are 64 bytes, [n][32] f16: unit u of column n stands at unit u ^ n / 2 % 4,
+/// and `first` is aligned to 512 bytes plus 32 for each 16 columns of k.
+__device__ uint64_t shared_short_columns(const void* first);
+/// Of the same order, `bytes` behind the first: one addition, where each of several starts would take five instructions.
+__device__ uint64_t columns_behind(uint64_t columns, int bytes);
+/// Makes what this thread wrote to shared memory visible to products that are started after a barrier.
+__device__ void publish_shared();
 
-/// D += A B. A warp of the four has 16 rows, and its words are those of mma_f16 (gpu/tensor.h); so are the sums
-/// of 8 columns. Registers of `a` and `d` may be used again when the group of the product has ended.
-template <int kColumnTiles>
+/// D += A B, or D = A B where kAdds is false. A warp of the four has 16 rows, and its words are those of mma_f16
+/// (gpu/tensor.h); so are the sums of 8 columns. Registers of `a` and `d` may be used again when the group of the product
+/// has ended.
+template <bool kAdds = true, int kColumnTiles>
 __device__ __forceinline__ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b);
 /// Before the first product, and after the registers of a product were written by other instructions.
 __device__ void warpgroup_fence();
@@ -30,9 +38,15 @@ __device__ void warpgroup_commit();
 /// Waits until at most kLeft groups are under way.
 template <int kLeft>
 __device__ __forceinline__ void warpgroup_wait();
+/// Keeps a wait behind what makes x, which is not negative. ptxas 13.0 orders a wait only against products and memory,
+/// and moves it in front of arithmetic: so x has a store here that never happens.
+__device__ void wait_behind(float x);
 /// Keeps the compiler from moving what makes these words behind a later product.
 template <int kWords>
 __device__ __forceinline__ void keep_words(uint32_t (&words)[kWords]);
+/// Keeps the compiler from moving what reads or writes sums across the wait, or the product, in front.
+template <int kColumnTiles>
+__device__ __forceinline__ void keep_sums(float (&d)[kColumnTiles][4]);
 
 /// Registers of a thread from here on, by all warps of a warpgroup: fewer, or more once others have given theirs.
 template <int kRegisters>
@@ -46,6 +60,35 @@ __device__ void arrive(Arrival* arrival);
 /// A phase of several pieces: one lane says how many bytes will come, then any lanes add pieces of them.
 __device__ void expect_pieces(Arrival* arrival, int bytes);
 __device__ void add_piece(Arrival* arrival, void* shared, const void* global, int bytes);
+/// Stages that are filled and emptied in turn, and their words: a stage has been filled, a stage has been used.
+template <int kStagesOf, int kBytes>
+struct Ring {
+  static constexpr int kStages = kStagesOf;
+  uint8_t* data;
+  Arrival* filled;
+  Arrival* used;
+  __device__ uint8_t* at(int stage) const { return data + stage * kBytes; }
+};
+/// A place in a ring, and how often it has been round.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  unsigned round = 0;
+  __device__ void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    ++round;
+  }
+};
+template <class R>
+__device__ void wait_until_filled(const R& ring, const RingPlace<R::kStages>& place) {
+  wait_for_piece(ring.filled + place.stage, place.round & 1);
+}
+template <class R>
+__device__ void wait_until_used(const R& ring, const RingPlace<R::kStages>& place) {
+  wait_for_piece(ring.used + place.stage, (place.round & 1) ^ 1);
+}
+
 /// A barrier of `n_threads` threads, whole warps, that name the same one of 1 to 15.
 __device__ void sync_threads(int barrier, int n_threads);
 
@@ -63,6 +106,16 @@ __device__ __forceinline__ uint64_t shared_columns(const void* first) {
          uint64_t(1) << 62;
 }
 
+__device__ __forceinline__ uint64_t shared_short_columns(const void* first) {
+  // 512 bytes from eight columns to the next. 2 at 62: swizzled in 64 bytes.
+  return uint64_t((__cvta_generic_to_shared(first) & 0x3FFFF) >> 4) | uint64_t(1) << 16 | uint64_t(32) << 32 |
+         uint64_t(2) << 62;
+}
+__device__ __forceinline__ uint64_t columns_behind(uint64_t columns, int bytes) {
+  return columns + unsigned(bytes) / 16;
+}
+__device__ __forceinline__ void publish_shared() { RIDGE_SM90A("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 #define RIDGE_SUMS1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define RIDGE_SUMS4(i) RIDGE_SUMS1(i), RIDGE_SUMS1(i + 1), RIDGE_SUMS1(i + 2), RIDGE_SUMS1(i + 3)
 #define RIDGE_NAMES16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
@@ -71,20 +124,21 @@ __device__ __forceinline__ uint64_t shared_columns(const void* first) {
   RIDGE_NAMES32                                                                                      \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55" \
   ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define RIDGE_WGMMA(n, names, a0, a1, a2, a3, b, ...)                                                                \
+#define RIDGE_WGMMA(n, names, a0, a1, a2, a3, b, adds, ...)                                                          \
   RIDGE_SM90A("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" names "}, {" a0 "," a1 "," a2 "," a3 "}, " b \
-              ", 1, 1, 1, 0;"                                                                                        \
+              ", " adds ", 1, 1, 0;"                                                                                 \
               : __VA_ARGS__                                                                                          \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_at))
-template <int kColumnTiles>
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_at), "n"(int(kAdds)))
+template <bool kAdds, int kColumnTiles>
 __device__ __forceinline__ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b_at) {
   static_assert(kColumnTiles == 4 || kColumnTiles == 8 || kColumnTiles == 16);
-  if constexpr (kColumnTiles == 4) RIDGE_WGMMA("32", RIDGE_NAMES16, "%16", "%17", "%18", "%19", "%20", RIDGE_SUMS4(0));
+  if constexpr (kColumnTiles == 4)
+    RIDGE_WGMMA("32", RIDGE_NAMES16, "%16", "%17", "%18", "%19", "%20", "%21", RIDGE_SUMS4(0));
   if constexpr (kColumnTiles == 8)
-    RIDGE_WGMMA("64", RIDGE_NAMES32, "%32", "%33", "%34", "%35", "%36", RIDGE_SUMS4(0), RIDGE_SUMS4(4));
+    RIDGE_WGMMA("64", RIDGE_NAMES32, "%32", "%33", "%34", "%35", "%36", "%37", RIDGE_SUMS4(0), RIDGE_SUMS4(4));
   if constexpr (kColumnTiles == 16)
-    RIDGE_WGMMA("128", RIDGE_NAMES64, "%64", "%65", "%66", "%67", "%68", RIDGE_SUMS4(0), RIDGE_SUMS4(4), RIDGE_SUMS4(8),
-                RIDGE_SUMS4(12));
+    RIDGE_WGMMA("128", RIDGE_NAMES64, "%64", "%65", "%66", "%67", "%68", "%69", RIDGE_SUMS4(0), RIDGE_SUMS4(4),
+                RIDGE_SUMS4(8), RIDGE_SUMS4(12));
 }
 #undef RIDGE_WGMMA
 #undef RIDGE_NAMES64
@@ -99,10 +153,23 @@ template <int kLeft>
 __device__ __forceinline__ void warpgroup_wait() {
   RIDGE_SM90A("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
+__device__ __forceinline__ void wait_behind(float x) {
+  asm volatile(
+      "{.reg .pred never; .reg .b32 at; setp.lt.f32 never, %0, 0f00000000; mov.u32 at, 0; @never st.shared.f32 [at], "
+      "%0;}" ::"f"(x)
+      : "memory");
+}
 template <int kWords>
 __device__ __forceinline__ void keep_words(uint32_t (&words)[kWords]) {
 #pragma unroll
   for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
+template <int kColumnTiles>
+__device__ __forceinline__ void keep_sums(float (&d)[kColumnTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[n][i])::"memory");
 }
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {

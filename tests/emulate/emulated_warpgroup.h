@@ -6,9 +6,14 @@
 
 namespace ridge::gpu {
 
+/// Addresses have fewer bits.
+inline constexpr uint64_t kShortColumns = uint64_t(1) << 62;
 inline uint64_t shared_columns(const void* first) { return reinterpret_cast<uintptr_t>(first); }
+inline uint64_t shared_short_columns(const void* first) { return shared_columns(first) | kShortColumns; }
+inline uint64_t columns_behind(uint64_t columns, int bytes) { return columns + unsigned(bytes); }
+inline void publish_shared() {}
 
-template <int kColumnTiles>
+template <bool kAdds, int kColumnTiles>
 void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b) {
   struct In {
     uint32_t a[4];
@@ -24,17 +29,19 @@ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint
         float* at = &rows[lane / 4 + 8 * (i % 2)][8 * (i / 2) + lane % 4 * 2];
         at[0] = two.x, at[1] = two.y;
       }
+    const bool is_short = in[0]->b & kShortColumns;
+    const uintptr_t first = in[0]->b & ~kShortColumns;
     for (int n = 0; n < 8 * kColumnTiles; ++n)
       for (int k = 0; k < 16; ++k) {
-        const uintptr_t at = in[0]->b + uintptr_t(n * 128 + k * 2);
-        columns[n][k] = f16_to_f32(*reinterpret_cast<const uint16_t*>(at ^ (at >> 7 & 7) << 4));
+        const uintptr_t at = first + uintptr_t(n * (is_short ? 64 : 128) + k * 2);
+        columns[n][k] = f16_to_f32(*reinterpret_cast<const uint16_t*>(at ^ (at >> 7 & (is_short ? 3 : 7)) << 4));
       }
     for (int lane = 0; lane < 32; ++lane)
       for (int n = 0; n < kColumnTiles; ++n)
         for (int i = 0; i < 4; ++i) {
           const float* row = rows[lane / 4 + 8 * (i / 2)];
           const float* column = columns[8 * n + lane % 4 * 2 + i % 2];
-          double sum = double(in[lane]->d[n][i]);
+          double sum = kAdds ? double(in[lane]->d[n][i]) : 0;
           for (int k = 0; k < 16; ++k) sum += double(row[k]) * double(column[k]);
           in[lane]->d[n][i] = float(sum);
         }
@@ -44,8 +51,11 @@ inline void warpgroup_fence() {}
 inline void warpgroup_commit() {}
 template <int kLeft>
 void warpgroup_wait() {}
+inline void wait_behind(float) {}
 template <int kWords>
 void keep_words(uint32_t (&)[kWords]) {}
+template <int kColumnTiles>
+void keep_sums(float (&)[kColumnTiles][4]) {}
 template <int kRegisters>
 void give_registers() {}
 template <int kRegisters>

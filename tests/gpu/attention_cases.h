@@ -15,6 +15,7 @@
 #include "format/kv_rotor.h"
 #include "gpu/device_data.h"
 #include "op/attn/attn_cuda.h"
+#include "op/attn/wide_prefill.h"
 #include "op/cache/append_cuda.h"
 #include "op/cache/layout.h"
 #include "op/cache/rotation.h"
@@ -139,6 +140,7 @@ struct Case {
   int slots = 0;       ///< at least: cases with as many have the same caches
   TileAttnPlan plan = {.blocks = 3};
   int prefill_shared_bytes = 227 << 10;             ///< of the device that prefill attention is cut for
+  bool by_warpgroups = true;                        ///< where the device has them
   int prefill_blocks = 1, prefill_least_tiles = 8;  ///< PrefillPlan's
 };
 
@@ -325,6 +327,11 @@ class AttentionCuda : public OnDevice {
 
   /// The outputs, held to the oracle: [rows, n_heads, dim] in the order of the list.
   std::vector<float> check(const Case& c, Kernel kernel) {
+    if (kernel == Kernel::prefill && c.by_warpgroups && has_wide_prefill(c.dim)) {  // other devices' kernel, too
+      Case other = c;
+      other.by_warpgroups = false;
+      check(other, kernel);
+    }
     // Slots, rings and pages lie anywhere.
     const int n_seqs = int(c.sequences.size()), n_slots = std::max(c.slots, n_seqs + 2);
     int pitch = 1;
@@ -344,7 +351,8 @@ class AttentionCuda : public OnDevice {
     std::vector<AttnBlock> blocks;
     PrefillPlan prefill = kernel == Kernel::rows_f16
                               ? rows_f16_attn_plan(c.dim, c.alone ? c.group : 64)
-                              : prefill_attn_plan(c.dim, std::min(c.prefill_shared_bytes, gpu::most_shared_bytes()));
+                              : prefill_attn_plan(c.dim, {std::min(c.prefill_shared_bytes, gpu::most_shared_bytes()),
+                                                          c.by_warpgroups && gpu::device_has_warpgroups()});
     prefill.blocks = c.prefill_blocks;
     prefill.least_tiles = c.prefill_least_tiles;
     prefill.window = c.window;
@@ -415,7 +423,8 @@ class AttentionCuda : public OnDevice {
                              prefill.queries,
                              part_rows,
                              prefill_scratch.as<std::byte>(),
-                             c.alone};
+                             c.alone,
+                             prefill.by_warpgroups};
       switch (kernel) {
         case Kernel::tiles: tile_attn(stream(), a, scratch.as<std::byte>(), c.plan); break;
         case Kernel::prefill: prefill_attn(stream(), a, list); break;

@@ -445,7 +445,10 @@ TEST_F(AttentionCuda, OffsetsBeyond32Bits) {
                             .out = out.as<float>()};
     tile_attn(stream(), a, scratch.as<std::byte>(), {});
     results[0][far] = down(out.as<float>(), kRows * kHeads * kDim);
-    prefill_attn(stream(), a, {blocks.as<AttnBlock>(), 1, prefill_attn_plan(kDim).queries});
+    const PrefillPlan plan = prefill_attn_plan(kDim);
+    prefill_attn(
+        stream(), a,
+        {.blocks = blocks.as<AttnBlock>(), .n = 1, .queries = plan.queries, .by_warpgroups = plan.by_warpgroups});
     results[1][far] = down(out.as<float>(), kRows * kHeads * kDim);
   }
   for (const auto& [near, far] : results) EXPECT_TRUE(near == far);

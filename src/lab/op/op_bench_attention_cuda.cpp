@@ -67,6 +67,7 @@ class AttentionOnDevice : public OpRun {
                 : add_row_blocks(plan, row, group_of(p), rows_f16_attn_parts(plan, n_rows, group_of(p), p.n_kv_heads),
                                  list_.part_rows, blocks);
       list_.queries = plan.queries;
+      list_.by_warpgroups = plan.by_warpgroups;
       list_.of_rows = !is_long;
       scratch_ = gpu::Buffer(prefill_attn_scratch_bytes(list_.part_rows, p.n_kv_heads, p.head_dim));
       list_.scratch = scratch_.as<std::byte>();

@@ -81,15 +81,20 @@ struct alignas(16) AttnBlock {
 
 /// How prefill attention is cut on a device.
 struct PrefillPlan {
-  int queries = 0;           ///< of a block
-  int blocks = 0;            ///< that run side by side
-  int least_tiles = 8;       ///< of a part
-  int window = 0;            ///< KvTiles::attention_window
-  bool keeps_parts = false;  ///< blocks of a single part have rows of scratch too
+  int queries = 0;             ///< of a block
+  int blocks = 0;              ///< that run side by side
+  int least_tiles = 8;         ///< of a part
+  int window = 0;              ///< KvTiles::attention_window
+  bool keeps_parts = false;    ///< blocks of a single part have rows of scratch too
+  bool by_warpgroups = false;  ///< wide_prefill.h
 };
 PrefillPlan prefill_attn_plan(int head_dim);
-/// Of a device that gives a block as much shared memory.
-PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes);
+/// What a device gives a block.
+struct PrefillDevice {
+  int most_shared_bytes = 0;
+  bool has_warpgroups = false;
+};
+PrefillPlan prefill_attn_plan(int head_dim, const PrefillDevice& device);
 
 /// Rows [first, first + n) of the list, at positions from n_past on.
 struct PrefillSpan {
@@ -112,7 +117,8 @@ struct PrefillList {
   int queries = 0;    ///< PrefillPlan's
   int part_rows = 0;  ///< of all blocks
   std::byte* scratch = nullptr;
-  bool of_rows = false;  ///< blocks are those of add_row_blocks(), in many parts
+  bool of_rows = false;        ///< blocks are those of add_row_blocks(), in many parts
+  bool by_warpgroups = false;  ///< PrefillPlan's
 };
 
 /// Attention of many queries a sequence on tensor cores, tiles in their order: a block walks over its tiles with a

@@ -3,6 +3,7 @@
 #include "op/attn/prefill_parts.h"
 #include "op/attn/prefill_tiles.h"
 #include "op/attn/prefill_units.h"
+#include "op/attn/wide_prefill.h"
 #include "ridge/error.h"
 
 namespace ridge {
@@ -67,33 +68,13 @@ struct Side {
   }
 };
 
-/// R times a centre of K turned to a tile, as f16: what the tile's keys are stored without. A warp. Not inlined: what it
-/// needs would take registers of the loop that calls it now and then.
+/// Not inlined: what it needs would take registers of the loop that calls it now and then.
 template <int kDim>
 __device__ __noinline__ void put_centre(const float* centre, const CentreTurn turn, const RotationView rotation,
                                         int tile, int lane, uint4* to) {
-  constexpr int kPer = kDim / 32;
-  const float* const angles = turn.tile(tile);
-  const int n = turn.n_pairs;
-  const bool halves = turn.halves;
-  float own[kPer], other[kPer], c[kPer], s[kPer];
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) {  // all loads in front; of channels without a pair those of any
-    const int d = lane + 32 * j, pair = min(halves ? d < n ? d : d - n : d / 2, n - 1);
-    own[j] = centre[d];
-    other[j] = centre[halves ? d < n ? d + n : d - n < n ? d - n : d : d ^ 1];
-    c[j] = angles[pair];
-    s[j] = angles[n + pair];
-  }
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) {
-    const int d = lane + 32 * j;
-    const float turned = own[j] * c[j] + ((halves ? d < n : d % 2 == 0) ? -other[j] : other[j]) * s[j];
-    own[j] = d < 2 * n ? turned : 0;  // softmax does not see what is the same in all tiles
-  }
-  rotate_row(rotation, true, lane, own);
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) reinterpret_cast<uint16_t*>(to)[lane + 32 * j] = gpu::float_to_f16(own[j]);
+  prefill::TurnedCentre<kDim> turned(centre, turn, rotation, lane);
+  turned.load(tile);
+  turned.put(to);
 }
 
 /// Lane 4 r + c has queries 16 t + r + 8 h of the warp: state [t][h], scores [t][key / 8][2 h + p] of keys 8 .. + 2c +
@@ -382,9 +363,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       if constexpr (C::kDirect) from = at < C::kTiles ? k.tile(u, u.k_coded()) : v.tile(u, u.v_coded());
       else wait_for(step, at);
       const uint4* const centre = at < C::kTiles && turns ? centres[u.tile() % C::kCentres] : nullptr;
+      const auto place = [&](int t) { return to + ((4 * quad + t) * 32 + lane) * 16; };
       if (at < C::kTiles)
-        prefill::quad_to_f16<C::kDim, true>(k.kind(u.sinks(), u.k_coded()), from, quad, lane, centre, to);
-      else prefill::quad_to_f16<C::kDim, false>(v.kind(u.sinks(), u.v_coded()), from, quad, lane, nullptr, to);
+        prefill::turn_kind(k.kind(u.sinks(), u.k_coded()), [&](auto kind) {
+          prefill::TileTurn<decltype(kind)::value, C::kDim, true>(from, lane, 0).quad(quad, centre, place);
+        });
+      else
+        prefill::turn_kind(v.kind(u.sinks(), u.v_coded()), [&](auto kind) {
+          prefill::TileTurn<decltype(kind)::value, C::kDim, false>(from, lane, 0).quad(quad, nullptr, place);
+        });
     }
   };
 
@@ -476,18 +463,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
 template <class C>
 void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
-  const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
   const bool special = a.k.attention_window > 0 || a.sink_logits;
-  const bool as_f16 = plain(a.k) && plain(a.v) && a.k.turn.n_pairs == 0;
-  const auto kernel = special                 ? prefill_kernel<C, false, true>
-                      : as_f16 && !C::kDirect ? prefill_kernel<C, !C::kDirect, false>
-                                              : prefill_kernel<C, false, false>;
+  const auto kernel = special                                   ? prefill_kernel<C, false, true>
+                      : prefill::comes_as_f16(a) && !C::kDirect ? prefill_kernel<C, !C::kDirect, false>
+                                                                : prefill_kernel<C, false, false>;
   const PartRows parts = prefill::part_rows(a, list);
   const dim3 blocks(unsigned(list.n), unsigned(a.k.n_kv_heads));
   gpu::allow_shared_bytes("prefill attention", kernel, C::kSharedBytes);
   gpu::launch("prefill attention", kernel, {blocks, C::kThreads, size_t(C::kSharedBytes), stream}, a, list.blocks,
               parts);
-  if (list.part_rows > 0) prefill::join_parts(stream, a, list, parts);
 }
 
 template <int kDim>
@@ -506,7 +490,10 @@ void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillLis
 
 }  // namespace
 
-PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes) {
+PrefillPlan prefill_attn_plan(int head_dim, const PrefillDevice& device) {
+  if (device.has_warpgroups && has_wide_prefill(head_dim))
+    return {.queries = kWidePrefillQueries, .blocks = gpu::multiprocessors(), .by_warpgroups = true};
+  const int most_shared_bytes = device.most_shared_bytes;
   const auto queries = [&]<int kDim>() {
     // Beside what is declared in the kernels.
     if (most_shared_bytes >= Cut<kDim, 8>::kSharedBytes + (12 << 10)) return Cut<kDim, 8>::kQueries;
@@ -518,13 +505,17 @@ PrefillPlan prefill_attn_plan(int head_dim, int most_shared_bytes) {
                                        : queries.template operator()<256>(),
           .blocks = gpu::multiprocessors()};
 }
-PrefillPlan prefill_attn_plan(int head_dim) { return prefill_attn_plan(head_dim, gpu::most_shared_bytes()); }
+PrefillPlan prefill_attn_plan(int head_dim) {
+  return prefill_attn_plan(head_dim, {gpu::most_shared_bytes(), gpu::device_has_warpgroups()});
+}
 
 void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
   if (list.n == 0) return;
-  if (a.k.head_dim == 64) launch<64>(stream, a, list);
+  if (list.by_warpgroups) wide_prefill_attn(stream, a, list);
+  else if (a.k.head_dim == 64) launch<64>(stream, a, list);
   else if (a.k.head_dim == 128) launch<128>(stream, a, list);
   else launch<256>(stream, a, list);
+  if (list.part_rows > 0) prefill::join_parts(stream, a, list, prefill::part_rows(a, list));
 }
 
 }  // namespace ridge

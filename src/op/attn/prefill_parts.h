@@ -44,6 +44,12 @@ inline PartRows part_rows(const DeviceAttention& a, const PrefillList& list) {
   return {out, reinterpret_cast<float2*>(out + int64_t(list.part_rows) * a.k.n_kv_heads * a.k.head_dim)};
 }
 
+/// Both sides hold kind f16 and nothing else.
+inline bool comes_as_f16(const DeviceAttention& a) {
+  const auto plain = [](const KvTiles& t) { return t.kind == TileKind::f16 && t.ring_tiles == 0 && t.n_sinks == 0; };
+  return plain(a.k) && plain(a.v) && a.k.turn.n_pairs == 0;
+}
+
 /// The parts of each query together.
 void join_parts(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list, const PartRows& parts);
 

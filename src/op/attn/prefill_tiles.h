@@ -4,8 +4,11 @@
 // time, 16 bytes of f16 each.
 #pragma once
 
+#include <type_traits>
+
 #include "format/kv_rotor.h"
 #include "op/attn/tile_products.h"
+#include "op/cache/rotate_warp.h"
 
 namespace ridge::prefill {
 
@@ -42,9 +45,9 @@ __device__ __forceinline__ void join_bytes(uint32_t low, uint32_t high, uint32_t
   pairs[1] = gpu::select_bytes(low, high, 0x7362);
 }
 
-/// The codes of a group before their scale: four pairs of f16.
+/// The codes of a group before their scale: four pairs of f16. `zero` is 0: the first words of levels plus it are operands.
 template <TileKind kKind>
-__device__ __forceinline__ void group_f16(const uint32_t* words, uint32_t (&pairs)[4]) {
+__device__ __forceinline__ void group_f16(const uint32_t* words, uint32_t zero, uint32_t (&pairs)[4]) {
   if constexpr (kKind == TileKind::f16) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) pairs[i] = words[i];
@@ -69,21 +72,22 @@ __device__ __forceinline__ void group_f16(const uint32_t* words, uint32_t (&pair
     }
   } else if constexpr (kKind == TileKind::rotor4) {
     constexpr LevelBytes<4> l = level_bytes<4>();
+    const uint32_t low = l.low[0] + zero, high_of = l.high[0] + zero;
     const uint32_t magnitude = words[0] & 0x77777777u, sign = words[0] >> 3 & 0x11111111u;
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       const uint32_t rank = magnitude >> (16 * w);
       const uint32_t high =
-          gpu::select_bytes(l.high[0], l.high[1], rank) | gpu::select_bytes(0x8000u, 0, sign >> (16 * w));
-      join_bytes(gpu::select_bytes(l.low[0], l.low[1], rank), high, pairs + 2 * w);
+          gpu::select_bytes(high_of, l.high[1], rank) | gpu::select_bytes(0x8000u, 0, sign >> (16 * w));
+      join_bytes(gpu::select_bytes(low, l.low[1], rank), high, pairs + 2 * w);
     }
   } else {
     constexpr LevelBytes<3> l = level_bytes<3>();
+    const uint32_t low = l.low[0] + zero, high = l.high[0] + zero;
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       const uint32_t codes = words[0] >> (16 * w);
-      join_bytes(gpu::select_bytes(l.low[0], l.low[1], codes), gpu::select_bytes(l.high[0], l.high[1], codes),
-                 pairs + 2 * w);
+      join_bytes(gpu::select_bytes(low, l.low[1], codes), gpu::select_bytes(high, l.high[1], codes), pairs + 2 * w);
     }
   }
 }
@@ -117,55 +121,122 @@ struct QuadWords {
   }
 };
 
-/// Turns groups 4 quad .. 4 quad + 3 of a lane to f16: a tile of kind f16 in `out`. `tile` and `out` are shared, and of
-/// K `centre` [kDim] f16, which is added; null: nothing is.
+/// What a lane turns of a tile to f16, four groups at a time. `tile` is shared. `zero` is 0: where the compiler does not know
+/// that, it keeps the levels in registers, and a loop over quads is short; else they are constants.
 template <TileKind kKind, int kDim, bool kIsK>
-__device__ __forceinline__ void quad_to_f16(const std::byte* tile, int quad, int lane, const uint4* centre,
-                                            std::byte* out) {
-  const QuadWords<kKind, kDim> codes(tile, quad, lane);
-  constexpr TileShape shape(kKind, kDim);
-  uint32_t scales[4] = {};  // K: of the four groups' positions, twice; V: of the pairs of positions
-  if constexpr (!tiles::is_half(kKind)) {
-    const int block = tiles::has_blocks(kKind) ? quad : 0, c = kIsK ? lane / 8 : lane % 4;
-    const auto words = *reinterpret_cast<const tiles::Words<4>*>(tile + shape.code_bytes + 16 * (4 * block + c));
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      scales[i] = !kIsK          ? words.at[i]
-                  : lane / 4 % 2 ? gpu::select_bytes(words.at[i], 0, 0x3232)
-                                 : gpu::select_bytes(words.at[i], 0, 0x1010);
+class TileTurn {
+ public:
+  __device__ __forceinline__ TileTurn(const std::byte* tile, int lane, uint32_t zero)
+      : tile_(tile), lane_(lane), zero_(zero) {
+    if constexpr (!tiles::has_blocks(kKind)) load_scales(0);
   }
-  uint32_t added[4] = {0x80008000u, 0x80008000u, 0x80008000u, 0x80008000u};  // of the lane's eight channels
-  if (kIsK && centre) {
-    const uint4 words = centre[4 * quad + lane % 4];
-    added[0] = words.x, added[1] = words.y, added[2] = words.z, added[3] = words.w;
-  }
+  /// What a tile of kind f16 holds for groups 4 quad .. 4 quad + 3, group 4 quad + t at place(t). Of K `centre` [kDim] f16,
+  /// shared, is added; null: nothing is.
+  template <class Place>
+  __device__ __forceinline__ void quad(int quad, const uint4* centre, const Place& place) {
+    const QuadWords<kKind, kDim> codes(tile_, quad, lane_);
+    if constexpr (tiles::has_blocks(kKind)) load_scales(quad);
+    uint32_t added[4] = {0x80008000u, 0x80008000u, 0x80008000u, 0x80008000u};  // of the lane's eight channels
+    if (kIsK && centre) {
+      const uint4 words = centre[4 * quad + lane_ % 4];
+      added[0] = words.x, added[1] = words.y, added[2] = words.z, added[3] = words.w;
+    }
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    uint32_t pairs[4];
-    group_f16<kKind>(codes.words[t], pairs);
-    constexpr uint32_t kOne = half_pair(0x3C00);
-    if (!tiles::is_half(kKind) || (kIsK && centre))
+    for (int t = 0; t < 4; ++t) {
+      uint32_t pairs[4];
+      group_f16<kKind>(codes.words[t], zero_, pairs);
+      constexpr uint32_t kOne = half_pair(0x3C00);
+      if (!tiles::is_half(kKind) || (kIsK && centre))
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          pairs[i] = gpu::fma_f16x2(pairs[i], tiles::is_half(kKind) ? kOne : scales_[kIsK ? t : i], added[i]);
+      *reinterpret_cast<uint4*>(place(t)) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_scales(int block) {
+    if constexpr (!tiles::is_half(kKind)) {
+      constexpr TileShape shape(kKind, kDim);
+      const int c = kIsK ? lane_ / 8 : lane_ % 4;
+      const auto words = *reinterpret_cast<const tiles::Words<4>*>(tile_ + shape.code_bytes + 16 * (4 * block + c));
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        pairs[i] = gpu::fma_f16x2(pairs[i], tiles::is_half(kKind) ? kOne : scales[kIsK ? t : i], added[i]);
-    *reinterpret_cast<uint4*>(out + ((4 * quad + t) * 32 + lane) * 16) =
-        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        scales_[i] = !kIsK           ? words.at[i]
+                     : lane_ / 4 % 2 ? gpu::select_bytes(words.at[i], 0, 0x3232)
+                                     : gpu::select_bytes(words.at[i], 0, 0x1010);
+    }
+  }
+
+  const std::byte* tile_;
+  int lane_;
+  uint32_t zero_;
+  uint32_t scales_[4] = {};  // K: of four groups' positions, twice; V: of the pairs of positions
+};
+
+/// Calls turn() with the kind as a constant; tiles of rows have no order for tensor cores.
+template <class Turn>
+__device__ __forceinline__ void turn_kind(TileKind kind, const Turn& turn) {
+  switch (kind) {
+    case TileKind::rows: return;
+    case TileKind::f16: return turn(std::integral_constant<TileKind, TileKind::f16>());
+    case TileKind::bf16: return turn(std::integral_constant<TileKind, TileKind::bf16>());
+    case TileKind::int8_blocks: return turn(std::integral_constant<TileKind, TileKind::int8_blocks>());
+    case TileKind::int8_row: return turn(std::integral_constant<TileKind, TileKind::int8_row>());
+    case TileKind::q4: return turn(std::integral_constant<TileKind, TileKind::q4>());
+    case TileKind::rotor4: return turn(std::integral_constant<TileKind, TileKind::rotor4>());
+    case TileKind::rotor3: return turn(std::integral_constant<TileKind, TileKind::rotor3>());
   }
 }
 
-template <int kDim, bool kIsK>
-__device__ __forceinline__ void quad_to_f16(TileKind kind, const std::byte* tile, int quad, int lane,
-                                            const uint4* centre, std::byte* out) {
-  switch (kind) {
-    case TileKind::rows: return;  // no order for tensor cores
-    case TileKind::f16: return quad_to_f16<TileKind::f16, kDim, kIsK>(tile, quad, lane, centre, out);
-    case TileKind::bf16: return quad_to_f16<TileKind::bf16, kDim, kIsK>(tile, quad, lane, centre, out);
-    case TileKind::int8_blocks: return quad_to_f16<TileKind::int8_blocks, kDim, kIsK>(tile, quad, lane, centre, out);
-    case TileKind::int8_row: return quad_to_f16<TileKind::int8_row, kDim, kIsK>(tile, quad, lane, centre, out);
-    case TileKind::q4: return quad_to_f16<TileKind::q4, kDim, kIsK>(tile, quad, lane, centre, out);
-    case TileKind::rotor4: return quad_to_f16<TileKind::rotor4, kDim, kIsK>(tile, quad, lane, centre, out);
-    case TileKind::rotor3: return quad_to_f16<TileKind::rotor3, kDim, kIsK>(tile, quad, lane, centre, out);
+/// R times a centre of K turned to a tile, as f16: what the tile's keys are stored without; where K does not turn there is
+/// none. A warp; lane has channels lane + 32 j. What is read of a tile is loaded apart, so that other work can come between.
+template <int kDim>
+class TurnedCentre {
+ public:
+  __device__ __forceinline__ TurnedCentre(const float* centre, const CentreTurn& turn, const RotationView& rotation,
+                                          int lane)
+      : turn_(turn), rotation_(rotation), table_(rotation, lane), lane_(lane) {
+    const int n = turn.n_pairs;
+    if (n == 0) return;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int d = lane + 32 * j;
+      own_[j] = centre[d];
+      other_[j] = centre[turn.halves ? d < n ? d + n : d - n < n ? d - n : d : d ^ 1];
+    }
   }
-}
+  __device__ __forceinline__ void load(int tile) {
+    const float* const angles = turn_.tile(tile);
+    const int n = turn_.n_pairs;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {  // of channels without a pair those of any
+      const int d = lane_ + 32 * j, pair = min(turn_.halves ? d < n ? d : d - n : d / 2, n - 1);
+      c_[j] = angles[pair];
+      s_[j] = angles[n + pair];
+    }
+  }
+  __device__ __forceinline__ void put(uint4* to) const {
+    const int n = turn_.n_pairs;
+    float x[kPer];
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int d = lane_ + 32 * j;
+      const float turned = own_[j] * c_[j] + ((turn_.halves ? d < n : d % 2 == 0) ? -other_[j] : other_[j]) * s_[j];
+      x[j] = d < 2 * n ? turned : 0;  // softmax does not see what is the same in all tiles
+    }
+    rotate_row(rotation_, table_, true, lane_, x);
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) reinterpret_cast<uint16_t*>(to)[lane_ + 32 * j] = gpu::float_to_f16(x[j]);
+  }
+
+ private:
+  static constexpr int kPer = kDim / 32;
+  const CentreTurn& turn_;
+  const RotationView& rotation_;
+  const RotationRow<kPer> table_;
+  const int lane_;
+  float own_[kPer] = {}, other_[kPer] = {}, c_[kPer] = {}, s_[kPer] = {};
+};
 
 }  // namespace ridge::prefill

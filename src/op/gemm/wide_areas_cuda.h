@@ -111,40 +111,11 @@ int choose_wide_blocks(Plan& p, int64_t most_blocks) {
   return int(std::min<int64_t>(most_blocks, p.whole ? p.n_areas : int64_t(p.n_areas) * p.steps_per_area));
 }
 
-/// Stages that are filled and emptied in turn, and their words: a stage has been filled, a stage has been used.
-template <int kStagesOf, int kBytes>
-struct Ring {
-  static constexpr int kStages = kStagesOf;
-  uint8_t* data;
-  gpu::Arrival* filled;
-  gpu::Arrival* used;
-  __device__ uint8_t* at(int stage) const { return data + stage * kBytes; }
-};
-/// A place in a ring, and how often it has been round.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  unsigned round = 0;
-  __device__ void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    ++round;
-  }
-};
-template <class R>
-__device__ void wait_until_filled(const R& ring, const RingPlace<R::kStages>& place) {
-  gpu::wait_for_piece(ring.filled + place.stage, place.round & 1);
-}
-template <class R>
-__device__ void wait_until_used(const R& ring, const RingPlace<R::kStages>& place) {
-  gpu::wait_for_piece(ring.used + place.stage, (place.round & 1) ^ 1);
-}
-
 template <class F, class S>
 struct WideRings {
   using Sizes = WideSizes<F, S>;
-  Ring<Sizes::kXStages, Sizes::kXBytes> x;
-  Ring<Sizes::kTileStages, Sizes::kTileBytes> tiles;
+  gpu::Ring<Sizes::kXStages, Sizes::kXBytes> x;
+  gpu::Ring<Sizes::kTileStages, Sizes::kTileBytes> tiles;
 
   __device__ WideRings() {
     auto* const shared = gpu::dynamic_shared<uint8_t>();
@@ -169,8 +140,8 @@ __device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int star
   using Sizes = WideSizes<F, S>;
   const int lane = int(threadIdx.x) % 32;
   Step<kGrouped> of_tiles(p, start), of_x = of_tiles;
-  RingPlace<Sizes::kTileStages> tile_place;
-  RingPlace<Sizes::kXStages> x_place;
+  gpu::RingPlace<Sizes::kTileStages> tile_place;
+  gpu::RingPlace<Sizes::kXStages> x_place;
   const auto fill_tiles = [&] {
     const int first = of_tiles.row_area() * S::kAreaTiles, n = min(S::kAreaTiles, p.n_tiles - first);
     const uint8_t* from = p.tiles;
@@ -190,13 +161,13 @@ __device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int star
   if constexpr (!kGrouped) gpu::wait_for_previous_grid();
   for (int step = start; step < end; ++step, of_x.advance(p)) {
     if (step >= start + ahead) {
-      wait_until_used(rings.tiles, tile_place);
+      gpu::wait_until_used(rings.tiles, tile_place);
       fill_tiles();
     }
     const auto* x = reinterpret_cast<const uint8_t*>(p.words) +
                     (int64_t(of_x.column_area()) * p.steps_per_area + of_x.brick) * Sizes::kXOfStep * Sizes::kXBytes;
     for (int i = 0; i < Sizes::kXOfStep; ++i, x_place.advance()) {
-      wait_until_used(rings.x, x_place);
+      gpu::wait_until_used(rings.x, x_place);
       gpu::start_piece(rings.x.filled + x_place.stage, rings.x.at(x_place.stage), x + i * Sizes::kXBytes,
                        Sizes::kXBytes, lane);
     }
@@ -209,8 +180,8 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
   using Sizes = WideSizes<F, S>;
   constexpr int kParts = Sizes::kXColumns / 32, kChunks = F::kColumns / 64, kColumns = S::kAreaColumns;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  RingPlace<Sizes::kXStages> x_place;
-  RingPlace<Sizes::kTileStages> tile_place;
+  gpu::RingPlace<Sizes::kXStages> x_place;
+  gpu::RingPlace<Sizes::kTileStages> tile_place;
 
   float sum[S::kTiles][S::kColumnTiles][4] = {};
   typename F::Codes codes[S::kTiles];
@@ -228,7 +199,7 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
       release(rings.tiles.used + tile_place.stage);
       tile_place.advance();
     }
-    if (chunk == 0) wait_until_filled(rings.tiles, tile_place);
+    if (chunk == 0) gpu::wait_until_filled(rings.tiles, tile_place);
     const uint8_t* tiles = rings.tiles.at(tile_place.stage) + warp * S::kTiles * F::kBytes;
 #pragma unroll
     for (int m = 0; m < S::kTiles; ++m) codes[m] = F::load(tiles + m * F::kBytes, chunk, lane);
@@ -258,9 +229,9 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
   // A stage of x. The second of two leaves its first products under way beside the last ones of the first.
   const auto multiply = [&](auto second) {
     constexpr bool kSecond = decltype(second)::value;
-    wait_until_filled(rings.x, x_place);
+    gpu::wait_until_filled(rings.x, x_place);
     __syncwarp();
-    const uint8_t* x = rings.x.at(x_place.stage);
+    const uint64_t x = gpu::shared_columns(rings.x.at(x_place.stage));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       gpu::warpgroup_fence();
@@ -269,7 +240,7 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
 #pragma unroll
         for (int m = 0; m < S::kTiles; ++m)
           gpu::warpgroup_mma_f16(sum[m], a[part % 2][k16][m],
-                                 gpu::shared_columns(x + part / 2 * (128 * kColumns) + (part % 2 * 2 + k16) * 32));
+                                 gpu::columns_behind(x, part / 2 * (128 * kColumns) + (part % 2 * 2 + k16) * 32));
       gpu::warpgroup_commit();
       if (part % 2 == 1) fetch();
       if (kSecond || part > 0) {

@@ -1,0 +1,557 @@
+// Prompt attention whose products are of warpgroups (gpu/warpgroup.h): sm_90a alone.
+//
+// A block has 128 queries. Four warps bring tiles of K and V and turn them to f16 in shared memory, in the order that
+// products of warpgroups read; two warpgroups of 64 queries multiply. Queries and weights of V are A, in registers. K
+// and V have rings of steps of their own, so that what is brought is up to kStages steps ahead of what is multiplied.
+//
+// The order of keys. Row 8 u + i of a tile of K in shared memory is position 8 (i / 2) + 2 u + i % 2: the positions of
+// unit u of a column of V (tile_order.h). So a lane's scores, two and two, are the weights that meet these columns.
+#include "op/attn/wide_prefill.h"
+
+#include <algorithm>
+
+#ifdef __HIP__
+#include "ridge/error.h"
+
+namespace ridge {
+
+bool has_wide_prefill(int) { return false; }
+void wide_prefill_attn(gpu::StreamHandle, const DeviceAttention&, const PrefillList&) {
+  throw Error(ErrorKind::failure, "prefill attention: this device has no products of warpgroups");
+}
+
+}  // namespace ridge
+#else
+#include "gpu/warpgroup.h"
+#include "op/attn/prefill_parts.h"
+#include "op/attn/prefill_tiles.h"
+#include "op/attn/prefill_units.h"
+
+namespace ridge {
+namespace {
+
+using prefill::PartRows;
+using prefill::Queries;
+using prefill::Sight;
+using prefill::Unit;
+using prefill::Units;
+using tiles::kNever;
+using tiles::quad_max;
+using tiles::quad_sum;
+
+constexpr float kLog2E = 1.44269504f;
+constexpr int kTiles = 2, kKeys = kTiles * kTilePositions;  // of a step
+constexpr int kBringing = 4 * 32, kMultiplying = 2 * 128;   // threads
+constexpr int kThreads = kBringing + kMultiplying;
+constexpr int kAlignment = 1024;                    // of stages
+constexpr int kCentreGroup = 4, kCentreGroups = 3;  // of tiles: the step before's, this one's, the next
+enum Barrier : int { kOfBringing = 1, kOfMultiplying = 2 };
+
+template <int kDim_, bool kAsF16_>
+struct Shape {
+  static constexpr int kDim = kDim_;
+  static constexpr bool kAsF16 = kAsF16_;  // tiles of f16 come as they are
+  static constexpr int kTileBytes = kTilePositions * 2 * kDim, kStageBytes = kTiles * kTileBytes;
+  static constexpr int kStages = kAsF16 ? 6 : 3, kRawStages = kAsF16 ? 0 : 3;
+  static constexpr int kUnderWay = 3;  // steps whose copies are under way, of f16
+  static constexpr int kSideBytes = kStages * kStageBytes, kRawBytes = 2 * kTiles * kRawStages * kTileBytes;
+  static_assert(2 * kStages * kStageBytes >= kWidePrefillQueries * kDim * 4, "outputs take their place");
+
+  using Ring = gpu::Ring<kStages, kStageBytes>;  // steps of a side
+  using Place = gpu::RingPlace<kStages>;
+};
+
+/// The tiles of steps in order.
+class Walk {
+ public:
+  __device__ explicit Walk(const Units& units)
+      : units_(units), coming_(units.first()), plain_end_(units.plain_end), end_(units.end_tile) {}
+  /// The next step's; false where there is none.
+  __device__ __forceinline__ bool take(Unit (&step)[kTiles]) {
+    static_assert(kTiles == 2);
+    const int next = coming_.bits >> 2;  // the tile behind
+    is_plain_ = (coming_.bits & 3) == 3 && next > 0 && next + 1 < plain_end_;
+    if (is_plain_) {
+      step[0] = coming_;
+      step[1] = {coming_.bits + 4};
+      coming_ = {coming_.bits + 8};
+      return true;
+    }
+    if (ended(coming_)) return false;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      step[i] = coming_;
+      if (!ended(coming_)) coming_ = units_.next(coming_);
+    }
+    return true;
+  }
+  /// Whether all tiles of the step are there, and coded.
+  __device__ bool is_plain() const { return is_plain_; }
+  __device__ bool ended(Unit u) const { return u.bits >> 2 > end_; }
+
+ private:
+  const Units& units_;
+  Unit coming_;
+  int plain_end_, end_;
+  bool is_plain_ = false;
+};
+
+/// What a block's warps share besides stages: it lies behind them.
+template <class S>
+struct Shared {
+  gpu::Arrival filled[2][S::kStages], used[2][S::kStages], come[2 * kTiles][std::max(1, S::kRawStages)];
+  Units units;
+  Sight sights[kWidePrefillQueries];
+  uint4 centres[S::kAsF16 ? 1 : kCentreGroup * kCentreGroups][S::kDim / 8];
+};
+
+template <class S>
+constexpr int kSharedBytes = 2 * S::kSideBytes + S::kRawBytes + int(sizeof(Shared<S>)) + kAlignment;
+
+/// Where the units of a lane belong in a stage, of tile i: rows of 64 bytes, keys of K [32 channels][keys], channels of V
+/// [tile][channels]. Four groups are a quad.
+template <int kDim, bool kIsK>
+struct Places {
+  static constexpr int kQuadBytes = (kIsK ? kKeys : kTilePositions) * 64;
+  int offset[kIsK ? 4 : 1];
+
+  __device__ __forceinline__ Places(int i, int lane) {
+    const int r = lane / 4, unit = lane % 4;
+    const int row = kIsK ? kTilePositions * i + 8 * (r / 2) + r % 2 : i * kDim + r;
+#pragma unroll
+    for (int t = 0; t < (kIsK ? 4 : 1); ++t) offset[t] = (row + 2 * t) * 64 + (unit ^ (kIsK ? t : r / 2)) * 16;
+  }
+  /// Of group t of a quad that starts there.
+  __device__ __forceinline__ uint8_t* at(uint8_t* quad, int t) const {
+    return kIsK ? quad + offset[t] : quad + offset[0] + t * 512;
+  }
+};
+
+/// What a warp of those that bring does, of one side: tile i of every step.
+template <class S, bool kIsK>
+struct Bringing {
+  const DeviceAttention& a;
+  const int32_t* pages;
+  StepRow of;
+  int head;
+  Shared<S>& shared;
+  typename S::Ring ring;
+  int i, lane;
+  int page_at = -1, page = 0, next_page = 0;  // of the last tile, and behind
+
+  /// Copies tiles of f16.
+  __device__ void copy() {
+    const Places<S::kDim, kIsK> places(i, lane);
+    Walk walk(shared.units);
+    Unit step[kTiles];
+    typename S::Place place, filled;
+    int under_way = 0;
+    while (walk.take(step)) {
+      const std::byte* const tile = coded_tile(own(walk, step).tile()) + lane * 16;
+      gpu::wait_until_used(ring, place);
+      uint8_t* const stage = ring.at(place.stage);
+      place.advance();
+#pragma unroll
+      for (int group = 0; group < S::kDim / 8; ++group)
+        gpu::copy_async16(places.at(stage + group / 4 * places.kQuadBytes, group % 4), tile + group * 512);
+      gpu::copy_commit();
+      if (++under_way <= S::kUnderWay) continue;
+      --under_way;
+      gpu::copy_wait<S::kUnderWay>();
+      say_filled(filled);
+    }
+    gpu::copy_wait<0>();
+    for (; under_way > 0; --under_way) say_filled(filled);
+  }
+
+  /// Turns tiles of any kind; `raw` [kRawStages] is the warp's own. Where K turns, a warp makes one
+  /// centre of a group. When a step's last tile is the first of a group, the next group takes the place of the one that no
+  /// step needs any more.
+  __device__ void turn(std::byte* raw) {
+    const Places<S::kDim, kIsK> places(i, lane);
+    const Units& units = shared.units;
+    const int warp = i + (kIsK ? 0 : kTiles);
+    gpu::Arrival* const come = shared.come[warp];
+    Walk starting(units), walk(units);
+    Unit step[kTiles];
+    gpu::RingPlace<S::kRawStages> start_place, raw_place;
+    const auto start = [&] {
+      if (!starting.take(step)) return;
+      const std::byte* from;
+      int64_t bytes = tiles().tile_bytes;
+      if (starting.is_plain()) {
+        from = coded_tile(step_of(step).tile());
+      } else {
+        const Unit u = own(starting, step);
+        from = tile_of(u);
+        if (u.sinks() && tiles().n_sinks > 0) bytes = tiles().sink_bytes;
+        else if (!coded(u)) bytes = tiles().ring_tile_bytes;
+      }
+      gpu::start_piece(come + start_place.stage, raw + start_place.stage * S::kTileBytes, from, int(bytes), lane);
+      start_place.advance();
+    };
+#pragma unroll 1
+    for (int n = 0; n < S::kRawStages; ++n) start();
+
+    const bool turns = a.k.turn.n_pairs > 0;
+    const int end_tile = units.end_tile;
+    prefill::TurnedCentre<S::kDim> centre(turns ? a.k.centre_of(of.slot, head) : nullptr, a.k.turn, a.k.rotation, lane);
+    int group = units.first_tile / kCentreGroup - 1;
+    const auto load_centre = [&](int of_group) { centre.load(min(of_group * kCentreGroup + warp, end_tile - 1)); };
+    const auto put_centre = [&](int of_group) {
+      centre.put(shared.centres[of_group % kCentreGroups * kCentreGroup + warp]);
+      load_centre(of_group + 1);
+    };
+    if (turns) {
+      load_centre(group + 1);
+      put_centre(group + 1);
+    }
+    typename S::Place place;
+    while (walk.take(step)) {
+      const Unit u = walk.is_plain() ? step_of(step) : own(walk, step);
+      if (turns) {
+        const Unit last = walk.is_plain() || !walk.ended(step[1]) ? step[1] : step[0];
+        while (group < last.tile() / kCentreGroup) {
+          gpu::sync_threads(kOfBringing, kBringing);
+          put_centre(++group + 1);
+        }
+      }
+      const std::byte* const tile = raw + raw_place.stage * S::kTileBytes;
+      const uint4* const of_tile = kIsK && turns ? shared.centres[u.tile() % (kCentreGroup * kCentreGroups)] : nullptr;
+      gpu::wait_until_used(ring, place);
+      gpu::wait_for_piece(come + raw_place.stage, raw_place.round & 1);
+      prefill::turn_kind(walk.is_plain() ? tiles().kind : kind_of(u), [&](auto kind) {
+        prefill::TileTurn<decltype(kind)::value, S::kDim, kIsK> turn(tile, lane, threadIdx.y);
+        uint8_t* to = ring.at(place.stage);
+#pragma unroll 1
+        for (int quad = 0; quad < S::kDim / 32; ++quad, to += places.kQuadBytes)
+          turn.quad(quad, of_tile, [&](int t) { return places.at(to, t); });
+      });
+      say_filled(place);
+      raw_place.advance();
+      start();
+    }
+  }
+
+  __device__ Unit step_of(const Unit (&step)[kTiles]) const { return i == 0 ? step[0] : step[1]; }
+  __device__ const KvTiles& tiles() const { return kIsK ? a.k : a.v; }
+  __device__ static bool coded(Unit u) { return kIsK ? u.k_coded() : u.v_coded(); }
+  __device__ TileKind kind_of(Unit u) const {
+    return u.sinks() && tiles().n_sinks > 0 ? TileKind::f16 : coded(u) ? tiles().kind : tiles().recent_kind;
+  }
+  /// Past the last tile the step's first comes once more, unseen: masked values must be finite, too.
+  __device__ Unit own(const Walk& walk, const Unit (&step)[kTiles]) const {
+    return i == 0 || walk.ended(step[1]) ? step[0] : step[1];
+  }
+  /// Pages are asked for ahead.
+  __device__ __forceinline__ const std::byte* coded_tile(int tile) {
+    const int at = tile / kPageTiles;
+    if (at != page_at) {
+      page = at == page_at + 1 && page_at >= 0 ? next_page : pages[at];
+      page_at = at;
+      next_page = pages[min(at + 1, (shared.units.end_tile - 1) / kPageTiles)];
+    }
+    return tiles().coded_tile(page, head, tile);
+  }
+  __device__ const std::byte* tile_of(Unit u) {
+    if (u.sinks() && tiles().n_sinks > 0) return tiles().sink_tile(of.slot, head);
+    return coded(u) ? coded_tile(u.tile()) : tiles().ring_tile(of.ring, head, u.tile());
+  }
+  __device__ void say_filled(typename S::Place& place) const {
+    gpu::publish_shared();
+    __syncwarp();
+    if (lane == 0) gpu::arrive(ring.filled + place.stage);
+    place.advance();
+  }
+};
+
+/// What a warp of those that multiply has: lane 4 r + c its queries r + 8 h, scores [key / 8][2 h + p] of keys 8 .. + 2 c
+/// + p in the order of rows, outputs [channel / 8][2 h + p] likewise.
+template <class S>
+struct Multiplying {
+  static constexpr int kDim = S::kDim;
+  float top[2], total[2];
+  float out[kDim / 8][4];
+  float scores[kKeys / 8][4];
+  uint32_t queries[kDim / 16][4], weights[kKeys / 16][4];
+
+  /// Queries times `factor`, as A of 16 channels each.
+  __device__ void load_queries(const DeviceAttention& a, const StepRow* span, int first_head, const Queries& of,
+                               int lane) {
+    const float factor = a.scale * kLog2E;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int at = of.at(lane / 4 + 8 * h), token = at / of.group;
+      const float* const row =
+          a.q + (int64_t(span[token].row) * a.n_heads + first_head + at - token * of.group) * kDim + lane % 4 * 2;
+#pragma unroll
+      for (int s = 0; s < kDim / 16; ++s)
+#pragma unroll
+        for (int k8 = 0; k8 < 2; ++k8) {
+          const float2 two = *reinterpret_cast<const float2*>(row + 16 * s + 8 * k8);
+          queries[s][2 * k8 + h] = gpu::pack_f16(two.x * factor, two.y * factor);
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < kDim / 16; ++s) gpu::keep_words(queries[s]);
+  }
+  __device__ __forceinline__ void start_scores(const uint8_t* keys) {
+    const uint64_t columns = gpu::shared_short_columns(keys);
+    gpu::warpgroup_fence();
+    gpu::warpgroup_mma_f16<false>(scores, queries[0], columns);
+#pragma unroll
+    for (int s = 1; s < kDim / 16; ++s)
+      gpu::warpgroup_mma_f16(scores, queries[s], gpu::columns_behind(columns, s / 2 * (kKeys * 64) + s % 2 * 32));
+    gpu::warpgroup_commit();
+  }
+  __device__ __forceinline__ void start_outputs(const uint8_t* values) {
+    const uint64_t columns = gpu::shared_short_columns(values);
+    gpu::warpgroup_fence();
+#pragma unroll
+    for (int s = 0; s < kKeys / 16; ++s)
+      gpu::warpgroup_mma_f16(out, weights[s], gpu::columns_behind(columns, s / 2 * (kDim * 64) + s % 2 * 32));
+    gpu::warpgroup_commit();
+  }
+  /// Scores of what a query does not see, or not in this unit, become -infinity.
+  template <bool kWindow>
+  __device__ void mask(const Units& units, const Unit (&step)[kTiles], const Sight* sights, int lane) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const Sight sight = sights[lane / 4 + 8 * h];
+#pragma unroll
+      for (int u = 0; u < kTiles; ++u) {
+        const prefill::Seen seen = prefill::seen_of<kWindow>(units, step[u], sight);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int key = 8 * (lane % 4) + i;
+          if (key < seen.begin || key >= seen.end) scores[4 * u + i / 2][2 * h + i % 2] = -INFINITY;
+        }
+      }
+    }
+  }
+  /// Scores become weights under the largest score so far. The outputs must be multiplied by `shrink`; false where it is 1
+  /// in all lanes.
+  __device__ __forceinline__ bool weigh(float (&shrink)[2]) {
+    bool rose = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float two[2] = {top[h], scores[0][2 * h]};  // two chains
+#pragma unroll
+      for (int i = 1; i < kKeys / 4; ++i) two[i % 2] = fmaxf(two[i % 2], scores[i / 2][2 * h + i % 2]);
+      float now = fmaxf(two[0], two[1]);
+      now = quad_max(now);
+      shrink[h] = gpu::fast_exp2(top[h] - now);
+      rose = rose || top[h] != now;
+      top[h] = now;
+      float sum[2] = {};
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; ++i) {
+        float& score = scores[i / 2][2 * h + i % 2];
+        score = gpu::fast_exp2(score - now);
+        sum[i % 2] += score;
+      }
+      total[h] = fmaf(total[h], shrink[h], sum[0] + sum[1]);
+    }
+    return __any_sync(gpu::kAllLanes, rose);
+  }
+  /// Weights as A, once no product reads the last ones.
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int s = 0; s < kKeys / 16; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&of)[4] = scores[2 * s + i / 2];
+        weights[s][i] = gpu::pack_f16(of[2 * (i % 2)], of[2 * (i % 2) + 1]);
+      }
+      gpu::keep_words(weights[s]);
+    }
+  }
+};
+
+/// Outputs of a warp's queries, once both warpgroups have read the last stage: `floats` [kWidePrefillQueries, kDim] takes
+/// the stages' place. Of a block with parts they go to `parts`, not yet divided.
+template <class S>
+__device__ void store(const Multiplying<S>& m, const DeviceAttention& a, const AttnBlock& block, const PartRows& parts,
+                      const StepRow* span, const Queries& queries, int kv_head, int lane, float* floats) {
+  constexpr int kDim = S::kDim, kPer = kDim / 32;
+  const int r = lane / 4, c = lane % 4, n = min(16, queries.n - queries.first);
+  if (block.n_parts > 1) {
+    const int first = block.place + queries.first - block.first_query;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float total = quad_sum(m.total[h]);
+      if (r + 8 * h >= n) continue;
+      const int64_t row = int64_t(first + r + 8 * h) * a.k.n_kv_heads + kv_head;
+#pragma unroll
+      for (int e = 0; e < kDim / 8; ++e)
+        *reinterpret_cast<float2*>(parts.out + row * kDim + 8 * e + 2 * c) =
+            make_float2(m.out[e][2 * h], m.out[e][2 * h + 1]);
+      if (c == 0) parts.state[row] = make_float2(m.top[h], total);
+    }
+    return;
+  }
+  gpu::sync_threads(kOfMultiplying, kMultiplying);
+  float* const own = floats + (queries.first - block.first_query) * kDim;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float inverse = 1.0f / quad_sum(m.total[h]);
+#pragma unroll
+    for (int e = 0; e < kDim / 8; ++e)
+      *reinterpret_cast<float2*>(own + (r + 8 * h) * kDim + 8 * e + 2 * c) =
+          make_float2(m.out[e][2 * h] * inverse, m.out[e][2 * h + 1] * inverse);
+  }
+  __syncwarp();
+  const RotationRow<kPer> table(a.v.rotation, lane);
+  for (int i = 0; i < n; ++i) {
+    float x[kPer];
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] = own[i * kDim + lane + 32 * j];
+    prefill::store_row(a, span, kv_head, queries, i, table, lane, x);
+  }
+}
+
+/// Blocks: (block of the list, kv head). kSpecial: an attention window or sink logits.
+template <class S, bool kSpecial>
+__global__ void __launch_bounds__(kThreads, 1)
+    wide_prefill_kernel(const DeviceAttention a, const AttnBlock* blocks, const PartRows parts) {
+  if constexpr (gpu::kWarpgroups) {
+    auto* const dynamic = gpu::dynamic_shared<uint8_t>();
+    uint8_t* const stages = dynamic + (kAlignment - reinterpret_cast<uintptr_t>(dynamic) % kAlignment) % kAlignment;
+    uint8_t* const raw = stages + 2 * S::kSideBytes;
+    auto& shared = *reinterpret_cast<Shared<S>*>(raw + S::kRawBytes);
+    const typename S::Ring keys{stages, shared.filled[0], shared.used[0]},
+        values{stages + S::kSideBytes, shared.filled[1], shared.used[1]};
+
+    const AttnBlock block = blocks[blockIdx.x];
+    const StepRow* const span = a.rows.rows + block.first;
+    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, kv_head = int(blockIdx.y);
+    const int group = a.group(), n_queries = block.n * group, n_past = span[0].position;
+    const auto seen_by = [&](int query) { return n_past + min(query, n_queries - 1) / group + 1; };
+    if (threadIdx.x == 0)
+      shared.units.set(a, seen_by(block.first_query), seen_by(block.first_query + kWidePrefillQueries - 1), block.part,
+                       block.n_parts, kSpecial);
+    if (int(threadIdx.x) < kWidePrefillQueries) {
+      const int n = seen_by(block.first_query + int(threadIdx.x));
+      shared.sights[threadIdx.x] = {n, prefill::coded_tiles(a.k.retention, n), prefill::coded_tiles(a.v.retention, n),
+                                    kSpecial ? a.k.first_seen(n) : 0};
+    }
+    if (warp == kMultiplying / 32) {
+      for (const typename S::Ring* ring : {&keys, &values}) {
+        gpu::set_up_counts(ring->filled, S::kStages, kTiles, lane);
+        gpu::set_up_counts(ring->used, S::kStages, kMultiplying / 32, lane);
+      }
+      gpu::set_up_arrivals(shared.come[0], 2 * kTiles * S::kRawStages, lane);
+    }
+    __syncthreads();
+
+    if (warp >= kMultiplying / 32) {
+      gpu::give_registers<120>();
+      const int own = warp - kMultiplying / 32;
+      const int32_t* const pages = a.rows.pages + int64_t(span[0].slot) * a.rows.page_pitch;
+      const auto bring = [&](auto bringing) {
+        if constexpr (S::kAsF16) bringing.copy();
+        else bringing.turn(reinterpret_cast<std::byte*>(raw + own * S::kRawStages * S::kTileBytes));
+      };
+      if (own < kTiles) bring(Bringing<S, true>{a, pages, span[0], kv_head, shared, keys, own, lane});
+      else bring(Bringing<S, false>{a, pages, span[0], kv_head, shared, values, own - kTiles, lane});
+      return;
+    }
+
+    gpu::take_registers<192>();
+    const Queries queries{block.first_query + warp * 16, n_queries, group};
+    Multiplying<S> m;
+    m.load_queries(a, span, kv_head * group, queries, lane);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      m.top[h] = kNever, m.total[h] = 0;
+      if (!kSpecial || !a.sink_logits || block.part > 0) continue;  // a sink is a key in front, without a value
+      m.top[h] = a.sink_logits[kv_head * group + queries.at(lane / 4 + 8 * h) % group] * kLog2E;
+      m.total[h] = lane % 4 == 0 ? 1.0f : 0.0f;
+    }
+#pragma unroll
+    for (int e = 0; e < S::kDim / 8; ++e)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) m.out[e][i] = 0;
+
+    const Units& units = shared.units;
+    Walk walk(units);
+    Unit of[kTiles];
+    typename S::Place key_place, value_place;
+    const auto release = [&](const typename S::Ring& ring, typename S::Place& place) {
+      __syncwarp();
+      if (lane == 0) gpu::arrive(ring.used + place.stage);
+      place.advance();
+    };
+    const auto start_scores = [&] {
+      gpu::wait_until_filled(keys, key_place);
+      m.start_scores(keys.at(key_place.stage));
+    };
+    const auto start_outputs = [&] {
+      gpu::wait_until_filled(values, value_place);
+      m.start_outputs(values.at(value_place.stage));
+    };
+    const int full_begin = units.full_begin, full_end = units.full_end;
+    float shrink[2];
+    const auto weigh = [&] {
+      gpu::keep_sums(m.scores);
+      release(keys, key_place);
+      if (of[0].bits >> 2 <= full_begin || of[kTiles - 1].bits >> 2 > full_end)
+        m.template mask<kSpecial>(units, of, shared.sights + warp * 16, lane);
+      return m.weigh(shrink);
+    };
+    if (walk.take(of)) {
+      start_scores();
+      gpu::warpgroup_wait<0>();
+      weigh();  // no outputs yet
+      m.pack_weights();
+#pragma unroll 1
+      while (walk.take(of)) {
+        start_scores();
+        start_outputs();
+        gpu::warpgroup_wait<1>();
+        const bool rose = weigh();
+        gpu::wait_behind(m.total[0] + m.total[1]);  // of the weights: they are made beside the outputs under way
+        gpu::warpgroup_wait<0>();
+        gpu::keep_sums(m.out);
+        release(values, value_place);
+        m.pack_weights();
+        if (rose)
+#pragma unroll
+          for (int e = 0; e < S::kDim / 8; ++e)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) m.out[e][i] *= shrink[i / 2];
+      }
+      start_outputs();
+      gpu::warpgroup_wait<0>();
+      gpu::keep_sums(m.out);
+    }
+    store(m, a, block, parts, span, queries, kv_head, lane, reinterpret_cast<float*>(stages));
+  }
+}
+
+template <int kDim>
+void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
+  const auto start = [&](auto kernel, int shared_bytes) {
+    const dim3 blocks(unsigned(list.n), unsigned(a.k.n_kv_heads));
+    gpu::allow_shared_bytes("wide prefill attention", kernel, shared_bytes);
+    gpu::launch("wide prefill attention", kernel, {blocks, kThreads, size_t(shared_bytes), stream}, a, list.blocks,
+                prefill::part_rows(a, list));
+  };
+  using Turned = Shape<kDim, false>;
+  using AsF16 = Shape<kDim, true>;
+  if (a.k.attention_window > 0 || a.sink_logits) start(wide_prefill_kernel<Turned, true>, kSharedBytes<Turned>);
+  else if (prefill::comes_as_f16(a)) start(wide_prefill_kernel<AsF16, false>, kSharedBytes<AsF16>);
+  else start(wide_prefill_kernel<Turned, false>, kSharedBytes<Turned>);
+}
+
+}  // namespace
+
+bool has_wide_prefill(int head_dim) { return (head_dim == 64 || head_dim == 128) && gpu::device_has_warpgroups(); }
+
+void wide_prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
+  if (a.k.head_dim == 64) launch<64>(stream, a, list);
+  else launch<128>(stream, a, list);
+}
+
+}  // namespace ridge
+#endif
