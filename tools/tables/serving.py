@@ -218,6 +218,8 @@ TABLES = {
     "crowd-cuda": crowd,
     "spec-cpu": lambda: speculation("spec-cpu"),
     "spec-text-cuda": lambda: speculation("spec-text-cuda", with_texts=True),
+    "spec-hybrid-cuda": lambda: speculation("spec-hybrid-cuda", with_texts=True),
+    "spec-hybrid-cpu": lambda: speculation("spec-hybrid-cpu", with_texts=True),
     "spec-cuda": speculation_cuda,
     "spec-memory-cuda": speculation_memory,
     "spec-vocab-cpu": speculation_vocab,
