@@ -144,7 +144,11 @@ void CudaRunner::attend_sub_batch(int i, const StepPlan& step, const SubBatch& s
                          .part_rows = blocks.part_rows,
                          .scratch = buffers_[B::attn_scratch].as<std::byte>(),
                          .of_rows = !sub.is_long,
-                         .by_warpgroups = blocks.by_warpgroups};
+                         .by_warpgroups = blocks.by_warpgroups,
+                         .turned = buffers_[B::turned_tiles].as<std::byte>(),
+                         .n_turned = blocks.n_turned,
+                         .spans = buffers_[B::blocks].as<AttnBlock>() + blocks.first + blocks.n,
+                         .n_spans = blocks.n_spans};
   switch (kernel) {
     case BlockKernel::prefill: return prefill_attn(stream_, attention, list);
     case BlockKernel::rows_f16: return rows_f16_attn(stream_, attention, list, n_out);

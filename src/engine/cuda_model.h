@@ -242,6 +242,7 @@ enum class StepBuffer : uint8_t {
   area_columns,    ///< ExpertGroups: int32 [n_areas, group_columns]
   slot_columns,    ///< ExpertGroups: int32 [n_slots]
   attn_scratch,    ///< bytes
+  turned_tiles,    ///< PrefillList's
   k_ring,          ///< tiles of rings of prompts
   v_ring,          ///< likewise
   latent,          ///< LatentOffsets

@@ -133,9 +133,11 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
     r[B::logit_x].ensure(ssize(step.logit_rows) * plan.d_model);
   }
   for (const SubBatch& sub : step.sub_batches) {
-    for (const auto& [key, blocks] : sub.blocks)
+    for (const auto& [key, blocks] : sub.blocks) {
       r[B::attn_scratch].template ensure<std::byte>(
           prefill_attn_scratch_bytes(blocks.part_rows, key.n_kv_heads, key.head_dim));
+      r[B::turned_tiles].template ensure<std::byte>(turned_tile_bytes(blocks.n_turned, key.n_kv_heads, key.head_dim));
+    }
     for (int layer = 0; layer < memory.n_layers(); ++layer) {
       const AttentionPlan& a = plan.layers[size_t(layer)].attention;
       if (a.n_heads == 0) continue;

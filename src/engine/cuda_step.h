@@ -31,9 +31,10 @@ struct BlockKey {
 /// Their blocks in a list of all.
 struct BlockRange {
   int first = 0, n = 0;
-  int queries = 0;             ///< of a block
-  int part_rows = 0;           ///< PrefillList's
-  bool by_warpgroups = false;  ///< PrefillPlan's
+  int queries = 0;                ///< of a block
+  int part_rows = 0;              ///< PrefillList's
+  bool by_warpgroups = false;     ///< PrefillPlan's
+  int n_turned = 0, n_spans = 0;  ///< PrefillList's; the spans' blocks follow the others
 };
 
 /// Rows of different sequences that are appended and then attend together. Sub-batches run one after another: a prompt

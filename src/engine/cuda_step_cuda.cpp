@@ -148,22 +148,42 @@ class Planner {
     BlockRange range{
         .first = int(plan_.blocks.size()), .queries = prefill.queries, .by_warpgroups = prefill.by_warpgroups};
     const int n_parts = rows_f16_attn_parts(prefill, std::max(sub.n_rows, rule_.least_rows), key.group, key.n_kv_heads);
+    int n_queries = 0, n_turned = 0;
+    for (const KvSpan& span : spans) {
+      n_queries += span.n_rows * key.group;
+      n_turned += turned_tiles(prefill, span.n_past, span.n_rows, sub.ring_tiles);
+    }
+    const bool turns = turns_in_front(prefill, n_queries / std::max(1, prefill.queries), int(spans.size()),
+                                      turned_tile_bytes(n_turned, key.n_kv_heads, key.head_dim));
     int first = 0;  // of the sub-batch's rows
     for (const KvSpan& span : spans) {
       // The device advances each row of a recorded step by itself: a block a row.
-      const int n_rows = sub.is_long ? span.n_rows : 1;
+      const int n_rows = sub.is_long ? span.n_rows : 1,
+                of_span = turns ? turned_tiles(prefill, span.n_past, span.n_rows, sub.ring_tiles) : 0;
       for (int row = first; row < first + span.n_rows; row += n_rows)
         if (key.kernel == BlockKernel::rows)
           for (int query = (n_rows * key.group - 1) / prefill.queries * prefill.queries; query >= 0;
                query -= prefill.queries)
             plan_.blocks.push_back({.first = row, .n = n_rows, .first_query = query});
         else if (sub.is_long)
-          range.part_rows = add_prefill_blocks(prefill, {.first = row, .n = n_rows, .n_past = span.n_past}, key.group,
-                                               key.n_kv_heads, range.part_rows, plan_.blocks);
+          range.part_rows = add_prefill_blocks(
+              prefill,
+              {.first = row, .n = n_rows, .n_past = span.n_past, .turned = range.n_turned, .n_turned = of_span},
+              key.group, key.n_kv_heads, range.part_rows, plan_.blocks);
         else range.part_rows = add_row_blocks(prefill, row, key.group, n_parts, range.part_rows, plan_.blocks);
       first += span.n_rows;
+      range.n_turned += of_span;
     }
     range.n = int(plan_.blocks.size()) - range.first;
+    if (!turns) return range;
+    first = 0;
+    for (int turned = 0; const KvSpan& span : spans) {
+      const int of_span = turned_tiles(prefill, span.n_past, span.n_rows, sub.ring_tiles);
+      plan_.blocks.push_back({.first = first, .n = span.n_rows, .turned = turned, .n_turned = of_span});
+      first += span.n_rows;
+      turned += of_span;
+      ++range.n_spans;
+    }
     return range;
   }
 

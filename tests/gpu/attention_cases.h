@@ -141,6 +141,7 @@ struct Case {
   TileAttnPlan plan = {.blocks = 3};
   int prefill_shared_bytes = 227 << 10;             ///< of the device that prefill attention is cut for
   bool by_warpgroups = true;                        ///< where the device has them
+  bool turned = true;                               ///< their tiles turned in front
   int prefill_blocks = 1, prefill_least_tiles = 8;  ///< PrefillPlan's
 };
 
@@ -331,7 +332,16 @@ class AttentionCuda : public OnDevice {
       Case other = c;
       other.by_warpgroups = false;
       check(other, kernel);
+      if (c.turned) {
+        other.by_warpgroups = true, other.turned = false;
+        run(other, kernel);
+      }
     }
+    return run(c, kernel);
+  }
+
+  std::vector<float> run(const Case& c, Kernel kernel) {
+    const auto in_front = [&](const PrefillPlan& plan) { return c.turned && plan.by_warpgroups; };
     // Slots, rings and pages lie anywhere.
     const int n_seqs = int(c.sequences.size()), n_slots = std::max(c.slots, n_seqs + 2);
     int pitch = 1;
@@ -356,16 +366,25 @@ class AttentionCuda : public OnDevice {
     prefill.blocks = c.prefill_blocks;
     prefill.least_tiles = c.prefill_least_tiles;
     prefill.window = c.window;
-    int most = 1, part_rows = 0;
+    int most = 1, part_rows = 0, n_turned = 0;
+    std::vector<AttnBlock> spans;
     for (int s = 0; s < n_seqs; ++s) {
       const auto [n_past, n_new] = c.sequences[size_t(s)];
       const int first = int(rows.size()), n = c.alone ? 1 : n_new, queries = rows_attn_queries(c.dim);
       if (kernel == Kernel::rows_f16 && c.alone)
         for (int row = first; row < first + n_new; ++row)
           part_rows = add_row_blocks(prefill, row, c.group, c.row_parts, part_rows, blocks);
-      else if (rounds_to_f16(kernel))
-        part_rows = add_prefill_blocks(prefill, {first, n_new, n_past}, c.group, c.n_kv_heads, part_rows, blocks);
-      else
+      else if (rounds_to_f16(kernel)) {
+        const int of_span = in_front(prefill)
+                                ? turned_tiles(prefill, n_past, n_new,
+                                               k.tiles.ring_tiles + v.tiles.ring_tiles > 0 ? n_past + n_new
+                                                                                           : 0)  // rings are short here
+                                : 0;
+        part_rows = add_prefill_blocks(prefill, {first, n_new, n_past, n_turned, of_span}, c.group, c.n_kv_heads,
+                                       part_rows, blocks);
+        if (of_span > 0) spans.push_back({.first = first, .n = n_new, .turned = n_turned, .n_turned = of_span});
+        n_turned += of_span;
+      } else
         for (int row = first; row < first + n_new; row += n)
           for (int query = (n * c.group - 1) / queries * queries; query >= 0; query -= queries)
             blocks.push_back({.first = row, .n = n, .first_query = query});
@@ -416,6 +435,11 @@ class AttentionCuda : public OnDevice {
         prefill_scratch = up(
             std::vector<float>(size_t(prefill_attn_scratch_bytes(part_rows, c.n_kv_heads, c.dim) / 4), std::nanf("")));
     split_ = part_rows > 0;
+    spans.resize(std::max<size_t>(1, spans.size()));
+    const gpu::Buffer dspans = up(spans),
+                      dturned = up(std::vector<float>(
+                          size_t(turned_tile_bytes(std::max(1, n_turned), c.n_kv_heads, c.dim) / 4), std::nanf("")));
+    if (n_turned == 0) spans.clear();
     std::vector<float> result;
     for (int repeat = 0; repeat < 2; ++repeat) {  // the second launch finds the scratch of the first
       const PrefillList list{dblocks.as<AttnBlock>(),
@@ -424,7 +448,11 @@ class AttentionCuda : public OnDevice {
                              part_rows,
                              prefill_scratch.as<std::byte>(),
                              c.alone,
-                             prefill.by_warpgroups};
+                             prefill.by_warpgroups,
+                             dturned.as<std::byte>(),
+                             n_turned,
+                             dspans.as<AttnBlock>(),
+                             int(spans.size())};
       switch (kernel) {
         case Kernel::tiles: tile_attn(stream(), a, scratch.as<std::byte>(), c.plan); break;
         case Kernel::prefill: prefill_attn(stream(), a, list); break;

@@ -75,8 +75,9 @@ int tile_attn_blocks();
 struct alignas(16) AttnBlock {
   int32_t first = 0, n = 0, first_query = 0;
   int32_t part = 0, n_parts = 1;
-  int32_t place = 0;  ///< of its first row among the rows of parts
-  int32_t unused[2] = {};
+  int32_t place = 0;     ///< of its first row among the rows of parts
+  int32_t turned = 0;    ///< of its span's first tile among PrefillList's turned tiles
+  int32_t n_turned = 0;  ///< of its span
 };
 
 /// How prefill attention is cut on a device.
@@ -99,7 +100,10 @@ PrefillPlan prefill_attn_plan(int head_dim, const PrefillDevice& device);
 /// Rows [first, first + n) of the list, at positions from n_past on.
 struct PrefillSpan {
   int first = 0, n = 0, n_past = 0;
+  int turned = 0, n_turned = 0;  ///< AttnBlock's
 };
+/// Tiles that a span's blocks may read, of a side and KV head: of sinks one, coded ones, exact ones in the ring of the step.
+int turned_tiles(const PrefillPlan& plan, int n_past, int n, int ring_tiles);
 /// Appends the blocks of a span, the longest first. Where they are too few for the device, their tiles are cut into up
 /// to 16 parts, by the span's own length and position alone. Parts have rows of scratch from `part_rows` on, a query
 /// each; returned is where the next rows are.
@@ -119,7 +123,15 @@ struct PrefillList {
   std::byte* scratch = nullptr;
   bool of_rows = false;        ///< blocks are those of add_row_blocks(), in many parts
   bool by_warpgroups = false;  ///< PrefillPlan's
+  /// [K, V][kv head][n_turned] tiles as f16 in the order of warpgroups' products: made in front where there are some.
+  std::byte* turned = nullptr;
+  int n_turned = 0;
+  const AttnBlock* spans = nullptr;  ///< [n_spans] one block of each span that has turned tiles, in device memory
+  int n_spans = 0;
 };
+int64_t turned_tile_bytes(int n_turned, int n_kv_heads, int head_dim);
+/// Whether tiles are turned in front: many blocks would turn each of them, and there is room.
+bool turns_in_front(const PrefillPlan& plan, int n_blocks, int n_spans, int64_t bytes);
 
 /// Attention of many queries a sequence on tensor cores, tiles in their order: a block walks over its tiles with a
 /// running softmax. Tiles are turned to f16 in shared memory as they come: nothing else of the cache's length is

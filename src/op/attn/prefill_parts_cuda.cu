@@ -61,6 +61,10 @@ void join_parts(gpu::StreamHandle stream, const DeviceAttention& a, const Prefil
 
 }  // namespace prefill
 
+/// Blocks of a span that read its turned tiles, at least; and what these tiles may take.
+constexpr int kFewestTurnedBlocks = 4;
+constexpr int64_t kMostTurnedBytes = 256 << 20;
+
 int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int group, int n_kv_heads, int part_rows,
                        std::vector<AttnBlock>& blocks) {
   const int n = span.n * group;
@@ -93,7 +97,9 @@ int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int gro
                         .first_query = query,
                         .part = part,
                         .n_parts = n_parts,
-                        .place = part_rows});
+                        .place = part_rows,
+                        .turned = span.turned,
+                        .n_turned = span.n_turned});
       if (n_parts > 1 || plan.keeps_parts) part_rows += std::min(plan.queries, n - query);
     }
   }
@@ -109,6 +115,20 @@ int add_row_blocks(const PrefillPlan& plan, int row, int group, int n_parts, int
       part_rows += std::min(plan.queries, group - query);
     }
   return part_rows;
+}
+
+int turned_tiles(const PrefillPlan& plan, int n_past, int n, int ring_tiles) {
+  const int seen = plan.window > 0 && n_past + 1 > plan.window ? n_past + 1 - plan.window : 0;
+  const int n_tiles = (n_past + n + kTilePositions - 1) / kTilePositions - seen / kTilePositions;
+  return 1 + n_tiles + std::min(n_tiles, ring_tiles);
+}
+
+int64_t turned_tile_bytes(int n_turned, int n_kv_heads, int head_dim) {
+  return int64_t(n_turned) * 2 * n_kv_heads * kTilePositions * 2 * head_dim;
+}
+
+bool turns_in_front(const PrefillPlan& plan, int n_blocks, int n_spans, int64_t bytes) {
+  return plan.by_warpgroups && n_blocks >= kFewestTurnedBlocks * n_spans && bytes <= kMostTurnedBytes;
 }
 
 int64_t prefill_attn_scratch_bytes(int part_rows, int n_kv_heads, int head_dim) {

@@ -47,12 +47,16 @@ constexpr int kAlignment = 1024;                    // of stages
 constexpr int kCentreGroup = 4, kCentreGroups = 3;  // of tiles: the step before's, this one's, the next
 enum Barrier : int { kOfBringing = 1, kOfMultiplying = 2 };
 
-template <int kDim_, bool kAsF16_>
+/// What producers do with tiles: turn them to f16, copy tiles of f16 in units, or bring whole tiles that were turned in
+/// front.
+enum class Source : uint8_t { turn, copy, turned };
+
+template <int kDim_, Source kSource_>
 struct Shape {
   static constexpr int kDim = kDim_;
-  static constexpr bool kAsF16 = kAsF16_;  // tiles of f16 come as they are
+  static constexpr Source kSource = kSource_;
   static constexpr int kTileBytes = kTilePositions * 2 * kDim, kStageBytes = kTiles * kTileBytes;
-  static constexpr int kStages = kAsF16 ? 6 : 3, kRawStages = kAsF16 ? 0 : 3;
+  static constexpr int kStages = kSource == Source::turn ? 3 : 6, kRawStages = kSource == Source::turn ? 3 : 0;
   static constexpr int kUnderWay = 3;  // steps whose copies are under way, of f16
   static constexpr int kSideBytes = kStages * kStageBytes, kRawBytes = 2 * kTiles * kRawStages * kTileBytes;
   static_assert(2 * kStages * kStageBytes >= kWidePrefillQueries * kDim * 4, "outputs take their place");
@@ -102,17 +106,17 @@ struct Shared {
   gpu::Arrival filled[2][S::kStages], used[2][S::kStages], come[2 * kTiles][std::max(1, S::kRawStages)];
   Units units;
   Sight sights[kWidePrefillQueries];
-  uint4 centres[S::kAsF16 ? 1 : kCentreGroup * kCentreGroups][S::kDim / 8];
+  uint4 centres[S::kSource == Source::turn ? kCentreGroup * kCentreGroups : 1][S::kDim / 8];
 };
 
 template <class S>
 constexpr int kSharedBytes = 2 * S::kSideBytes + S::kRawBytes + int(sizeof(Shared<S>)) + kAlignment;
 
-/// Where the units of a lane belong in a stage, of tile i: rows of 64 bytes, keys of K [32 channels][keys], channels of V
-/// [tile][channels]. Four groups are a quad.
-template <int kDim, bool kIsK>
+/// Where the units of a lane belong, of tile i of n: rows of 64 bytes, keys of K [32 channels][keys of n tiles], channels of
+/// V [tile][channels]. Four groups are a quad.
+template <int kDim, bool kIsK, int kOf = kTiles>
 struct Places {
-  static constexpr int kQuadBytes = (kIsK ? kKeys : kTilePositions) * 64;
+  static constexpr int kQuadBytes = (kIsK ? kOf : 1) * kTilePositions * 64;
   int offset[kIsK ? 4 : 1];
 
   __device__ __forceinline__ Places(int i, int lane) {
@@ -127,6 +131,76 @@ struct Places {
   }
 };
 
+/// Where the units of a span lie among its turned tiles of a side: the sinks, coded tiles from the first that is seen, exact
+/// tiles from the first that some query sees exact.
+struct TurnedPlaces {
+  int first, n_tiles, first_exact;
+
+  __device__ TurnedPlaces(const KvTiles& side, int n_past, int n, bool window) {
+    first = window ? side.first_seen(n_past + 1) / kTilePositions : 0;
+    n_tiles = (n_past + n + kTilePositions - 1) / kTilePositions;
+    first_exact = min(n_tiles, max(first, prefill::coded_tiles(side.retention, n_past + 1)));
+  }
+  __device__ int of(bool sinks, bool coded, int tile) const {
+    return sinks ? 0 : coded ? 1 + tile - first : 1 + n_tiles - first + tile - first_exact;
+  }
+};
+
+/// Turns the tiles that a step's blocks read. Blocks: (four tiles of a span, kv head, span and side); a warp a tile.
+template <int kDim>
+__global__ void __launch_bounds__(4 * 32)
+    turn_tiles_kernel(const DeviceAttention a, const AttnBlock* spans, std::byte* turned, int n_turned) {
+  __shared__ uint4 centres[4][kDim / 8];
+  const AttnBlock span = spans[blockIdx.z / 2];
+  const bool is_k = blockIdx.z % 2 == 0;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, head = int(blockIdx.y);
+  const int place = int(blockIdx.x) * 4 + warp;
+  if (place >= span.n_turned) return;
+  const StepRow of = a.rows.rows[span.first];
+  const KvTiles& side = is_k ? a.k : a.v;
+  const TurnedPlaces places(side, of.position, span.n, a.k.attention_window > 0);
+  const int n_coded = places.n_tiles - places.first;
+  const bool sinks = place == 0, coded = !sinks && place <= n_coded;
+  const int tile = sinks ? 0 : coded ? places.first + place - 1 : places.first_exact + place - 1 - n_coded;
+  const std::byte* from;
+  if (sinks) {
+    if (side.n_sinks == 0) return;
+    from = side.sink_tile(of.slot, head);
+  } else if (coded) {
+    if (tile >= prefill::coded_tiles(side.retention, of.position + span.n)) return;
+    from = side.coded_tile(a.rows.pages[int64_t(of.slot) * a.rows.page_pitch + tile / kPageTiles], head, tile);
+  } else {
+    if (side.ring_tiles == 0 || tile >= places.n_tiles) return;
+    from = side.ring_tile(of.ring, head, tile);
+  }
+  const bool turns = is_k && a.k.turn.n_pairs > 0;
+  if (turns) {
+    prefill::TurnedCentre<kDim> centre(a.k.centre_of(of.slot, head), a.k.turn, a.k.rotation, lane);
+    centre.load(tile);
+    centre.put(centres[warp]);
+    __syncwarp();
+  }
+  const int64_t at = (int64_t(is_k ? 0 : a.k.n_kv_heads) + head) * n_turned + span.turned + place;
+  auto* const to = reinterpret_cast<uint8_t*>(turned) + at * (kTilePositions * 2 * kDim);
+  prefill::turn_kind(sinks   ? TileKind::f16
+                     : coded ? side.kind
+                             : side.recent_kind,
+                     [&](auto kind) {
+                       const auto turn = [&](auto of_k) {
+                         constexpr bool kIsK = decltype(of_k)::value;
+                         using Tile = Places<kDim, kIsK, 1>;
+                         const Tile units(0, lane);
+                         prefill::TileTurn<decltype(kind)::value, kDim, kIsK> turned_tile(from, lane, 0);
+#pragma unroll
+                         for (int quad = 0; quad < kDim / 32; ++quad)
+                           turned_tile.quad(quad, turns ? centres[warp] : nullptr,
+                                            [&](int t) { return units.at(to + quad * Tile::kQuadBytes, t); });
+                       };
+                       if (is_k) turn(std::true_type());
+                       else turn(std::false_type());
+                     });
+}
+
 /// A producer warp of one side: tile i of every step.
 template <class S, bool kIsK>
 struct Bringing {
@@ -138,6 +212,31 @@ struct Bringing {
   typename S::Ring ring;
   int i, lane;
   int page_at = -1, page = 0, next_page = 0;  // of the last tile, and behind
+
+  /// Brings whole tiles: of `turned` the side's and kv head's of the span.
+  __device__ void bring(const uint8_t* turned, const TurnedPlaces& places) {
+    constexpr int kQuads = S::kDim / 32, kQuadBytes = kTilePositions * 64;
+    Walk walk(shared.units);
+    Unit step[kTiles];
+    typename S::Place place;
+    while (walk.take(step)) {
+      gpu::wait_until_used(ring, place);
+      gpu::Arrival* const filled = ring.filled + place.stage;
+      if (lane == 0) gpu::expect_pieces(filled, S::kStageBytes);
+      __syncwarp();
+      const int tile = kIsK ? lane / kQuads : lane, quad = kIsK ? lane % kQuads : 0;
+      if (tile < kTiles) {
+        const Unit u = tile == 0 || walk.ended(step[1]) ? step[0] : step[1];
+        const uint8_t* const from =
+            turned + int64_t(places.of(u.sinks() && tiles().n_sinks > 0, coded(u), u.tile())) * S::kTileBytes;
+        if (kIsK)
+          gpu::add_piece(filled, ring.at(place.stage) + (quad * kTiles + tile) * kQuadBytes, from + quad * kQuadBytes,
+                         kQuadBytes);
+        else gpu::add_piece(filled, ring.at(place.stage) + tile * S::kTileBytes, from, S::kTileBytes);
+      }
+      place.advance();
+    }
+  }
 
   /// Copies tiles of f16.
   __device__ void copy() {
@@ -412,7 +511,8 @@ __device__ void store(const Multiplying<S>& m, const DeviceAttention& a, const A
 /// Blocks: (block of the list, kv head). kSpecial: an attention window or sink logits.
 template <class S, bool kSpecial>
 __global__ void __launch_bounds__(kThreads, 1)
-    wide_prefill_kernel(const DeviceAttention a, const AttnBlock* blocks, const PartRows parts) {
+    wide_prefill_kernel(const DeviceAttention a, const AttnBlock* blocks, const PartRows parts, const std::byte* turned,
+                        int n_turned) {
   if constexpr (gpu::kWarpgroups) {
     auto* const dynamic = gpu::dynamic_shared<uint8_t>();
     uint8_t* const stages = dynamic + (kAlignment - reinterpret_cast<uintptr_t>(dynamic) % kAlignment) % kAlignment;
@@ -436,7 +536,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     if (warp == kMultiplying / 32) {
       for (const typename S::Ring* ring : {&keys, &values}) {
-        gpu::set_up_counts(ring->filled, S::kStages, kTiles, lane);
+        gpu::set_up_counts(ring->filled, S::kStages, S::kSource == Source::turned ? 1 : kTiles, lane);
         gpu::set_up_counts(ring->used, S::kStages, kMultiplying / 32, lane);
       }
       gpu::set_up_arrivals(shared.come[0], 2 * kTiles * S::kRawStages, lane);
@@ -447,12 +547,19 @@ __global__ void __launch_bounds__(kThreads, 1)
       gpu::give_registers<120>();
       const int own = warp - kMultiplying / 32;
       const int32_t* const pages = a.rows.pages + int64_t(span[0].slot) * a.rows.page_pitch;
-      const auto bring = [&](auto bringing) {
-        if constexpr (S::kAsF16) bringing.copy();
-        else bringing.turn(reinterpret_cast<std::byte*>(raw + own * S::kRawStages * S::kTileBytes));
+      const auto produce = [&](auto producer) {
+        if constexpr (S::kSource == Source::copy) {
+          producer.copy();
+        } else if constexpr (S::kSource == Source::turn) {
+          producer.turn(reinterpret_cast<std::byte*>(raw + own * S::kRawStages * S::kTileBytes));
+        } else if (producer.i == 0) {  // a warp a side
+          const int64_t first = (int64_t(own < kTiles ? 0 : a.k.n_kv_heads) + kv_head) * n_turned + block.turned;
+          producer.bring(reinterpret_cast<const uint8_t*>(turned) + first * S::kTileBytes,
+                         TurnedPlaces(producer.tiles(), n_past, block.n, kSpecial && a.k.attention_window > 0));
+        }
       };
-      if (own < kTiles) bring(Bringing<S, true>{a, pages, span[0], kv_head, shared, keys, own, lane});
-      else bring(Bringing<S, false>{a, pages, span[0], kv_head, shared, values, own - kTiles, lane});
+      if (own < kTiles) produce(Bringing<S, true>{a, pages, span[0], kv_head, shared, keys, own, lane});
+      else produce(Bringing<S, false>{a, pages, span[0], kv_head, shared, values, own - kTiles, lane});
       return;
     }
 
@@ -534,13 +641,26 @@ void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillLis
     const dim3 blocks(unsigned(list.n), unsigned(a.k.n_kv_heads));
     gpu::allow_shared_bytes("wide prefill attention", kernel, shared_bytes);
     gpu::launch("wide prefill attention", kernel, {blocks, kThreads, size_t(shared_bytes), stream}, a, list.blocks,
-                prefill::part_rows(a, list));
+                prefill::part_rows(a, list), list.turned, list.n_turned);
   };
-  using Turned = Shape<kDim, false>;
-  using AsF16 = Shape<kDim, true>;
-  if (a.k.attention_window > 0 || a.sink_logits) start(wide_prefill_kernel<Turned, true>, kSharedBytes<Turned>);
-  else if (prefill::comes_as_f16(a)) start(wide_prefill_kernel<AsF16, false>, kSharedBytes<AsF16>);
-  else start(wide_prefill_kernel<Turned, false>, kSharedBytes<Turned>);
+  const bool special = a.k.attention_window > 0 || a.sink_logits;
+  using Turn = Shape<kDim, Source::turn>;
+  using Copy = Shape<kDim, Source::copy>;
+  using Turned = Shape<kDim, Source::turned>;
+  if (list.n_turned > 0) {
+    gpu::launch("turn of tiles", turn_tiles_kernel<kDim>,
+                {dim3(unsigned(gpu::ceil_div(list.n_turned, 4)), unsigned(a.k.n_kv_heads), unsigned(2 * list.n_spans)),
+                 4 * 32, 0, stream},
+                a, list.spans, list.turned, list.n_turned);
+    if (special) start(wide_prefill_kernel<Turned, true>, kSharedBytes<Turned>);
+    else start(wide_prefill_kernel<Turned, false>, kSharedBytes<Turned>);
+  } else if (special) {
+    start(wide_prefill_kernel<Turn, true>, kSharedBytes<Turn>);
+  } else if (prefill::comes_as_f16(a)) {
+    start(wide_prefill_kernel<Copy, false>, kSharedBytes<Copy>);
+  } else {
+    start(wide_prefill_kernel<Turn, false>, kSharedBytes<Turn>);
+  }
 }
 
 }  // namespace
