@@ -20,7 +20,7 @@ class AlignedBuffer {
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  /// Of all buffers that this process has now, touched or not.
+  /// Bytes of all buffers that this process has now, touched or not.
   static int64_t all_bytes();
 
   /// At least n elements of T; contents are lost when it grows.

@@ -1,4 +1,4 @@
-// What this program is: version, commit, compiler. Every stored row of results carries it.
+// Version, commit and compiler of this program. Every stored row of results carries them.
 #pragma once
 
 #include <string>
@@ -14,7 +14,8 @@ struct BuildInfo {
   std::string_view build_type;  ///< Release, Debug, ...
   bool cuda;                    ///< compiled with CUDA
   std::string_view hip = {};    ///< targets of a build for AMD GPUs, "gfx1100 gfx1151"; empty in others
-  /// Of a build with CUDA, as CMake names them: "80-real 90a-real 120", which is native code and PTX, "120-virtual".
+  /// CUDA targets of the build as CMake names them, "80-real 90a-real 120". "80-real" is native code, "120-virtual"
+  /// PTX, "120" both.
   std::string_view cuda_targets = {};
 
   /// "CUDA yes", "CUDA no", "HIP for gfx1100 gfx1151".
@@ -24,8 +25,8 @@ struct BuildInfo {
 };
 const BuildInfo& build_info();
 
-/// Whether one of these targets (BuildInfo::cuda_targets) is native code for a GPU of compute capability sm (86: 8.6). If
-/// not, the driver compiles PTX at the first start, which takes about a minute.
+/// Whether one of these targets (BuildInfo::cuda_targets) is native code for a GPU of compute capability sm (86: 8.6).
+/// If not, the driver compiles PTX at the first start, which takes about a minute.
 bool has_native_code(std::string_view cuda_targets, int sm);
 
 }  // namespace ridge

@@ -18,7 +18,7 @@ termios shown_typing;  // the terminal as it was, while is_silent
 extern "C" void on_interrupt(int) {
   pressed = 1;
   constexpr char kText[] = "\ninterrupted: ending cleanly, Ctrl-C again to kill\n";
-  // What cannot be written here is not worth an error.
+  // Ignores a failed write: it is not worth an error.
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
 }
 

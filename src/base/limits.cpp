@@ -89,7 +89,7 @@ double quota_of(const fs::path& group) {
   return quota && *quota > 0 && of > 0 ? double(*quota) / double(of) : INFINITY;
 }
 
-/// What a group leaves; INT64_MAX where it has no limit.
+/// Bytes that a control group leaves; INT64_MAX where it has no limit.
 int64_t left_in(const fs::path& group) {
   const auto number = [&](const char* name) { return number_in(line_of(group / name)); };
   std::optional<int64_t> limit = number("memory.max"), used = number("memory.current");
@@ -110,7 +110,7 @@ int64_t status_bytes(const fs::path& root, std::string_view name) {
   return 1024 * field_of(root / "proc/self/status", name).value_or(0);
 }
 
-/// What RLIMIT_AS and RLIMIT_DATA leave of addresses.
+/// Bytes of address space that RLIMIT_AS and RLIMIT_DATA leave; INT64_MAX where neither is set.
 int64_t addresses_left(const fs::path& root) {
   int64_t least = INT64_MAX;
   const auto apply = [&](decltype(RLIMIT_AS) which, std::string_view used) {
@@ -123,7 +123,7 @@ int64_t addresses_left(const fs::path& root) {
   return least;
 }
 
-/// What the machine and the control groups have; INT64_MAX where neither says.
+/// Bytes that the machine and the control groups have left; INT64_MAX where neither says.
 int64_t memory_left(const fs::path& root) {
   int64_t least = INT64_MAX;
   if (const auto kib = field_of(root / "proc/meminfo", "MemAvailable:")) least = 1024 * *kib;

@@ -1,4 +1,4 @@
-// What the kernel leaves to this process: processors and memory, by affinity mask, control groups and limits. `root` is
+// Processors and memory that the kernel leaves to this process, by affinity mask, control groups and limits. `root` is
 // the folder that has proc/ and sys/; tests have trees of their own.
 #pragma once
 
@@ -25,8 +25,9 @@ void share_processors(int n);
 /// level (files in memory count as free, as they do for the machine), and what RLIMIT_AS and RLIMIT_DATA leave. Nothing
 /// where the system does not say.
 std::optional<int64_t> available_memory(const std::filesystem::path& root = "/");
-/// The same for new buffers, without what this process already counts on: its buffers (AlignedBuffer) that are not
-/// touched yet, and `mapped` bytes of files that its steps read. INT64_MAX where the system does not say.
+/// Bytes that new buffers can take: available_memory() less what this process already counts on. That is its buffers
+/// (AlignedBuffer) that are not touched yet, and `mapped` bytes of files that its forward passes read. INT64_MAX where
+/// the system does not say.
 int64_t free_memory(int64_t mapped, const std::filesystem::path& root = "/");
 
 }  // namespace ridge

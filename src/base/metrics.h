@@ -22,7 +22,7 @@ double log_sum_exp(std::span<const float> logits);
 
 /// KL(base || candidate) of two softmax distributions given as logits, in nats.
 double kl_divergence(std::span<const float> base_logits, std::span<const float> candidate_logits);
-/// The same with both log_sum_exp() already known: one base row serves many candidates.
+/// KL(base || candidate) with both log_sum_exp() already known: one base row serves many candidates.
 double kl_divergence(std::span<const float> base_logits, double base_lse, std::span<const float> candidate_logits,
                      double candidate_lse);
 

@@ -3,8 +3,8 @@
 namespace ridge {
 namespace {
 
-/// What a lead byte asks for: the sequence length and the range of the second byte, which is where overlong forms,
-/// surrogates and code points past U+10FFFF are excluded.
+/// Sequence length and range of the second byte that a lead byte asks for. The range excludes overlong forms,
+/// surrogates and code points past U+10FFFF.
 struct Lead {
   uint32_t length = 0;  ///< 0: not a lead byte
   uint8_t second_low = 0x80, second_high = 0xBF;

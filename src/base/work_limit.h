@@ -9,7 +9,7 @@
 
 namespace ridge {
 
-/// What WorkLimit::check() throws.
+/// Error that WorkLimit::check() throws.
 class WorkEnded : public Error {
  public:
   explicit WorkEnded(bool is_stopping);

@@ -1,4 +1,4 @@
-// What several weight formats share: rounding a float to a code, whatever the float is, and where 5-bit codes lie.
+// Helpers that several weight formats share: rounding any float to a code, and the places of 5-bit codes.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ inline int nearest_code(float x, int low, int high) {
 RIDGE_HD inline int five_bit_code(const uint8_t* q, const uint8_t* high, int i) {
   return (i < 16 ? q[i] & 0xF : q[i - 16] >> 4) | (high[i / 8] >> (i % 8) & 1) << 4;
 }
-/// The same into bytes that are zero so far.
+/// Stores the 5-bit code of weight i of 32 in bytes that are zero so far, laid out as five_bit_code() reads them.
 inline void put_five_bit_code(int code, int i, uint8_t* q, uint8_t* high) {
   q[i % 16] |= uint8_t((code & 0xF) << (i < 16 ? 0 : 4));
   high[i / 8] |= uint8_t(code >> 4 << (i % 8));

@@ -1,4 +1,4 @@
-// What the K-quants q4_k and q5_k share: 12 bytes of 6-bit scales and minima, and the search for them.
+// Shared code of the K-quants q4_k and q5_k: 12 bytes of 6-bit scales and minima, and the search for them.
 //
 // A super-block is 256 weights in 8 sub-blocks of 32. Sub-block j has a 6-bit scale s_j and a 6-bit minimum m_j; with
 // the super-block's fp16 d and dmin, value = d s_j code - dmin m_j. Every such value is the exact one rounded once:

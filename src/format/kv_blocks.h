@@ -1,4 +1,5 @@
-// What q8_0 and q4_0 share: a row is head_dim / 32 blocks of the weight format of the same name, one behind the other.
+// Shared code of q8_0 and q4_0: a row is head_dim / 32 blocks of the weight format of the same name, one behind the
+// other.
 //
 // Codes, scale and error are the weight format's. Values beyond +-65504 become that before they are coded, NaN becomes
 // 0; both are counted.

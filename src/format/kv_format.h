@@ -41,7 +41,7 @@ struct KvPolicy {
   std::string_view recent = "f16";  ///< format of the tokens in the window
 };
 
-/// What coding a row needs besides its values; the same for all rows of one kv head. Options of encoders belong here.
+/// Inputs of coding a row besides its values; the same for all rows of one KV head. Options of encoders belong here.
 struct KvCoding {
   KvScale scale = KvScale::none;
   float fixed = 0;                ///< formats with head_scale: the scale of this kv head

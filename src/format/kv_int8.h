@@ -1,4 +1,4 @@
-// What p8 and i8r share: n values as signed bytes under one fp16 scale.
+// Shared code of p8 and i8r: n values as signed bytes under one fp16 scale.
 //
 //   absmax  q = round(x / s), s = max|x| / 127 in float, stored rounded to fp16: the numbers of q8_0
 //   lsq     from those codes s = sum(x q) / sum(q^2) rounded to fp16, then q = round(x / s) in [-128, 127] again

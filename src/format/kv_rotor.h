@@ -1,4 +1,4 @@
-// What the rotor formats share: the Lloyd-Max levels of a standard normal, codes packed 8 to kBits bytes, and the
+// Shared code of the rotor formats: the Lloyd-Max levels of a standard normal, codes packed 8 to kBits bytes, and the
 // coding of a row under its own fp16 scale.
 //
 // The row x of D values arrives rotated and centred, so that its values are close to normal with deviation |x| /
@@ -73,8 +73,8 @@ struct RotorCodes {
     return code;
   }
 
-  /// What a row's codes say about its scale: l are the levels of the codes. Products are in the metric, if there is
-  /// one.
+  /// Sums over a row from which its scale is computed; l are the levels of its codes. Products are in the metric, if
+  /// there is one.
   struct Fit {
     double size2 = 0;    ///< <x, x>
     double dot = 0;      ///< <x, l>

@@ -7,11 +7,11 @@
 // GGUF files; io/packed.h says where checkpoints have it. A scale of 0x7F or 0xFF is no number.
 //
 // The encoder takes weights in units of the matrix's scale, which is the matrix's largest magnitude / 2688: 6 under the
-// largest scale, 448. Of each group it tries the e4m3 code nearest to the largest magnitude / 6, the two codes below it,
-// which clamp, and the six above it: there the largest weight can be a 4, below which steps are finer. The scale of least
-// square error wins, the smaller one of equals. Weights are rounded to the nearest code, ties to the even one:
-// |error| <= scale up to 6 scales. The mean square error of a group is at most the square of the first scale tried, or of
-// 3/512 where that is larger. Groups beyond 6 * 464 get the scale 0x7F, which encode_rows() refuses.
+// largest scale, 448. Of each group it tries the e4m3 code nearest to the largest magnitude / 6, the two codes below
+// it, which clamp, and the six above it: there the largest weight can be a 4, below which steps are finer. The scale of
+// least square error wins, the smaller one of equals. Weights are rounded to the nearest code, ties to the even one:
+// |error| <= scale up to 6 scales. The mean square error of a group is at most the square of the first scale tried, or
+// of 3/512 where that is larger. Groups beyond 6 * 464 get the scale 0x7F, which encode_rows() refuses.
 // Source: GGUF, block_nvfp4; NVIDIA's ModelOpt.
 #pragma once
 
@@ -72,7 +72,7 @@ struct NVFP4 {
     constexpr float kMiddles[7] = {0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5};
     return i % 2 == 0 ? magnitude > kMiddles[i] * scale : magnitude >= kMiddles[i] * scale;
   }
-  /// Of 16 weights. Plain loops without a branch, so that they stay in vectors.
+  /// Square error of 16 weights under `scale`. Plain loops without a branch, so that the compiler vectorises them.
   static float square_error(const float* x, float scale) {
     float off[16], squares[4] = {};
     for (int i = 0; i < 16; ++i) off[i] = std::abs(x[i]);

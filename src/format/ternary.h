@@ -1,4 +1,4 @@
-// What tq1_0 and tq2_0 share: the best ternary approximation of a block of 256 weights.
+// Shared code of tq1_0 and tq2_0: the best ternary approximation of a block of 256 weights.
 //
 // The encoder takes the scale that minimises sum (w - scale * code)^2 over all codes in {-1, 0, 1}, rounds it to fp16,
 // and then code = sign(w) where |w| > scale / 2, 0 elsewhere. Weights that are {-s, 0, s} already are kept exactly (s

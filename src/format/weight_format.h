@@ -25,8 +25,8 @@ struct WeightFormat {
   void (*decode)(const std::byte* blocks, int64_t n, float* out);
   /// `n` finite floats (a multiple of group) to packed blocks; nullptr when the format is read only.
   void (*encode)(const float* in, int64_t n, std::byte* blocks) = nullptr;
-  /// Of a format without an encoder of all values: blocks of `n` elements with random codes and about `size` as root
-  /// mean square.
+  /// Fills blocks of `n` elements with random codes whose root mean square is about `size`; for formats without an
+  /// encoder of all values.
   void (*fill)(Rng& rng, float size, int64_t n, std::byte* blocks) = nullptr;
   int tail_bytes = 0;  ///< bytes behind the last block of a tensor (i2_s: its scale), not counted in bits_per_weight
   /// Fails on blocks of `n` elements that mean nothing (a ternary code 3, a scale that is not finite), naming the

@@ -10,7 +10,7 @@
 
 namespace ridge::gpu {
 
-/// What people call devices: "cuda", or "hip" in a build for AMD.
+/// Word for devices in options and messages: "cuda", or "hip" in a build for AMD.
 inline constexpr std::string_view kDeviceWord = kIsHip ? "hip" : "cuda";
 /// "cuda:0".
 inline std::string device_text(int index) { return std::string(kDeviceWord) + ":" + std::to_string(index); }

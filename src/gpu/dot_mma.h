@@ -25,7 +25,7 @@ RIDGE_HD inline __attribute__((always_inline)) void mma_by_dots(int lane, Sum (&
   if constexpr (kQuad < 3) mma_by_dots<kQuad + 1>(lane, d, words, dot);
 }
 
-/// The same with K = 16, a word of B and two of A: gpu/tensor.h's mma_u8s8_k16().
+/// Computes gpu/tensor.h's mma_u8s8_k16() as mma_by_dots() does: K = 16, a word of B and two of A.
 template <int kQuad = 0, class Sum, class WordsOf, class Dot>
 RIDGE_HD inline __attribute__((always_inline)) void mma_by_dots_k16(int lane, Sum (&d)[4], const WordsOf& words,
                                                                     Dot dot) {

@@ -49,7 +49,7 @@ class Event {
   bool done() const;
   /// Waits until it has.
   void synchronize() const;
-  /// What is queued on `stream` from here on runs after it; the host does not wait.
+  /// Makes work that is queued on `stream` from here on wait for the mark; the host does not wait.
   void hold(StreamHandle stream) const;
   /// Device time from the mark of `start` to this one; both timed, recorded and done. Resolution about 0.5 us.
   double microseconds_since(const Event& start) const;

@@ -1,4 +1,4 @@
-// What *.cu files share: launches, error checks and reductions inside a warp.
+// Helpers that *.cu files share: launches, error checks and reductions inside a warp.
 //
 // Kernels are launched by launch() and ask for dynamic shared memory by dynamic_shared(): plain C++, so that tests can
 // run them on a CPU (tests/emulate).

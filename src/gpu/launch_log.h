@@ -28,7 +28,7 @@ struct LaunchLog {
   void append(const LaunchLog& other);
 };
 
-/// What launches and ranges of this thread are written to; null: nowhere.
+/// Log to which launches and ranges of this thread are written; null: none.
 LaunchLog* launch_log();
 
 /// Makes `log` the launch log of this thread for its scope. Ranges inside become NVTX ranges "layer 3/attention ..."

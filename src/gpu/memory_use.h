@@ -1,4 +1,4 @@
-// What of a device's memory is allocated, by what it is for, and what the driver takes beyond that.
+// Account of a device's allocated memory by its use, and of the memory that the driver takes beyond that.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Allocations {
     granules += other.granules;
     small += other.small;
   }
-  /// What the driver takes for all of them.
+  /// Bytes that the driver takes for all of these allocations.
   int64_t driver_bytes() const { return (granules + (small + kGranule - 1) / kGranule) * kGranule; }
 
   int64_t bytes = 0;     ///< as asked for
@@ -56,7 +56,7 @@ struct PlannedBuffer {
 
 // Defined in builds with RIDGE_CUDA only.
 
-/// What this thread allocates is for `what` until the scope ends.
+/// Counts allocations of this thread as `what` until the scope ends.
 class MemoryLabel {
  public:
   explicit MemoryLabel(MemoryOf what);

@@ -22,7 +22,7 @@ std::string nccl_version();
 /// Why NCCL cannot be used, and what to do about it; empty when it can.
 std::string why_no_nccl();
 
-/// What processes find each other by.
+/// Identifier by which processes find each other.
 using NcclId = std::array<std::byte, 128>;
 /// A new one, which the processes of one Nccl must all have. Throws Error: no_device without the library.
 NcclId make_nccl_id();

@@ -12,7 +12,7 @@ namespace ridge::gpu {
 
 /// Sends a packet to memory of any device, aligned to 16.
 __device__ void store_packet(uint4* at, uint4 packet);
-/// What lies there now, of this device's memory.
+/// Loads the packet that lies at `at` now, in this device's memory.
 __device__ uint4 load_packet(const uint4* at);
 /// A word of host memory as it is now.
 __device__ uint32_t load_host_word(const uint32_t* at);

@@ -18,17 +18,17 @@ __device__ void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 __device__ void mma_s8_from(int start, int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /// D = A B + D, bytes of A without a sign, those of B with one, K = 32.
 __device__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// The same with K = 16: word i of a is row r (i = 0) or r + 8, k = 4c; b is column r, k = 4c.
+/// D = A B + D as mma_u8s8(), with K = 16: word i of a is row r (i = 0) or r + 8, k = 4c; b is column r, k = 4c.
 __device__ void mma_u8s8_k16(int (&d)[4], const uint32_t (&a)[2], uint32_t b);
 /// D = A B + D, f16, K = 16, float sums. Two elements a word, from the k that is named on.
 /// Word i of a: row r (i even) or r + 8 (odd), k = 2c (i < 2) or 8 + 2c. Word i of b: column r, k = 8 i + 2c.
 __device__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/// The same with bfloat16.
+/// D = A B + D as mma_f16(), with bfloat16 elements.
 __device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 /// Begins to copy 16 bytes of global memory, read once, to shared memory; both aligned to 16.
 __device__ void copy_async16(void* shared, const void* global);
-/// The same where `wanted`, without a branch.
+/// Begins the copy of copy_async16() if `wanted`, without a branch.
 __device__ void copy_async16_if(bool wanted, void* shared, const void* global);
 /// Ends a group of copies of this thread.
 __device__ void copy_commit();

@@ -11,7 +11,7 @@
 
 namespace ridge::gpu {
 
-/// What device code needs to put tokens into a ring (gpu/token_ring_device.h); words == nullptr: no ring.
+/// Pointers by which device code puts tokens into a ring (gpu/token_ring_device.h); words == nullptr: no ring.
 struct TokenRingView {
   /// [n_slots, n_seq] in host memory: step + 1 in the high half, the token in the low one. A word is written at once,
   /// so the host sees a token and its step or neither.

@@ -1,4 +1,4 @@
-// What the CPU can run, and the context every CPU op gets.
+// Abilities of the CPU, and the context that every CPU op gets.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 
 namespace ridge {
 
-/// Instruction sets kernels are written for. A build has those of its processor's family, in rising order; each includes
-/// the ones before it. neon means ARMv8.2 with the dot products of int8; avx2 means AVX2+FMA+F16C; avx512 means AVX-512
-/// F/BW/DQ/VL + VNNI + VBMI.
+/// Instruction sets kernels are written for. A build has those of its processor's family, in rising order; each
+/// includes the ones before it. neon means ARMv8.2 with the dot products of int8; avx2 means AVX2+FMA+F16C; avx512
+/// means AVX-512 F/BW/DQ/VL + VNNI + VBMI.
 enum class Isa : uint8_t { scalar, neon, avx2, avx512 };
 std::string_view isa_name(Isa isa);
 /// Those of this build.
@@ -30,7 +30,7 @@ Result<Isa> find_isa(std::string_view name);
 /// The best one this processor runs.
 Isa detect_isa();
 
-/// What the processor has of the abilities that kernels ask for, by the names of the operating system.
+/// Names, as the operating system has them, of the processor's abilities that kernels ask for.
 std::vector<std::string_view> cpu_abilities();
 
 /// Whether one of them has this name.

@@ -66,7 +66,8 @@ struct MatmulBytes {
 };
 
 /// Up to four matrices of one width, with the kernels of device_linear.h. Matrices of one packing and format share a
-/// launch. Where their columns are sorted (Linear::order), x is sorted likewise first; those of one launch are sorted alike.
+/// launch. Where their columns are sorted (Linear::order), x is sorted likewise first; those of one launch are sorted
+/// alike.
 class DeviceMatmul {
  public:
   DeviceMatmul() = default;
@@ -84,11 +85,11 @@ class DeviceMatmul {
     return product;
   }
   void run(gpu::StreamHandle stream, const MatmulCall& call, MatmulScratch& scratch) const;
-  /// What run() makes of its scratch. Of the call the number of tokens, the norm and the output count.
+  /// Grows `scratch` as run() would; reads the number of tokens, the norm and the output of `call`.
   void plan_scratch(const MatmulCall& call, PlannedScratch& scratch) const;
-  /// What allocations hold bytes().
+  /// Adds the allocations that hold bytes().
   void add_to(gpu::Allocations& all) const;
-  /// What a product reads of the matrices and biases.
+  /// Bytes of matrices and biases on the device, which a matmul reads.
   int64_t bytes() const;
   /// Names of device_linear_variants(), one for each launch.
   std::vector<std::string_view> kernels(int64_t n_tokens) const;

@@ -23,8 +23,8 @@ struct KernelTable {
   std::vector<KernelInfo> kernels;  ///< worst to best
 };
 std::vector<KernelTable> kernel_tables();
-/// Of a GPU, in every build. `launch` is how a recorded step's kernels follow one another; `router` (op/experts) and
-/// `delta` (op/delta) have two kernels of few tokens each.
+/// Tables of a GPU's kernels, in every build. `launch` is how a recorded forward pass's kernels follow one another;
+/// `router` (op/experts) and `delta` (op/delta) have two kernels of few tokens each.
 std::vector<KernelTable> device_kernel_tables();
 
 std::vector<std::string_view> op_names(std::span<const KernelTable> tables);

@@ -10,7 +10,7 @@
 
 namespace ridge {
 
-/// Of the processor, over all threads; 0 when counters are off.
+/// Counters of the processor, over all threads; 0 when counters are off.
 struct OpCounters {
   int64_t cycles = 0, instructions = 0;
   int64_t cache_misses = 0;  ///< of the last level: lines that came from memory

@@ -27,7 +27,7 @@ const KvFormat& exact_format(const KvTiles& t, int position) {
   return position < t.n_sinks || t.ring_tiles == 0 ? f16_format() : recent_format(t);
 }
 
-/// What a row will read as while it is exact; returns how many values were saturated.
+/// Rounds a row to the values that it has while it is exact. Returns how many values were saturated.
 int round_to_exact(const KvTiles& t, int position, float* row) {
   const KvFormat& format = exact_format(t, position);
   std::byte coded[4 * kMaxDim];
@@ -36,7 +36,8 @@ int round_to_exact(const KvTiles& t, int position, float* row) {
   return saturated;
 }
 
-/// What a task of a parallel region has coded: added up in order afterwards, so that sums do not depend on threads.
+/// Results of one task of a parallel region. They are added up in order afterwards, so that sums do not depend on
+/// threads.
 struct Coded {
   PageCounts counts;
   int page = -1;

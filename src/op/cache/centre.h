@@ -3,8 +3,8 @@
 // the middle of each tile, and each pair shrinks by as much as it turns inside a tile.
 //
 // Attention adds to the score of a key what its tile's centre takes from it: the product of a query q and a centre c
-// turned to tile t is the sum over pairs of (q1 c1 + q2 c2) cos + (q2 c1 - q1 c2) sin of the tile, so one row of a table
-// times weights that a query has once.
+// turned to tile t is the sum over pairs of (q1 c1 + q2 c2) cos + (q2 c1 - q1 c2) sin of the tile, so one row of a
+// table times weights that a query has once.
 #pragma once
 
 #include <cstdint>
@@ -62,8 +62,8 @@ struct CentreTurn {
       row[second_of(i)] = b * c - a * s;
     }
   }
-  /// What the cosine and the sine of a pair are multiplied with for the product of a query [head_dim] and the centre
-  /// turned by them, both in the space of the model, pair i at to[i] and to[n_pairs + i].
+  /// Weights of the cosine and the sine of `pair` in the product of a query and the turned centre, times `scale`. q and
+  /// centre [head_dim] are in the space of the model. Stores the weights at to[pair] and to[n_pairs + pair].
   RIDGE_HD void weigh_pair(const float* q, const float* centre, int pair, float scale, float* to) const {
     const float q1 = q[first_of(pair)], q2 = q[second_of(pair)], c1 = centre[first_of(pair)],
                 c2 = centre[second_of(pair)];

@@ -9,7 +9,7 @@
 namespace ridge {
 namespace {
 
-/// What is added to a metric's diagonal of mean 1: directions that no query looks at today still have a cost.
+/// Ridge that is added to a metric's diagonal of mean 1: directions that no query looks at today still have a cost.
 constexpr float kMetricRidge = 0.05f;
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace ridge {
 
-/// What weighted rounding needs of one layer: forms [n_kv_heads, head_dim, head_dim] of K and V, not rotated; empty
+/// Metrics of one layer for weighted rounding: forms [n_kv_heads, head_dim, head_dim] of K and V, not rotated; empty
 /// where no side of the layer rounds so.
 struct KvMetricView {
   std::span<const float> k, v;

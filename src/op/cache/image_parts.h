@@ -10,9 +10,9 @@
 
 namespace ridge {
 
-/// What one rank has of one side of the whole model. In an image the centre, the scale and the rows of a kv head are
-/// each in one piece, in order of heads, so a rank has consecutive heads. A state's values are cut as the side's mixer
-/// says: a rank's state is these runs of the whole one, one after the other.
+/// Part of one side of the whole model that a rank holds. In an image the centre, the scale and the rows of a KV head
+/// are each in one piece, in order of heads, so a rank has consecutive heads. A state's values are cut as the side's
+/// mixer says: a rank's state is the runs `state` of the whole one, one after the other.
 struct SidePart {
   Extent heads;  ///< kv heads; none where the side has none
   std::vector<Extent> state;

@@ -24,7 +24,7 @@ struct KvSideConfig {
 /// not centred.
 KvSideConfig default_kv_side(const KvFormat& format, KvSide side);
 
-/// What one layer remembers: rows of its kv heads, or, without kv heads, a state.
+/// Configuration of one layer's memory: rows of its KV heads, or, without KV heads, a state.
 struct KvLayerConfig {
   KvSideConfig k, v;
   int n_kv_heads = 0;

@@ -145,7 +145,7 @@ Status check_side_state(const KvLayout& layout, int n, int ring_first, bool cali
   const bool must = layout.calibrates() && n >= kCalibration;
   if (calibrated ? !layout.calibrates() || n == 0 : must)
     return bad_file("calibrated is {} at {} positions", calibrated, n);
-  // What attention reads as exact must be there, and no more than the ring has room for.
+  // Requires the rows that attention reads as exact, and no more rows than the ring has room for.
   const bool has_ring = layout.tiles.ring_tiles > 0;
   const int least = has_ring ? std::max(0, n - layout.ring_rows()) : 0,
             most = has_ring ? std::max(least, layout.tiles.retention.coded_end(n)) : 0;

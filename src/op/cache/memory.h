@@ -81,7 +81,7 @@ class KvMemory {
   /// Classes that have layers: one, or both.
   std::span<const PageClass> page_classes() const { return classes_; }
   int n_pages(PageClass of) const { return n_pages_[of]; }
-  /// Of full layers: also the most pages in a sequence's list, of whatever class.
+  /// Pages of full-attention layers; also the most pages in a sequence's list, of whatever class.
   int n_pages() const { return n_pages_.full; }
   int n_slots() const { return slots_.n; }
   SlotNumbers slots() const { return slots_; }
@@ -92,16 +92,16 @@ class KvMemory {
   int64_t page_bytes(PageClass of) const { return page_bytes_[size_t(of)]; }
   int64_t page_bytes() const { return page_bytes_[0] + page_bytes_[1]; }
   int64_t slot_bytes() const { return slot_bytes_; }
-  /// What a slot with a history has beside that.
+  /// Bytes that a history adds to a slot, over all layers.
   int64_t history_bytes() const { return history_bytes_; }
-  /// The part of it that this process has, where several share it.
+  /// The part of this memory that this process has, where several share it.
   virtual const KvMemory& here() const { return *this; }
-  /// What the allocator gave one side: its pages and slots, and overhead_bytes().
+  /// Bytes that the allocator gave one side: its pages and slots, and overhead_bytes().
   virtual int64_t allocated_bytes(int layer, KvSide side) const = 0;
   /// Padding behind rows, and counts.
   int64_t overhead_bytes(int layer, KvSide side) const;
   int64_t allocated_bytes() const;
-  /// What allocated_bytes() of such a memory with as many pages is; this one has one page of each class.
+  /// Bytes that such a memory with n pages would have as allocated_bytes(). This one must have one page of each class.
   int64_t bytes_with_pages(PageNumbers n) const;
 
   /// A slot as an empty sequence needs it: no centre, no scales of heads.
@@ -113,7 +113,7 @@ class KvMemory {
   virtual void clear_counts(PageClass of, int page) = 0;
   /// Entries first, first + 1, ... of a slot's list of pages, where a device has lists of its own.
   virtual void set_pages(PageClass of, int slot, int first, std::span<const int32_t> pages) = 0;
-  /// The same in all classes: caches of one layer, or of lists that are alike.
+  /// Call the function of the same name for every page class: for caches of one layer, or of lists that are alike.
   void copy_page(int from, int to);
   void clear_counts(int page);
   void set_pages(int slot, int first, std::span<const int32_t> pages);
@@ -130,7 +130,7 @@ class KvMemory {
   virtual void fill(const SequencePlace& place, uint64_t seed) = 0;
 
   virtual PageCounts counts(int layer, KvSide side, int page) = 0;
-  /// Of all pages of the layer's class: one copy from a device.
+  /// Counts of all pages of the layer's class: one copy from a device.
   virtual std::vector<PageCounts> counts(int layer, KvSide side) = 0;
   /// Values that were clamped while coding, since the memory was made.
   virtual int64_t saturated(int layer, KvSide side) = 0;
@@ -143,7 +143,7 @@ class KvMemory {
   }
   /// How the states of every layer are numbered.
   LayerStates numbers() const { return {.n_histories = slots_.n_histories}; }
-  /// Of every layer, of the state behind n tokens of a slot's sequence.
+  /// Number of the state behind n tokens of a slot's sequence, the same in every layer.
   int state_number(int slot, int n) const { return int(numbers().number(slot, n)); }
   static constexpr int64_t kPadBytes = 64;  ///< kernels may read this far past the last row
   /// `fragments`: tiles are in the order of tensor cores where kernels have one (device_tiles()).

@@ -1,4 +1,5 @@
-// The rotations (rotate.h) and the centre (tiles.h) of a row that a warp holds in registers, or in shared memory. Device code.
+// The rotations (rotate.h) and the centre (tiles.h) of a row that a warp holds in registers, or in shared memory.
+// Device code.
 #pragma once
 
 #include "gpu/launch.h"
@@ -7,7 +8,7 @@
 
 namespace ridge {
 
-/// What a lane needs of a rotation's table, loaded ahead of its use.
+/// Entries of a rotation's table that a lane needs, loaded ahead of their use.
 template <int kPer>
 struct RotationRow {
   float a[kPer] = {}, b[kPer] = {};

@@ -34,7 +34,7 @@ struct alignas(16) RotorScratch {
   __device__ float* near_metric() { return reinterpret_cast<float*>(this + 1); }
 };
 
-/// What a warp codes a row with: room in shared memory, and the metric where codes are weighted.
+/// Workspace with which a warp codes a row: room in shared memory, and the metric where codes are weighted.
 template <int kPer>
 struct RotorWork {
   double (&terms)[3][34];

@@ -38,7 +38,8 @@ __device__ __forceinline__ int saturate(TileKind kind, float (&x)[kPer]) {
   return saturated;
 }
 
-/// What a row kept as `kind`, f16, bf16 or int8_row, reads as. Returns how many of the lane's values saturated.
+/// Rounds a row to the values that it reads as when kept as `kind`: f16, bf16 or int8_row. Returns how many of the
+/// lane's values saturated.
 template <int kPer>
 __device__ int round_as(TileKind kind, float (&x)[kPer]) {
   const int saturated = saturate<kPer>(kind, x);

@@ -41,8 +41,8 @@ struct LayerStates {
   RIDGE_HD float* at(int slot, int n) const { return data + number(slot, n) * values; }
 };
 
-/// What a step does to the states of one sequence: n_rows new tokens come behind n_past. A step of more tokens than the
-/// slot has states leaves the last state alone.
+/// Effect of a forward pass on the states of one sequence: n_rows new tokens come behind n_past. A pass of more tokens
+/// than the slot has states keeps only the last state.
 struct StatePath {
   LayerStates states;
   int slot = 0, n_past = 0, n_rows = 0;

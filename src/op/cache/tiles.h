@@ -28,7 +28,7 @@ inline constexpr int kSpareRows = 32;
 /// Largest head_dim that a device serves, latent rows apart.
 inline constexpr int kMostRowsHeadDim = 512;
 
-/// What was coded into a page, over its positions and all kv heads.
+/// Sums over the values coded into a page, of all its positions and KV heads.
 struct PageCounts {
   float norm2 = 0;   ///< sum of the squares of the values
   float error2 = 0;  ///< sum of the squares of what coding took from them

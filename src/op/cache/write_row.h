@@ -5,7 +5,7 @@
 
 namespace ridge {
 
-/// Of values that are not negative: their bits have the order of the values.
+/// Largest value of the warp's lanes. No value is negative, so that their bits have the order of the values.
 __device__ inline float top_of_warp(float value) {
   return __uint_as_float(__reduce_max_sync(gpu::kAllLanes, __float_as_uint(value)));
 }

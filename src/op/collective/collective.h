@@ -1,6 +1,5 @@
-// What devices that hold a model together do with one another's results, as tables: sums (all_reduce) and columns put
-// side by side (gather_columns). What the rows say of themselves needs neither a device nor CUDA; collective_cuda.h
-// runs them.
+// Collectives of devices that hold a model together, as tables: sums (all_reduce) and columns put side by side
+// (gather_columns). The tables need neither a device nor CUDA; collective_cuda.h runs the collectives.
 #pragma once
 
 #include <span>

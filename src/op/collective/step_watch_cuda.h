@@ -23,7 +23,7 @@ struct StepWatchOptions {
   double timeout_s = 60;  ///< longest time between the end of a step and that of the next one
   /// From the watching thread: what is known to have failed; empty when nothing is.
   std::function<std::string()> trouble;
-  /// What to say when `what` has not ended within so many seconds.
+  /// Message for a forward pass or a part, `what`, that has not ended within so many seconds.
   std::function<std::string(std::string_view what, double seconds)> late;
   /// From the watching thread: ends all waits, once.
   std::function<void()> end;
@@ -49,7 +49,7 @@ class StepWatch {
    private:
     StepWatch& watch_;
   };
-  /// What is queued on `stream` so far is a step, which must end.
+  /// Marks the work queued on `stream` so far as a forward pass, which must end.
   void mark(gpu::StreamHandle stream);
   /// Throws Error(failure) once something has failed.
   void check();
@@ -58,7 +58,7 @@ class StepWatch {
   using Clock = std::chrono::steady_clock;
 
   void run();
-  /// What has failed; empty when nothing has.
+  /// Returns what has failed; empty when nothing has.
   std::string look(std::unique_lock<std::mutex>& lock);
   void end_all(std::unique_lock<std::mutex>& lock);
 

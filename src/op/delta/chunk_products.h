@@ -72,7 +72,7 @@ struct RightRows {
 
   __device__ __forceinline__ RightRows(const uint4* rows, int r, int c)
       : even(rows + place(2 * r, kQuads, c)), odd(rows + place(2 * r, kQuads, 4 + c)) {}
-  /// Of row 2 r (+ 1 where `next`) of 16 and a group of 16 columns.
+  /// Quad of the lane in row 2 r (2 r + 1 where `next`) of the 16 rows of `step`, for a group of 16 columns.
   __device__ __forceinline__ uint4 at(int step, int group, bool next) const {
     return (group % 2 ? odd : even)[(16 * step + next) * kQuads + group / 2 * 8];
   }
@@ -90,7 +90,7 @@ struct RowProduct {
   Sums (&sums)[kSteps];
   RightRows<kIndices / 4> rows;
 
-  /// Of 16 tokens, += left times 16 indices of their rows.
+  /// Adds left times the 16 indices of `group` to the sums of the 16 tokens of `step`.
   __device__ __forceinline__ void add(const Left& left, int step, int group) {
     multiply(sums[step].even, left, rows.at(step, group, false));
     multiply(sums[step].odd, left, rows.at(step, group, true));
@@ -124,8 +124,8 @@ __device__ __forceinline__ void multiply_below(RowProduct<kTokens> product, Sums
   multiply_below(product, left_sums, [](int) { return true; });
 }
 
-/// state *= keep;  state += change keys^T over tokens, rows of kKeys keys in shared memory, the first of the state's groups
-/// at `keys`.
+/// state *= keep;  state += change keys^T over tokens, rows of kKeys keys in shared memory, the first of the state's
+/// groups at `keys`.
 template <int kKeys, int kGroups>
 __device__ __forceinline__ void move_state(Sums (&state)[kGroups], float keep, Sums (&change)[kSteps],
                                            const uint4* keys, int r, int c) {

@@ -12,7 +12,7 @@ constexpr int kMostKeys = 128;  ///< a state of more does not fit into the regis
 
 // --- What chunks are, before states are known ---
 
-/// Of a chunk and a value head.
+/// Matrices and factors of a chunk and a value head.
 struct Chunk {
   uint4 solve[kTokens * kTokens / 4];   ///< T in quads; quads behind the diagonal group are not set
   uint4 scores[kTokens * kTokens / 4];  ///< P
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(const DeviceDelta d) {
 
 // --- Chunk by chunk through the states ---
 
-/// What a block has of a chunk in shared memory; rows of quads by place().
+/// Shared memory of a block for a chunk; rows of quads by place().
 template <int kKeys>
 struct Stage {
   uint4 keys[kTokens * kKeys / 4], queries[kTokens * kKeys / 4];
@@ -163,8 +163,8 @@ constexpr int kKeyWarps = kKeys >= 128 ? 2 : 1;
 template <int kKeys>
 constexpr int kBlockColumns = kColumns / kKeyWarps<kKeys>;
 
-/// Two warps add their sums [16 columns, tokens]: of `known` both get all, of `out` each gets the tokens for which mine().
-/// `room` is shared memory that all warps have read.
+/// Two warps add their sums [16 columns, tokens]: of `known` both get all, of `out` each gets the tokens for which
+/// mine(). `room` is shared memory that all warps have read.
 template <class Mine>
 __device__ void add_partner(uint4* room, Sums (&known)[kSteps], Sums (&out)[kSteps], const Mine& mine) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
@@ -189,8 +189,8 @@ __device__ void add_partner(uint4* room, Sums (&known)[kSteps], Sums (&out)[kSte
        [](float(&to)[4], const float4& from) { to[0] += from.x, to[1] += from.y, to[2] += from.z, to[3] += from.w; });
 }
 
-/// A warp has 16 columns of a value head's state and some of their keys, transposed, as sums: [16 columns, keys]. So are
-/// U, R and out: [16 columns, tokens]. Blocks: (value heads, columns, spans).
+/// A warp has 16 columns of a value head's state and some of their keys, transposed, as sums: [16 columns, keys]. So
+/// are U, R and out: [16 columns, tokens]. Blocks: (value heads, columns, spans).
 template <int kKeys>
 __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDelta d, int n_stages) {
   constexpr int kParts = kKeyWarps<kKeys>, kGroups = kKeys / 16 / kParts;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDel
   const int warp = int(threadIdx.x) / 32, part = warp % kParts, first_key = part * 16 * kGroups;
   const int column = int(blockIdx.y) * kBlockColumns<kKeys> + warp / kParts * 16 + r;  // and 8 behind it
   const int64_t value = int64_t(head) * s.value_dim;
-  // Of two warps each finishes the output of every second 16 tokens.
+  // Warps of a pair share the output: each finishes every second 16 tokens.
   const auto mine = [&](int step) { return kParts == 1 || step % 2 != part; };
   static_assert(kParts <= 2 && kSteps % 2 == 0);
   // Read again at the end: addresses of the whole state would not fit beside it.

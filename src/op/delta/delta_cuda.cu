@@ -1,6 +1,6 @@
 // Tokens go through the matrix of a value head one by one. A block has 32 columns of a head, whose values stay in its
-// registers from the first token of a sequence to its last, and makes what the rule reads, the convolution of the head's
-// columns. A launch later a warp norms and gates what the rule gave.
+// registers from the first token of a sequence to its last, and makes what the rule reads, the convolution of the
+// head's columns. A launch later a warp norms and gates what the rule gave.
 #include <algorithm>
 
 #include "gpu/tensor.h"
@@ -16,7 +16,7 @@ constexpr int kGateThreads = 128;
 
 __device__ float silu(float x) { return x / (1 + expf(-x)); }
 
-/// Of spans with chunks. Blocks: (channels, spans, rows).
+/// Convolution and silu for spans with chunks. Blocks: (channels, spans, rows).
 __global__ void conv_kernel(const DeviceDelta d) {
   const DeltaSpan span = d.spans[blockIdx.y];
   const int64_t channels = d.shape.channels(), c = int64_t(blockIdx.x) * kConvThreads + threadIdx.x;
@@ -90,15 +90,15 @@ struct Taps {
 
 // A block has 32 columns of a head, so that a few sequences fill the device. A lane has a column, a warp some keys of
 // it, whose entries stay in registers. What is read from memory in one place is asked for together, the next token's
-// inputs while this one is computed, and the code is short, because a launch finds none of it near. Lengths, what a state knows of a key and what it gives to a query
-// are sums that are made side by side: the rule's output is keep S^T q + (q k) change, with S from before the token.
-// Outputs go to memory; gate_kernel, one launch later, norms them over the head and moves the tail on, which all
-// blocks of a key head read.
+// inputs while this one is computed, and the code is short, because a launch finds none of it near. Lengths, what a
+// state knows of a key and what it gives to a query are sums that are made side by side: the rule's output is
+// keep S^T q + (q k) change, with S from before the token. Outputs go to memory; gate_kernel, one launch later, norms
+// them over the head and moves the tail on, which all blocks of a key head read.
 
 constexpr int kPartColumns = 32, kPartWarps = 8;
 
-/// What a token's blocks exchange in shared memory, twice: a token's threads may still read what the next one's have
-/// not to overwrite.
+/// Values of one token that the threads of a block exchange in shared memory. A block has two rooms in turn: threads
+/// may still read one token's values while others write the next one's.
 template <int kKeys>
 struct PartRoom {
   alignas(16) float queries[kKeys];
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, kBlocks) part_kernel(const De
   const bool inside = column < s.value_dim;
   const int64_t key = int64_t(s.key_head(head)) * s.key_dim, value = int64_t(head) * s.value_dim;
 
-  // What the step does not write is read before the wait: the inputs before this step and the state.
+  // Reads before the wait what earlier kernels of the forward pass do not write: the inputs before it, and the state.
   /// Channel i of the block: queries, keys from kKeys on, values from 2 kKeys on; below 0 where there is none.
   const auto channel_of = [&](int i) {
     const int of_value = i - 2 * kKeys + int(blockIdx.y) * kPartColumns;

@@ -50,7 +50,7 @@ struct DeviceDelta {
   const float* a = nullptr;
   const float* b = nullptr;
   bool overlap = false;  ///< programmatic dependent launch, without chunks
-  // Of spans with chunks alone, but for `out`.
+  // Fields for spans with chunks; `out` is for all spans.
   int n_chunked = 0;        ///< how many there are
   int shared_bytes = 0;     ///< that a block may have; 0: what the device gives
   float* mixed = nullptr;   ///< [rows of the step, channels]: qkv after the convolution and silu

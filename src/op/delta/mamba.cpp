@@ -22,7 +22,7 @@ void convolve(const Mamba& m, const Taps& taps, const KvSpan& span, int64_t firs
   }
 }
 
-/// What a token multiplies the matrix of a head, what enters it and what passes by it.
+/// Factors of a token: of the head's matrix (keep), of what enters the matrix (dt), and of what passes by it (d).
 struct Factors {
   float keep, dt, d;
 };

@@ -9,7 +9,7 @@ using namespace chunks;
 
 constexpr int kMostStateDim = 128;  ///< a state of more does not fit into the registers of its warps
 
-/// Of a chunk and a head.
+/// Scores and factors of a chunk and a head.
 struct Chunk {
   uint4 scores[kTokens * kTokens / 4];  ///< P in quads; quads behind the diagonal group are not set
   float keeps[kTokens];                 ///< exp(l_t)
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) scores_kernel(const DeviceMamba m) {
   }
 }
 
-/// What a block has of a chunk in shared memory; rows of quads by place().
+/// Shared memory of a block for a chunk; rows of quads by place().
 template <int kKeys>
 struct Stage {
   uint4 keys[kTokens * kKeys / 4], queries[kTokens * kKeys / 4];

@@ -1,4 +1,5 @@
-// What mixers with a state share: the states of a step, the causal convolution of each channel, and softplus.
+// Shared code of mixers with a state: the states of a forward pass, the causal convolution of each channel, and
+// softplus.
 #pragma once
 
 #include <algorithm>

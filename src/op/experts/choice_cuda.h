@@ -51,7 +51,8 @@ __device__ inline float weight_of(const ExpertRule& rule, float score, float top
   return rule.sigmoid ? 1 / (1 + power) : power;
 }
 
-/// What the weights of chosen experts are made with: the largest score, and the sum of all weights where it is needed.
+/// Values that the weights of chosen experts are made with: the largest score, and the sum of all weights where it is
+/// needed.
 struct ChoiceScale {
   float top = 0;
   double all = 0;
@@ -59,7 +60,7 @@ struct ChoiceScale {
 
 inline constexpr int kFewSegments = 8, kMostSegments = kMostExperts / 32;
 
-/// What choose_by_warp() needs of shared memory, in floats.
+/// Floats of shared memory that choose_by_warp() takes.
 __host__ __device__ inline int warp_choice_floats(const ExpertChoice& c, const ExpertRule& rule) {
   return rule.n_groups > 1 ? (c.n_experts + rule.n_groups + 3) / 4 * 4 : 0;
 }

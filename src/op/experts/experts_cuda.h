@@ -51,7 +51,7 @@ struct ExpertChoice {
 /// The most tokens whose scores are sums by warps, and whose experts are packs where there are no products of groups.
 inline constexpr int64_t kFewRoutedTokens = 64;
 
-/// What a router reads. Pointers are device memory.
+/// Operands of a router. Pointers are device memory.
 struct ExpertRouter {
   ExpertRule rule;
   int64_t n_in = 0;
@@ -65,7 +65,7 @@ struct ExpertRouter {
   const float* choice_bias = nullptr;  ///< [n_experts], as in choose_experts (route.h); or null
   bool gates_shared = true;            ///< else the shared expert's weight is 1
   bool overlap = false;                ///< programmatic dependent launch
-  // Of few tokens.
+  // Settings for few tokens.
   bool scores_only = false;  ///< kernels of experts choose for themselves
   int rows = 0;              ///< scores of a block, 1, 2, 4 or 8; 0: as few as fill the device
 };
@@ -75,8 +75,8 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
 
 /// The part of a choice that a device computes of a layer in host memory: `kept` has as many experts as places, and its
-/// numbers become the places of the chosen experts, below 0 where they have none. places [n_experts]; below 0: none. Numbers of
-/// rows of padding (StepRow, one a token) become -1 in both. Packs are those of `kept`.
+/// numbers become the places of the chosen experts, below 0 where they have none. places [n_experts]; below 0: none.
+/// Numbers of rows of padding (StepRow, one a token) become -1 in both. Packs are those of `kept`.
 void device_place_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const int32_t* places,
                           const StepRow* rows, const ExpertChoice& kept);
 
@@ -109,7 +109,7 @@ class DeviceExpertMatmul {
   struct SourceRole {
     int64_t blocks = 0, biases = 0;  ///< offsets in bytes
   };
-  /// Of every role, and the end behind them.
+  /// Place of every role, then an entry for the end behind them.
   std::vector<SourceRole> source_roles() const;
   int64_t source_bytes() const;
   /// Expert e of a slot from `source` [source_bytes()] in device memory. `scales`: of each role's matrix.
@@ -122,13 +122,14 @@ class DeviceExpertMatmul {
     product.plan(matrices, biases, glu);
     return product;
   }
-  /// What allocations hold bytes(), and what run_groups() makes of its scratch.
+  /// Adds the allocations that hold bytes().
   void add_to(gpu::Allocations& all) const;
+  /// Bytes of scratch that run_groups() takes.
   int64_t group_scratch_bytes(const ExpertGroups& groups) const;
   void run(gpu::StreamHandle stream, const ExpertCall& call) const;
   /// Gate and up are bricks of one format.
   bool is_gated() const { return groups_.size() == 1 && groups_[0].bricks.paired; }
-  /// Of one role: whether run_sum() serves.
+  /// Whether run_sum() serves: one role, in bricks.
   bool can_sum() const { return roles_.size() == 1 && groups_[0].in_bricks; }
   void run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const;
   /// Whether run_groups() serves: one role, or is_gated(), in bricks that many tokens have a product for.
@@ -136,7 +137,7 @@ class DeviceExpertMatmul {
     return groups_.size() == 1 && groups_[0].in_bricks && groups_[0].bricks.n_parts == 1 &&
            has_expert_gemm(groups_[0].bricks.format);
   }
-  /// Of an expert, on average: as packs up to so many slots take less time than as groups, where can_group().
+  /// Slots of an expert, on average, up to which packs take less time than groups, where can_group().
   double most_packed_slots() const;
   /// Biases are the product's own. Scratch grows as needed.
   void run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const;
@@ -146,7 +147,7 @@ class DeviceExpertMatmul {
   int64_t bytes() const;  ///< of all experts
   /// "bricks" or "rows" of each launch; "groups" where many tokens have can_group().
   std::vector<std::string_view> kernels() const;
-  /// What a product would keep, and what packing it needs beside that.
+  /// Bytes that such a matmul would keep, and bytes that packing takes beside them.
   static std::array<int64_t, 2> bytes_of(std::span<const std::vector<const Linear*>> matrices,
                                          std::span<const std::vector<const std::vector<float>*>> biases,
                                          bool glu = false);
@@ -178,7 +179,7 @@ class DeviceExpertMatmul {
   std::vector<Group> groups_;
 };
 
-/// What rows of experts are multiplied by: row-major blocks of any weight format [n_experts, n_out, n_in].
+/// Weights of device_expert_rows(): row-major blocks of any weight format [n_experts, n_out, n_in].
 struct ExpertRows {
   int format = 0;
   int64_t n_in = 0, n_out = 0;
@@ -188,8 +189,9 @@ struct ExpertRows {
 /// y [slots, n_out] of the packs' slots.
 void device_expert_rows(gpu::StreamHandle stream, const ExpertRows& w, const ExpertCall& call, float* y);
 
-/// What a token's experts give, together: sum of weights [n_tokens, n_used] times y [n_tokens, n_used, n], in order of
-/// the experts' number, plus sigmoid(<gate, h>) times `shared` where that is not null; without a gate `shared` itself.
+/// Operands of the sum over a token's experts: weights [n_tokens, n_used] times y [n_tokens, n_used, n], in order of
+/// the experts' number, plus sigmoid(<gate, h>) times `shared` where that is not null; without a gate plus `shared`
+/// itself.
 struct ExpertSum {
   int64_t n_tokens = 0, n = 0;
   int n_used = 0;

@@ -56,13 +56,13 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   const float* const scores = p.choice.scores + token * p.choice.n_scores();
   const float* const token_x = p.x + (kSum ? first_chosen : token) * p.n_in;
   float* const token_y = p.y + (kSum ? token : first_chosen) * p.n_out;
-  // Of gate and up: one that has asked for a tile early, and so has time.
+  // Whether this block stores the choice of gate and up. The block that does asked for a tile early, and so has time.
   const bool leaves_choice = int(blockIdx.x) == min(p.n_row_tiles, int(gridDim.x)) - 1;
   /// Gate and up: whose tile it is, and what number it has there.
   const auto slot_of = [&](int tile) { return p.choice.n_chosen() - 1 - tile / p.n_row_tiles; };
 
   float4 x[kHeld], norm[kHeld];
-  // Of a sum: a lane has an expert and its weight.
+  // Expert and weight that a lane has in the sum.
   int expert_of_lane = 0;
   float weight_of_lane = 0;
   const auto each_held = [&](int from, const auto& visit) {  // (number of those held, brick of a tile)
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
       if (from + i < n_mine) visit(i, warp + (from + i) * n_warps);
   };
   const auto load_x = [&](int from) {
-    // Of a sum: of the experts' rows one after another.
+    // Counts the bricks of a sum through the experts' rows of x, one after another.
     each_held(from, [&](int i, int brick) { x[i] = brick_columns_of(token_x, brick); });
   };
   const auto load_norm = [&](int from) {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   int ring_at = 0;
   for (int first = 0; first < n_tiles; first += kBatch) {
     const int n_here = min(kBatch, n_tiles - first);
-    /// Of item 2 warp + lane / 16 of the batch: where its row goes; nowhere when null.
+    /// Address at which this lane's row of item `item` of the batch is stored; null: nowhere.
     const auto place_of = [&](int item) -> float* {
       const int tile = int(blockIdx.x) + (first + item) * int(gridDim.x);
       if (item >= n_here) return nullptr;

@@ -1,6 +1,6 @@
-// Products of one token to four with their experts on a device, int4_g128 times integers: gate and up with the norm in front, which
-// choose the experts from the scores, and the sum over the experts that they chose. Activations are rounded as
-// op/gemv/int_gemv_cuda.h has it, in two planes.
+// Products of one token to four with their experts on a device, int4_g128 times integers: gate and up with the norm in
+// front, which choose the experts from the scores, and the sum over the experts that they chose. Activations are
+// rounded as op/gemv/int_gemv_cuda.h has it, in two planes.
 #pragma once
 
 #include "op/experts/experts_cuda.h"
@@ -12,7 +12,8 @@ inline constexpr int64_t kMostIntTokens = 4;
 
 /// Pointers are device memory.
 struct IntExpertsCall {
-  /// Of up to kMostIntTokens tokens, without packs. Gate and up read the scores and write experts and weights, which the sum reads.
+  /// Choice of up to kMostIntTokens tokens, without packs. Gate and up read the scores and write experts and weights,
+  /// which the sum reads.
   ExpertChoice choice;
   ExpertRouter router;  ///< how to choose from them
   /// Gate and up: [n_tokens, n_in]. The sum: [n_tokens, n_chosen, n_in], in order of the experts' number. Aligned to 8
@@ -31,8 +32,8 @@ struct IntExpertsCall {
 /// Whether these kernels serve a matrix of experts, of gate and up in pairs or of down, on this device.
 bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const ExpertRule& rule);
 
-/// Of pairs: y of every expert is glu(gate, up). Otherwise: y is the sum of the experts' products, each times its
-/// weight. `w` says what one expert is, its data holds all of them one after another. Without biases.
+/// Computes y. With pairs y of every expert is glu(gate, up); otherwise y is the sum of the experts' matmuls, each
+/// times its weight. `w` says what one expert is, its data holds all of them one after another. Without biases.
 void device_int_experts(gpu::StreamHandle stream, const BrickMatrix& w, const IntExpertsCall& call);
 
 }  // namespace ridge

@@ -344,8 +344,8 @@ inline __device__ bool take_groups(Plan& p) {
   return int(blockIdx.x) < p.n_blocks;
 }
 
-/// What a block does. store(step, first_tile, first_column, sum) takes a warp's sums of an area that is complete, and
-/// may use them up.
+/// Runs a block's share of the areas. store(step, first_tile, first_column, sum) takes a warp's sums of an area that is
+/// complete, and may use them up.
 template <class F, class S, int kMost, bool kGrouped, class Store>
 __device__ void run_areas(const Plan& of, const Store& store) {
   using Step = areas::Step<kGrouped>;

@@ -13,8 +13,8 @@
 
 namespace ridge {
 
-/// What a block sums at a time: 128 rows times 64 tokens, 128 times 128, 256 times 128; by warpgroups, for int4_g128
-/// where gpu::device_has_warpgroups(), 256 rows times 32, 64 or 128. Tests and measurements may choose.
+/// Area that a block sums at a time: 128 rows times 64 tokens, 128 times 128, 256 times 128; by warpgroups, for
+/// int4_g128 where gpu::device_has_warpgroups(), 256 rows times 32, 64 or 128. Tests and measurements may choose.
 enum class IntArea : uint8_t { any, small, middle, large, wide32, wide64, wide128 };
 
 struct IntGemmCall {
@@ -32,7 +32,7 @@ struct IntGemmCall {
   bool overlap = false;  ///< programmatic dependent launch
 };
 
-/// What such a product of any area makes of IntScratch on this device.
+/// Bytes of IntScratch that a GEMM with IntArea::any takes on this device.
 struct IntGemmScratch {
   int64_t data = 0, counters = 0;
 };

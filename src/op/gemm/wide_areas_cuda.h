@@ -50,14 +50,16 @@ template <class F, class S>
 int64_t wide_image_bytes(const Plan& p) {
   return int64_t(p.n_column_areas) * p.steps_per_area * F::kColumns * 2 * S::kAreaColumns;
 }
-/// What a product of either kind of areas reads of x, and what a block of it has.
+/// Bytes of x in the order in which a matmul with either kind of areas reads it.
 template <class F, class S>
 int64_t x_bytes(const Plan& p) {
   if constexpr (kIsWide<S>) return wide_image_bytes<F, S>(p);
   else return word_bytes<S>(p);
 }
+/// Threads of a block.
 template <class S>
 inline constexpr int kBlockThreads = kIsWide<S> ? kWideThreads : kThreads;
+/// Bytes of a block's shared memory.
 template <class F, class S, int kMost>
 constexpr size_t block_bytes() {
   if constexpr (kIsWide<S>) return WideSizes<F, S>::kBytes;
@@ -134,7 +136,7 @@ struct WideRings {
   }
 };
 
-/// What the warp does that fills the rings.
+/// Runs the warp that fills the rings.
 template <class F, class S, bool kGrouped>
 __device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int start, int end) {
   using Sizes = WideSizes<F, S>;
@@ -174,7 +176,7 @@ __device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int star
   }
 }
 
-/// What a warp of the multiplying warpgroups does; store() as run_areas() has it.
+/// Runs a warp of the multiplying warpgroups; store() as run_areas() has it.
 template <class F, class S, bool kGrouped, class Store>
 __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int start, int end, const Store& store) {
   using Sizes = WideSizes<F, S>;

@@ -193,7 +193,7 @@ inline Outputs make_outputs(const BrickMatrix& w, const BrickCall& call) {
   return out;
 }
 
-/// What becomes of a gate and an up.
+/// Applies a gated activation to gate and up.
 __device__ inline float gated(BrickGlu glu, float gate, float up) {
   const float positive = gate < 0 ? 0 : gate;  // keeps NaN
   switch (glu) {

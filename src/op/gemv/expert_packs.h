@@ -13,11 +13,11 @@ struct alignas(32) ExpertPack {
   int32_t slots[kMost] = {};
 };
 
-/// What becomes of gate g and up u of a pair: silu(g) u, max(g, 0)^2 u, gelu(g) u (tanh form), or gpt-oss's clamped
+/// Gated activation of gate g and up u of a pair: silu(g) u, max(g, 0)^2 u, gelu(g) u (tanh form), or gpt-oss's clamped
 /// form.
 enum class BrickGlu : uint8_t { silu, relu2, gelu_tanh, clamped_swiglu };
 
-/// What a product over chosen experts reads and writes. Pointers are device memory.
+/// Operands of a matmul with chosen experts. Pointers are device memory.
 struct ExpertCall {
   const ExpertPack* packs = nullptr;
   int64_t n_packs = 0;

@@ -23,7 +23,8 @@ constexpr int kMostWarps = 16;
 constexpr int kFewWarps = 8;  ///< of blocks that share a processor, or whose share of x is too large for more
 constexpr int64_t kLargeBytes = 32 << 20;  ///< of a product whose blocks must not share a processor
 
-/// What a row of blocks multiplies: the matrix, that of a pack's expert, or the experts of a token as one long row.
+/// Weights that a row of blocks multiplies: the matrix, that of a pack's expert, or the experts of a token as one long
+/// row.
 enum class GemvOf { matrix, packs, chain };
 
 struct GemvPlan {
@@ -43,7 +44,7 @@ struct GemvPlan {
   int64_t expert_bytes;
   const ExpertPack* packs;  ///< one for each row of blocks
   int share;                ///< slots of a row of x
-  // Of a chain: what ExpertSumCall has, and the bricks of an expert's tile. n_in is that of an expert.
+  // Fields of a chain: operands of ExpertSumCall, and the bricks of an expert's tile. n_in is that of an expert.
   const int32_t* experts;
   const float* weights;
   int n_slots, expert_bricks;
@@ -364,8 +365,8 @@ struct Launch {
   int n_blocks, n_threads, shared_bytes;
 };
 
-/// A row of the weights has `n_chained` times what the matrix has. There may be no room for x beside the rings of so many
-/// warps: phases are of 0 bricks then.
+/// A row of the weights has `n_chained` times what the matrix has. There may be no room for x beside the rings of so
+/// many warps: phases are of 0 bricks then.
 template <class F, int kTokens>
 Launch cut(const BrickMatrix& w, const BrickCall& call, int n_chained, int most_warps) {
   Launch launch{};

@@ -27,13 +27,13 @@ struct BrickCall {
 /// The most tokens that device_few_f16_gemv() takes.
 inline constexpr int kMostFewTokens = 4;
 
-/// What device_f16_gemv() (op/gemm/tensor_gemm_cuda.h) computes, of 1 to 4 tokens: streams the weights once past an x
-/// that lies in shared memory. Needs no scratch.
+/// Computes device_f16_gemv() (op/gemm/tensor_gemm_cuda.h) for 1 to 4 tokens: streams the weights once past an x that
+/// lies in shared memory. Needs no scratch.
 void device_few_f16_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call);
 
-/// The same of the packs' tokens, each past the bricks of its expert: `w` says what one expert is, its data holds all
-/// of them one after another. Of each part, or of gate and up: bias [n_experts, n_out] or null. Of each part: y [slots,
-/// n_out].
+/// Multiplies the packs' tokens, each with the bricks of its expert: `w` says what one expert is, its data holds all of
+/// them one after another. biases [n_experts, n_out], or null: of each part, or of gate and of up. y [slots, n_out]: of
+/// each part.
 void device_expert_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertCall& call,
                         const float* const* biases, float* const* y);
 

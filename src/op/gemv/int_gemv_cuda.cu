@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kQuantizeWarps = 16;
 
-/// What the sums of a token are multiplied by: 1/rms. By a block, whose code is short: a launch finds none of it near.
+/// A block computes the factor of a token's sums: 1/rms. Its code is short, because a launch finds none of it in
+/// caches.
 template <IntKind kKind>
 __device__ void make_factor(const IntTokens& in, int token, float* squares, float* factors) {
   using Values = IntValues<kKind>;
@@ -37,8 +38,8 @@ __device__ void make_factor(const IntTokens& in, int token, float* squares, floa
   if (lane == 0) factors[token] = guarded_factor(mean, rsqrtf(mean));
 }
 
-/// Blocks: (tokens, parts), of which one has a group a warp; ternary: one part, which is all of a token. With a norm the
-/// last part makes the token's factor beside the others.
+/// Blocks: (tokens, parts), of which one has a group a warp; ternary: one part, which is all of a token. With a norm
+/// the last part makes the token's factor beside the others.
 template <IntKind kKind>
 __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
   __shared__ float tops[kQuantizeWarps];
@@ -146,7 +147,7 @@ void check_operands(const IntMatrix& w, const IntCall& call, const IntPlan& plan
   require(plan.row_warps == 0 || (plan.warps % plan.row_warps == 0 && !plan.quantize_inside), "the plan with chunks");
 }
 
-/// Of activations that a kernel before quantises: values, and scales.
+/// Bytes of activations that a kernel before quantises: values, and scales.
 std::array<int64_t, 2> image_bytes(const IntMatrix& w, const IntPlan& plan, int n_tokens, int planes) {
   const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   return {rounded(int_column_pitch(plan, n_tokens * planes) * w.n_in),

@@ -20,7 +20,7 @@
 
 namespace ridge {
 
-/// What becomes of the product p, with rows numbered as in IntWeights::n_out.
+/// Output made from the result p of the matmul, with rows numbered as in IntWeights::n_out.
 enum class IntOutput : uint8_t {
   store,     ///< y = p + bias
   add,       ///< y += p + bias: the residual
@@ -65,7 +65,7 @@ inline constexpr int kIntColumns = 64;
 inline constexpr int kIntBrickTokens = 4;
 inline constexpr int64_t kIntBrickColumns = 1 << 16;
 
-/// What a plan must know of a device.
+/// Properties of a device that a plan depends on.
 struct IntDevice {
   int n_processors = 132;
   int64_t shared_bytes = gpu::kHopperSharedBytes;  ///< a block's most
@@ -88,18 +88,18 @@ struct IntScratch {
   std::map<std::array<int64_t, 5>, IntPlan> plans;
 };
 
-/// What such a product makes of IntScratch::data on this device, of at most kIntColumns columns.
+/// Bytes of IntScratch::data that such a GEMV of at most kIntColumns columns takes on this device.
 int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes);
 
 /// Queues the product of `w` and call.x. Throws Error(failure) for operands that do not fit together.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch);
-/// The same with bricks of q4_k, q5_k or q6_k, whose parts are the call's, and at most kIntBrickTokens tokens.
+/// Queues the matmul of bricks of q4_k, q5_k or q6_k, whose parts are the call's, and at most kIntBrickTokens tokens.
 void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, IntScratch& scratch);
 void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, const IntPlan& plan,
                      IntScratch& scratch);
 bool has_int_gemv(BrickFormat format);
 int64_t int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens);
-/// The same with a plan for min(n_tokens, kIntColumns / planes) tokens.
+/// Queues the matmul of `w` with a plan for min(n_tokens, kIntColumns / planes) tokens.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, const IntPlan& plan,
                      IntScratch& scratch);
 

@@ -16,7 +16,7 @@ constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 24;
 constexpr int64_t kShortRow = 32, kMostOfTwo = 512;
 /// From so many slots on a row takes all warps of a block, which then have fewer groups of activations to quantise.
 constexpr int64_t long_row(IntKind kind) { return is_brick_kind(kind) ? 32 : 64; }
-/// Of shared memory, what the system keeps of a block's, and what a processor has beyond the most of one block.
+/// Bytes of shared memory that the system keeps of each block's, and that a processor has beyond the most of one block.
 constexpr int64_t kSystemBytes = 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -48,7 +48,7 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
     plan.depth = steps > (is_brick_kind(kind) ? 1 : 4) ? 6 : 4;
   };
   const int64_t rows = ceil_div(n_row_tiles, device.n_processors), row_groups = n_in / kIntGroup;
-  // Of bricks one token has few enough registers.
+  // Bricks leave enough registers for two blocks with one token only.
   const bool fits_registers = is_brick_kind(kind) ? n_tokens == 1 : kind == IntKind::int4_g128 && plan.tiles_of_8 == 1;
   if (fits_registers && row_groups <= kShortRow && rows * row_groups <= kMostOfTwo) {
     spread(2 * int64_t(device.n_processors));

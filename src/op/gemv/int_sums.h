@@ -81,7 +81,7 @@ __device__ void store_eights(const Sum (&of)[kTiles][4], int planes, int n_token
 template <IntKind kKind, int kTiles>
 struct Sums;
 
-/// What a lane reads of a tile.
+/// Codes and scales of a tile that a lane reads.
 template <IntKind kKind>
 struct Tile;
 
@@ -104,8 +104,8 @@ struct Tile<IntKind::ternary> {
   __device__ void load(const uint8_t* mine, int) { codes = *reinterpret_cast<const uint4*>(mine); }
 };
 
-/// What a lane gives to the mmas of a group: words of mmas 0, 1 and 2, 3. With one eight of columns, those that are not
-/// there are the last one; their sums go nowhere.
+/// Offsets of the words that a lane gives to the mmas of a group: of mmas 0 and 1, and of mmas 2 and 3. With one eight
+/// of columns, a missing column reads the last one; its sums go nowhere.
 struct Columns {
   int first, second;  // offsets of the halves, in the first eight
 
@@ -194,15 +194,15 @@ struct Sums<IntKind::ternary, kTiles> {
 /// memory.
 inline constexpr int kIntEnds = 4;
 
-/// Of up to 16 tokens: 1, 2 or 4 times kIntEnds, as so many bits.
+/// Number b such that 2^b kIntEnds tokens (1, 2 or 4 times kIntEnds) hold n_tokens, which are up to 16.
 __device__ inline int quad_bits_of(int n_tokens) { return n_tokens > 2 * kIntEnds ? 2 : n_tokens > kIntEnds; }
 
-/// What an output needs of device memory besides its sum; asked for before the sum is made.
+/// Values in device memory that an output needs besides its sum; asked for before the sum is made.
 struct Ends {
   float row_scale, bias, y;
 };
 
-/// Of one lane's output; zeros where there is none.
+/// Loads the Ends of one lane's output; zeros where there is none.
 template <IntKind kKind>
 __device__ Ends load_ends(const IntTarget& w, int tile, int token, int row) {
   Ends ends = {};

@@ -42,11 +42,11 @@ __device__ inline uint32_t pack_int8(int a, int b, int c, int d) {
   return (uint32_t(a) & 255u) | (uint32_t(b) & 255u) << 8 | (uint32_t(c) & 255u) << 16 | uint32_t(d) << 24;
 }
 
-/// What a lane has of a super-block: columns k .. k + 3 and k + 8 .. k + 11, k = 16 (lane / 2) + 4 (lane % 2).
+/// Columns of a super-block that a lane has: k .. k + 3 and k + 8 .. k + 11, k = 16 (lane / 2) + 4 (lane % 2).
 struct Octet {
   float4 first, second;
 };
-/// What a lane has of a group.
+/// Values of a group that a lane has.
 template <IntKind kKind>
 using IntValues = std::conditional_t<is_brick_kind(kKind), Octet, float4>;
 
@@ -93,7 +93,7 @@ struct IntSteps {
   }
   /// kIntRound and the integer of the first plane.
   __device__ float first(float f) const { return __fmaf_rn(f, inverse, kIntRound); }
-  /// Of the second: what is left is at most half a step, 127 finer ones.
+  /// kIntRound and the integer of the second plane: what is left is at most half a step, 127 finer ones.
   __device__ float rest(float f, float q) const {
     return __fmaf_rn(__fmaf_rn(kIntRound - q, step, f), inverse * 254.0f, kIntRound);
   }
@@ -114,7 +114,8 @@ __device__ void quantize_group(float4 v, int token, int planes, uint8_t* values,
   if (lane == 0) scales[column + 1] = step * (0.0625f / 254.0f);
 }
 
-/// The same of a super-block: step l / 2 of 16 columns is of lane l, words c = 2 (l % 2) and 2 (l % 2) + 1 of it.
+/// A warp quantises a super-block of one token. Lane l has words c = 2 (l % 2) and 2 (l % 2) + 1 of step l / 2, a step
+/// being 16 columns.
 template <IntKind kKind>
 __device__ void quantize_group(const Octet& v, int token, int n_tokens, uint8_t* values, float* scales) {
   constexpr int kSubBlocks = int_sub_blocks(kKind), kLanes = 32 / kSubBlocks;
@@ -165,8 +166,8 @@ struct Walk {
   }
 };
 
-/// body(token, group, values of x, of the norm's weight) for this lane's columns of the groups that are this warp's. Loads
-/// come in batches, whose latencies overlap; the norm's weights do not wait for the grid before.
+/// body(token, group, values of x, of the norm's weight) for this lane's columns of the groups that are this warp's.
+/// Loads come in batches, whose latencies overlap; the norm's weights do not wait for the grid before.
 template <IntKind kKind, class Body>
 __device__ void for_groups(const IntTokens& in, const Body& body) {
   using Values = IntValues<kKind>;

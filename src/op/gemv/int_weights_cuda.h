@@ -1,5 +1,5 @@
-// Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary; the k-quants lie in
-// bricks (op/gemv/bricks_cuda.h).
+// Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary; the k-quants lie
+// in bricks (op/gemv/bricks_cuda.h).
 //
 // A tile is 16 rows times 128 columns (a group), int_tile_bytes(kind) long; the tiles of 16 rows follow one another, so
 // that rows are read as one stream. Rows past the last are zero. Lane 4 r + c of a warp owns rows r and r + 8 of a
@@ -35,7 +35,7 @@ constexpr int int_tile_bytes(IntKind kind) {
   }
   return 0;
 }
-/// Of a brick, each with a scale.
+/// Sub-blocks of a super-block, each with a scale.
 constexpr int int_sub_blocks(IntKind kind) { return kind == IntKind::q6_k ? 16 : 8; }
 
 /// A row-major matrix on the device: Int4G128 blocks, or I2_S blocks with Linear::scale.
@@ -59,7 +59,7 @@ struct IntWeights {
   int64_t n_row_tiles() const { return (n_out + (gated ? 7 : 15)) / (gated ? 8 : 16); }
   int64_t tile_bytes() const { return n_row_tiles() * n_groups() * int_tile_bytes(kind); }
   int64_t row_scale_bytes() const { return kind == IntKind::ternary ? 4 * kIntTileRows * n_row_tiles() : 0; }
-  /// What a product reads of them.
+  /// Bytes of the weights that a matmul reads.
   int64_t bytes() const { return tile_bytes() + row_scale_bytes(); }
 };
 

@@ -105,7 +105,7 @@ inline Simd::I panel_weights(const std::byte* codes) {
 /// Whether weights reach past 127: the dot product must not add pairs in 16 bits.
 template <class F>
 constexpr bool kLargeWeights = PanelUnit<F>::kZero == 128;
-/// What a weight of 0 is in a dot product.
+/// Number that stands for a weight of 0 in a dot product.
 template <class F>
 constexpr int kDotZero = PanelUnit<F>::kZero - (kLargeWeights<F> ? Simd::kDot4Zero : 0);
 

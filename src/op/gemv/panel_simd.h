@@ -188,7 +188,7 @@ struct DecodedChunk {
   int zero;  ///< what a weight of 0 is in a dot product
 };
 
-/// What tiles know of a format; formats that are alike share code.
+/// Properties of a format that tiles depend on; formats that are alike share code.
 template <int kPlanes_, int kScaled_, bool kLarge_, bool kZero_, bool kMin_>
 struct TileKind {
   static constexpr int kPlanes = kPlanes_, kScaled = kScaled_, kParts = kPanelGroup / kScaled;
@@ -219,7 +219,7 @@ inline Simd::F add_scaled(Simd::F total, const DecodedChunk& w, const ChunkToken
                                                 sum_of<Kind::kScaled>(tokens.sum(t), at));
 }
 
-/// What the weights' zero adds to a dot product, as four columns in every lane.
+/// Start value of a dot product, in every lane: takes away what the weights' zero adds.
 template <class Kind>
 inline Simd::I zero_dot(const DecodedChunk& w, const ChunkTokens<Kind::kPlanes>& tokens, int64_t at, int64_t t) {
   return Kind::kZero ? Simd::iset1(-w.zero * sum_of<Kind::kScaled>(tokens.sum(t), at)) : Simd::izero();

@@ -9,8 +9,8 @@
 //
 // Column 4 k + j (k < 8) of 32, whose code has kLow low bits and kHigh high bits (PanelUnit):
 //   kLow 8  vector k                            kHigh 1  bit k of the one vector behind the low bits
-//   kLow 4  vector k % 4, low nibble (k < 4)    kHigh 2  vector k / 4 behind the low bits, bits 2 (k % 4), 2 (k % 4) + 1
-//           or high nibble
+//   kLow 4  vector k % 4, low nibble (k < 4)    kHigh 2  vector k / 4 behind the low bits, bits 2 (k % 4) and
+//           or high nibble                              2 (k % 4) + 1
 //   kLow 2  vector k / 4, bits 2 (k % 4), 2 (k % 4) + 1
 // Activations are rounded to integers per token and 32 columns (quantize_group_ref): to 15 bits in two planes, or to 8
 // bits in one plane.
@@ -45,11 +45,12 @@ inline constexpr int kPanelRows = 16;
 inline constexpr int kPanelGroup = 32;   ///< columns that share a scale of the activations
 inline constexpr int kPanelChunk = 256;  ///< columns of a token's activations that lie together
 
-/// What a row's scales are in the head of a unit: one fp16; a power of two in a byte; an fp16 for kScaled columns; or an
-/// fp16 d and an integer for kScaled columns. Integers are signed bytes, 6 bits (32 for 0 where there are no minima), nibbles beside minima, or odd
-/// in nibbles, 2 n + 1 of parts of d.
+/// Form of a row's scales in the head of a unit: one fp16; a power of two in a byte; an fp16 for kScaled columns; or an
+/// fp16 d and an integer for kScaled columns. Integers are signed bytes, 6 bits (32 for 0 where there are no minima),
+/// nibbles beside minima, or odd in nibbles, 2 n + 1 of parts of d.
 enum class PanelScales : uint8_t { f16, power, halves, bytes, six_bits, nibbles, odd, odd_quarters, odd_eighths };
-/// Where minima are: none; fp16 behind the scales; integers times the block's -dmin, or eighths of d with the scale's sign.
+/// Where minima are: none; fp16 behind the scales; integers times the block's -dmin, or eighths of d with the scale's
+/// sign.
 enum class PanelMinima : uint8_t { none, f16, integers, eighths };
 
 /// Levels of formats whose codes are no integers in steps of one, plus kZero. A table of 8 is there twice.
@@ -66,8 +67,8 @@ alignas(16) inline constexpr PanelLevels kIq3SPanelLevels = {16, 18, 20, 22, 24,
 /// Eighths: -1, 0 and 1 with an eighth put on, then with an eighth taken off.
 alignas(16) inline constexpr PanelLevels kIq1PanelLevels = {2, 10, 18, 9, 0, 8, 16, 9, 2, 10, 18, 9, 0, 8, 16, 9};
 
-/// What the unit of a format's panels looks like. kScaled: columns under one scale. kRowHead: bytes of a row in the
-/// head, 0 where a unit has as many bytes as its blocks.
+/// Layout of the unit of a format's panels. kScaled: columns under one scale. kRowHead: bytes of a row in the head, 0
+/// where a unit has as many bytes as its blocks.
 template <int kLow_, int kHigh_, int kScaled_, int kZero_, PanelScales kScales_ = PanelScales::f16,
           PanelMinima kMinima_ = PanelMinima::none, auto kLevels_ = nullptr, int kRowHead_ = 0>
 struct PanelCodes {
@@ -84,7 +85,7 @@ struct PanelCodes {
 
 // clang-format off
 template <class F> struct PanelUnitOf;
-//                                                       low high scaled zero scales  minima             levels  bytes of a row's head
+//                                                       low high scaled zero scales minima levels bytes of a row's head
 template <> struct PanelUnitOf<Q8_0>     : PanelCodes<8, 0, 32, 128> {};
 template <> struct PanelUnitOf<Q4_0>     : PanelCodes<4, 0, 32, 8> {};
 template <> struct PanelUnitOf<Int4G128> : PanelCodes<4, 0, 32, 8> {};
@@ -133,7 +134,7 @@ struct PanelUnit : PanelUnitOf<F> {
 struct FloatPanels {
   static constexpr int kHeadBytes = 4 * kPanelRows, kUnitBytes = kHeadBytes + kPanelRows * kPanelGroup;
   static constexpr int64_t kFew = 16;  ///< tokens that read codes and activations where they are
-  /// Of more tokens: columns of a chunk, whose decoded weights stay in L1, and floats between tokens of a chunk.
+  /// Columns of a chunk, for more tokens: its decoded weights stay in L1. kSpread: floats between tokens of a chunk.
   static constexpr int kColumns = 128, kSpread = 16;
 };
 static_assert(FloatPanels::kUnitBytes == kPanelRows * sizeof(FP8_G32::Block));
@@ -172,8 +173,8 @@ ScratchBytes float_tokens_bytes(int64_t n_tokens, int64_t n_in);
 
 /// The largest integer of one plane and of two: 127, and 127 * 128 + 63.
 constexpr float panel_limit(int planes) { return planes == 1 ? 127.0f : 16319.0f; }
-/// What a group whose largest magnitude is `largest` is multiplied by: panel_limit / largest, or 0 when that is no
-/// finite float (such a group counts as zeros).
+/// Factor of a group whose largest magnitude is `largest`: panel_limit / largest, or 0 when that is no finite float
+/// (such a group counts as zeros).
 inline float group_inverse(float largest, int planes) {
   return largest > (planes == 1 ? 4e-37f : 5e-35f) ? panel_limit(planes) / largest : 0.0f;
 }

@@ -9,7 +9,7 @@ __device__ inline float gelu_of(float x) {
   return 0.5f * x * (1 + tanhf(kRoot * (x + 0.044715f * x * x * x)));
 }
 
-/// What gpt-oss makes of a gate and an up.
+/// Gated activation of gpt-oss: a clamped SwiGLU of gate and up.
 __device__ inline float clamped_swiglu_of(float gate, float up) {
   constexpr float kLimit = 7, kGain = 1.702f;
   const float g = gate > kLimit ? kLimit : gate;  // keeps NaN

@@ -13,7 +13,7 @@ unsigned blocks(int64_t n) { return unsigned(gpu::ceil_div(n, kThreads)); }
 
 __device__ int64_t element() { return int64_t(blockIdx.x) * kThreads + threadIdx.x; }
 
-/// Of a row; double where the reference is double.
+/// Sum of the squares of a row; double where the reference is double.
 __device__ double sum_squares(int64_t n, const float* x) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += double(x[i]) * x[i];

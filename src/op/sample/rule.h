@@ -1,12 +1,12 @@
 // The rule by which a token is sampled from logits, written once for CPU and device so that both sample the same one.
 //
 // Logits are compared as floats, a NaN being +infinity and the smaller id the better of equals: what is not finite and
-// no -infinity comes out as the best, which is looked at. Probabilities are whole
-// numbers, sample_weight(): their sums are exact in any order, which is what lets many threads add them up. One token:
+// no -infinity comes out as the best, which is looked at. Probabilities are whole numbers, sample_weight(): their sums
+// are exact in any order, which is what lets many threads add them up. One token:
 //
 //   1. penalty: logits of the last repeat_last_n tokens, each id once, are divided by it if positive, else multiplied
-//   2. greedy (exponent 0) takes the best. A best that is not finite is no token: Sampler throws, a device marks what it
-//      hands out (kNotFiniteToken)
+//   2. greedy (exponent 0) takes the best. A best that is not finite is no token: Sampler throws, a device marks what
+//      it hands out (kNotFiniteToken)
 //   3. top_k keeps the k best, if not 0
 //   4. top_p keeps the best until their weights at temperature 1 reach top_p of those kept by 3; always one
 //   5. min_p keeps logits >= best + log_min_p
@@ -88,7 +88,7 @@ RIDGE_HD inline uint64_t multiply_high(uint64_t a, uint64_t b) {
   return a1 * b1 + (low >> 32) + (high >> 32);
 }
 
-/// Of 64 bits, the same as call number `step` (from 0) of Rng(seed).next().
+/// Random number of 64 bits, the same as call number `step` (from 0) of Rng(seed).next().
 RIDGE_HD inline uint64_t random_number(uint64_t seed, uint64_t step) {
   return splitmix64(seed + (step + 1) * kSplitmixStep);
 }

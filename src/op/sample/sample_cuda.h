@@ -71,7 +71,7 @@ class DeviceSampler {
   /// whose steps have several rows: they are spread over the former, and sample nothing themselves.
   DeviceSampler(int n_seq, int vocab_size, int n_ids = 0, int n_texts = 0);
 
-  /// What such a sampler allocates.
+  /// Allocations of a sampler of n_seq sequences.
   static gpu::Allocations bytes_of(int n_seq, int vocab_size);
 
   /// Starts sequence `seq` anew: settings (in Sampler's ranges), step 0, and the tokens the penalty knows (the prompt;
@@ -88,7 +88,7 @@ class DeviceSampler {
   void verify(gpu::StreamHandle stream, const VerifiedRows& rows, const int32_t* sampled, DeviceText* texts,
               const gpu::TokenRingView& ring);
 
-  /// What sample() launches for the settings so far; starts as greedy without penalty.
+  /// Launches that sample() needs for the settings so far; starts as greedy without penalty.
   struct Needs {
     SampleKind kind = SampleKind::greedy;
     bool penalty = false;  ///< one launch more
@@ -103,7 +103,7 @@ class DeviceSampler {
   void sample(gpu::StreamHandle stream, float* logits, int32_t* tokens, const gpu::TokenRingView& ring = {}) {
     sample(stream, n_seq_, logits, tokens, ring);
   }
-  /// The same of the first n sequences.
+  /// Samples the next token of the first n sequences, as above.
   void sample(gpu::StreamHandle stream, int n, float* logits, const TokenPlaces& tokens,
               const gpu::TokenRingView& ring = {});
 

@@ -26,7 +26,7 @@ constexpr int kBins = 1024;
 constexpr int kMaxSorted = 4096;  // candidates that fit in the shared memory of a block
 static_assert(uint64_t(kSlice) << 21 <= uint64_t(1) << 32, "a block's sum of half weights fits in 32 bits");
 
-/// Of one sequence. Counters are 0 between calls.
+/// State of one sequence. Counters are 0 between calls.
 struct State {
   SampleRule rule;
   Sum step, n_recent;
@@ -127,7 +127,8 @@ struct Place {
   int index;   // n when it never does
   Sum before;  // sum of those before
 };
-/// Of mass(0), mass(1), ... mass(n - 1); `left` gives the number from the sum of all. The same in every thread.
+/// Finds where the running sum of mass(0), mass(1), ... mass(n - 1) first exceeds a number, which `left` gives from the
+/// sum of all. The result is the same in every thread.
 template <class Mass, class Left>
 __device__ Place find(int n, const Mass& mass, const Left& left) {
   __shared__ Place found;
@@ -279,7 +280,7 @@ __device__ void sample_plain(const Batch& batch, State& state, const Sum* partia
   if (threadIdx.x == 0) emit(batch, state, first + place.index);
 }
 
-/// What the histogram is of: weights when top_p applies to the whole vocabulary, else candidates.
+/// Whether the histogram holds weights: when top_p applies to the whole vocabulary. Else it holds candidates.
 __device__ bool bins_hold_weights(const SampleRule& rule) { return rule.top_k == 0 && rule.top_p != kTopPOff; }
 
 __global__ void __launch_bounds__(kThreads, 2) weigh(Batch batch) {

@@ -1,4 +1,4 @@
-// What a quality run wants to know of one row of logits (lab/quality/statistics.h has the definitions).
+// Scores of one row of logits for quality runs (lab/quality/statistics.h has the definitions).
 #pragma once
 
 #include <cstdint>

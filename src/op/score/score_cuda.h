@@ -1,4 +1,4 @@
-// What a quality run wants to know of rows of logits, found where the logits are.
+// Scores of rows of logits for quality runs, computed where the logits are.
 #pragma once
 
 #include <cstdint>

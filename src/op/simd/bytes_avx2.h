@@ -24,7 +24,7 @@ inline Bytes either(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
 inline Bytes minus(Bytes a, int value) { return _mm256_sub_epi8(a, _mm256_set1_epi8(char(value))); }
 /// Every byte moved by `bits`; the bits that come in belong to a neighbour, so mask them with low_bits().
 inline Bytes moved_down(Bytes a, int bits) { return _mm256_srli_epi16(a, bits); }
-/// The same upwards, for codes that stay inside their byte.
+/// Every byte moved up by `bits`, for codes that stay inside their byte.
 inline Bytes moved_up(Bytes a, int bits) { return _mm256_slli_epi16(a, bits); }
 /// `value` in the bytes that have the bit of `mask`, 0 in the others.
 inline Bytes where_bit(Bytes a, int mask, int value) {

@@ -40,7 +40,7 @@ inline void put_offset(Bytes codes, float scale, float offset, float* out) {
     Simd::store(out + i, Simd::fma(Simd::load_u8(bytes + i), Simd::set1(scale), Simd::set1(offset)));
 }
 
-/// The same with a scale for each 16. Lanes never straddle two: 16 is a multiple of their number.
+/// out[i] = codes[i] * scales[i / 16] for 32 codes. Lanes never straddle two scales: 16 is a multiple of their number.
 inline void put_scaled_16s(Bytes codes, const float* scales, float* out) {
   alignas(32) int8_t bytes[32];
   store_bytes(bytes, codes);

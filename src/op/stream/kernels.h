@@ -1,4 +1,4 @@
-// What the table of streams has of each ISA.
+// Kernels of each ISA for the table of streams.
 #pragma once
 
 #include "op/stream/stream.h"
