@@ -31,17 +31,19 @@ struct LoadOptions {
                                      ///< launch=plain or launch=overlap
   bool float_activations = false;    ///< BitNet: keep activations in float, to compare with references
   double rank_timeout_s = 60;        ///< of several devices: longest time that one may wait for another in a step
-  /// Of a model on one GPU: experts of the first so many layers stay in host memory, and the CPU computes them.
+  /// Layers, counted from the first, whose experts stay in host memory, where the CPU computes them: for a model on one
+  /// GPU.
   int n_cpu_moe = 0;
-  /// The same of as many of the first layers as leave at most so many GiB of experts for the GPU; below 0: no limit.
+  /// Most GiB of experts for the GPU: experts of as many of the first layers as that takes stay in host memory. Below
+  /// 0: no limit.
   double moe_device_gib = -1;
-  /// Of layers whose experts are in host memory, so many GiB of single experts are on the GPU as well: those that are
-  /// chosen most often, as many of each layer. They change with the text. 0: none.
+  /// GiB on the GPU for single experts of the layers whose experts are in host memory: those that are chosen most
+  /// often, as many of each layer. They change with the text. 0: none.
   double moe_cache_gib = 0;
   bool whole = false;  ///< in a process that is a rank of a job: the whole model here, not a slice of it
 };
 
-/// What a loaded model is; every number is exact.
+/// Properties of a loaded model; every number is exact.
 struct ModelInfo {
   std::string path;           ///< as given to load()
   std::string name;           ///< general.name, or the folder's name
@@ -113,7 +115,7 @@ class Model {
   bool is_end(int32_t token) const;  ///< end of generation
   std::optional<int32_t> bos() const;
 
-  /// What is behind it (src/engine/engine.h), for programs built with Ridge's own sources.
+  /// Engine behind the model (src/engine/engine.h), for programs built with Ridge's own sources.
   Engine& engine() const { return *engine_; }
 
  private:
@@ -185,8 +187,8 @@ struct KvReport {
 /// Logits of consecutive positions: row i belongs to token index `first + i` of the prefilled span.
 using LogitsCallback = std::function<void(int first, int n_rows, const float* logits)>;  // [n_rows, vocab_size]
 
-/// Hidden states behind the model's last norm, as the output matrix reads them: row i belongs to token index `first + i`
-/// of the tokens read.
+/// Hidden states behind the model's last norm, as the output matrix reads them: row i belongs to token index
+/// `first + i` of the tokens read.
 using HiddenCallback = std::function<void(int first, int n_rows, const float* hidden)>;  // [n_rows, d_model]
 
 /// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, sampling. temperature <= 0 is
@@ -204,7 +206,7 @@ struct SamplerOptions {
   uint64_t n_sampled = 0;  ///< tokens of this text that were sampled before: a new sampler goes on with the next number
 };
 
-/// What the tokens of a text may be: that it has a structure, for example. Used by one thread at a time. Throws Error
+/// Rule for the tokens of a text: that it has a structure, for example. Used by one thread at a time. Throws Error
 /// where it cannot go on.
 class TokenRule {
  public:

@@ -10,7 +10,7 @@
 
 namespace ridge {
 
-/// What went wrong, as a class; the value is the process exit code of the command line.
+/// Class of an error; the value is the process exit code of the command line.
 enum class ErrorKind : int {
   failure = 1,       ///< the run failed for a reason outside the input (I/O error, internal check)
   usage = 2,         ///< the command line or an API argument is wrong

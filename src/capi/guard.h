@@ -28,7 +28,7 @@ ridge_status guarded(const Body& body) noexcept {
   }
 }
 
-/// What a pointer of the caller points to; throws usage for NULL.
+/// Object behind a pointer of the caller; throws usage for NULL.
 template <class T>
 T& given(T* pointer, std::string_view name) {
   if (!pointer) throw_error(ErrorKind::usage, "{} is NULL", name);

@@ -1,4 +1,4 @@
-// What the handles of ridge/ridge.h point to.
+// Objects behind the handles of ridge/ridge.h.
 #pragma once
 
 #include <map>

@@ -32,7 +32,7 @@ class Conversation {
   static std::span<const Row> rows();
   static std::vector<std::string> command_names();
 
-  /// What a command answers; beside JSON on stdout it goes to stderr.
+  /// Prints the answer of a command; beside JSON on stdout it goes to stderr.
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) {
     fmt::print(options_.json ? stderr : stdout, format, std::forward<Args>(args)...);

@@ -13,7 +13,7 @@ namespace {
 constexpr int kDebateTokens = 128;
 constexpr size_t kMaxNameBytes = 24;
 
-/// What a side knows before the first turn. A base model reads a transcript, which says who talks.
+/// Introduction of a side before the first turn. A base model reads a transcript, which says who talks.
 std::string introduction(const Side& self, const Side& other, const std::string& topic, bool has_template) {
   const std::string about = topic.empty() ? "" : fmt::format(" about {}", topic);
   if (has_template)

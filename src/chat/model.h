@@ -28,7 +28,7 @@ class ChatModel {
   std::vector<int32_t> tokens(const std::string& text) const;
   /// How the answer to such a prompt is read.
   serve::AnswerForm answer_form(const std::string& prompt) const;
-  /// What ends an answer beside the model's own token.
+  /// Stop strings of an answer beside the model's own end token.
   std::vector<std::string> stops(const text::PlainNames& names = {}) const;
 
  private:

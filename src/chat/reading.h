@@ -17,7 +17,7 @@ int read_tokens(Session& session, const Model& model, std::span<const int32_t> t
 /// Lines about a long prompt for a log: the first after half a minute, each of the next after twice the time.
 class ReadingNotes {
  public:
-  /// What to say `seconds` after the begin; empty: nothing yet.
+  /// Line to print `seconds` after the begin; empty: nothing yet.
   std::string line(size_t n_read, size_t n, double seconds);
 
  private:

@@ -16,7 +16,7 @@ struct SpeakerOptions {
   GenerateOptions generate;     ///< stops of the model's own are added
   text::PlainNames names = {};
   Speculation* speculation = nullptr;  ///< null: none; must outlive the speaker
-  /// Of the answers that are read so; null: any text.
+  /// Makes the rule for answers of a form; null: any text.
   std::function<std::unique_ptr<TokenRule>(const serve::AnswerForm&)> structure = nullptr;
 };
 
@@ -31,7 +31,7 @@ class Speaker {
   /// `printer` gets the answer, once the prompt says how it is read.
   GenerateResult say(text::Json& messages, int& n_dropped, AnswerPrinter& printer);
 
-  /// The same tokens in a cache of other formats. Throws Error; the cache is then as it was.
+  /// Moves the tokens held to a cache of other formats. Throws Error; the cache is then as it was.
   void change_cache(const KvChoice& kv);
 
   const ChatModel& chat() const { return chat_; }

@@ -1,4 +1,4 @@
-// What the bench commands share: rows to stdout and to --results, progress, and how they end.
+// Output of the bench commands: rows to stdout and to --results, progress, and the exit code.
 #pragma once
 
 #include <cstdint>

@@ -31,9 +31,9 @@ struct ChatFlags {
   int64_t seed = -1;
   bool no_history = false, verbose = false;
 
-  /// Of a model's sessions.
+  /// Context of a model's sessions, in tokens.
   int n_ctx(const Model& model) const;
-  /// Of a model that is loaded; `seed` is the one in force.
+  /// Options of a speaker over a loaded model; `seed` is the one in force.
   chat::SpeakerOptions speaker(const Model& model) const;
 };
 

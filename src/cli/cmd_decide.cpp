@@ -50,7 +50,7 @@ void make_quick(const Model& model, lab::DecisionParams& params) {
   params.check = false;
 }
 
-/// What a machine that is not quiet does to the figures, before any is measured.
+/// Warns, before anything is measured, that a busy machine changes the figures.
 void warn_if_busy() {
   for (const lab::Check& check : lab::examine(lab::look_around({})))
     if (check.name.ends_with("load") && check.finding != lab::Finding::ok)
@@ -58,7 +58,7 @@ void warn_if_busy() {
                  check.advice);
 }
 
-/// What will be measured, and how long it takes.
+/// Prints the cells that will be measured, and how long that takes.
 void print_steps(const std::vector<lab::DecisionStep>& steps, const std::string& file) {
   double seconds = 0;
   for (const lab::DecisionStep& step : steps) seconds += step.seconds;
@@ -122,7 +122,7 @@ std::vector<double> bit_limits(const std::string& text) {
   return limits;
 }
 
-/// What --search and its refinements say.
+/// Reads --search and its refinements.
 void read_search(const DecideFlags& flags, lab::DecisionParams& params) {
   if (params.search_text.empty()) return;
   if (params.text.empty()) bad_flag("--search", "is verified on a text that it does not see", "name that text with -f");
@@ -187,7 +187,7 @@ int decide(const DecideFlags& flags) {
   hooks.on_row = [&](const lab::Row&) { ++n_new; };
   if (searched) {
     lab::measure_sensitivity(model, params, question, *searched, store, hooks);
-    // What it finds is measured with the candidates; the allocation of the budget is one of them.
+    // Measure the caches that the search finds with the candidates; the allocation of the budget is one of them.
     const lab::SearchRecord found = lab::search(store.rows(), question, *searched);
     params.quality_caches = lab::searched_caches(found);
     const std::string of_budget = lab::budget_cache(found);

@@ -79,7 +79,7 @@ void print_rows(const EvalFlags& flags, const std::vector<lab::Row>& rows) {
   if (flags.curve) fmt::print("\n{}", lab::curve_text(rows));
 }
 
-/// What a run says on stderr while it goes on.
+/// Progress of a run, on stderr.
 class EvalProgress {
  public:
   EvalProgress(const EvalFlags& flags, size_t n_caches)
@@ -98,7 +98,7 @@ class EvalProgress {
     hooks.on_group = [this](const lab::EvalResult& group, int n_left) { say_group(group, n_left); };
     return hooks;
   }
-  /// Of the last group.
+  /// Whether the last group is complete.
   bool complete() const { return chunks_done_ == n_chunks_; }
   std::string chunks() const { return fmt::format("{} of {} chunks done", chunks_done_, n_chunks_); }
 

@@ -19,7 +19,7 @@ struct LogitsFlags {
   int n_ubatch = 512;
 };
 
-/// What the model cannot take is refused before a file is begun.
+/// Refuses ids that the model cannot take, before a file is begun.
 void check_ids(const std::vector<int32_t>& ids, const std::string& file, const ModelInfo& info) {
   if (ssize(ids) > info.n_ctx_train)
     bad_flag("--ids", fmt::format("{} has {} token ids, expected at most {}, the model's context", io::in_quotes(file),

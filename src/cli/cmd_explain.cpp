@@ -39,7 +39,7 @@ struct Explanation {
   std::vector<Verdict> kernels;  ///< worst to best
 };
 
-/// The same rule as select_row(): the last supported row wins.
+/// Chooses as select_row() does: the last supported row wins.
 template <class Variant, class Judge>
 std::vector<Verdict> verdicts_of(std::span<const Variant> variants, const Judge& judge_one) {
   std::vector<Verdict> verdicts;

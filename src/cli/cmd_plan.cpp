@@ -50,7 +50,7 @@ lab::Row planned_row(const lab::PlannedModel& model, const Planned& of) {
   return row;
 }
 
-/// What decides first, the parts behind it.
+/// Prints the numbers that decide first, then the parts.
 void print_plans(const std::vector<Planned>& plans, int n_ctx_train) {
   const auto line = [&](const std::string& name, const auto& cell) {
     fmt::print("| {} |", name);

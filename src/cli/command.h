@@ -12,7 +12,7 @@ namespace ridge::cli {
 /// Runs after parsing; returns the exit code. Errors are thrown.
 using Action = std::function<int()>;
 
-/// What the processes of an MPI job do with a command that has --tp.
+/// Use of an MPI job's processes by a command that has --tp.
 enum class RankUse : uint8_t {
   led,              ///< the first rank runs it, the others follow (engine/lead.h)
   led_for_clients,  ///< the same; between passes the first rank may wait for clients or people without a limit

@@ -1,4 +1,4 @@
-// What the eval commands share: model, text, windows.
+// Flags common to the eval commands: model, text, windows.
 #pragma once
 
 #include "base/interrupt.h"
@@ -43,7 +43,7 @@ lab::Corpus read_base(const BaseFlags& flags, const TextFlags& text, const Model
 void print_start(const lab::Corpus& corpus, const lab::Windows& windows, const lab::EvalOptions& options,
                  const Model& model);
 
-/// What studies share: a row a cache of the list, which may be left out.
+/// Flags common to studies: a row for each cache of the list, which may be left out.
 struct StudyFlags {
   TextFlags text;
   OutputFlags output;

@@ -56,7 +56,7 @@ constexpr std::pair<std::string_view, std::string_view> kLongShorts[] = {
     {"--spec-draft-type-v", "--cache-type-v-draft"},
 };
 
-/// What messages from below the command line call a field, and the flag that sets it.
+/// Fields as messages from below the command line name them, and the flags that set them.
 constexpr std::pair<std::string_view, std::string_view> kFieldFlags[] = {
     {"n_ctx", "--ctx-size"},
     {"isa", "--isa"},
@@ -335,8 +335,8 @@ void add_rank_flags(CLI::App& app, int* n_stages) {
 
 namespace {
 
-/// What all ranks must have been asked for. Models may lie elsewhere on each machine: their bytes are compared when they
-/// are loaded. Keys of clients are nobody else's.
+/// Lists the flags and variables that must be the same on all ranks. The model's path may differ: bytes of models are
+/// compared when they are loaded. Clients' keys concern no other rank.
 std::string asked_for(const std::vector<std::string>& words) {
   const auto is_left_out = [](std::string_view flag) {
     return flag == "--api-key" || flag == "-m" || flag == "--model";
@@ -355,7 +355,7 @@ std::string asked_for(const std::vector<std::string>& words) {
   return text;
 }
 
-/// What was given for a flag last; nothing where it was left out or the command has no such flag.
+/// Last value given for a flag; nothing where the flag was left out or the command does not have it.
 std::optional<std::string> given(const CLI::App& app, const std::string& flag) {
   const CLI::Option* const option = app.get_option_no_throw(flag);
   return option && option->count() > 0 ? std::optional(option->results().back()) : std::nullopt;

@@ -45,7 +45,7 @@ void add_off_flag(CLI::App& app, const std::string& name, bool& value, const std
 /// A text option that takes one value each time and may be repeated; `standard` is shown as the default.
 CLI::Option* add_repeatable(CLI::App& app, const std::string& names, std::vector<std::string>& values,
                             const std::string& type, const std::string& help, const std::string& standard = {});
-/// The same of comma lists.
+/// Adds an option that takes a comma list.
 CLI::Option* add_list(CLI::App& app, const std::string& names, std::vector<std::string>& values,
                       const std::string& standard, const std::string& help);
 
@@ -146,7 +146,7 @@ std::string_view flag_of_field(std::string_view field);
 /// Ridge does not have, saying what it has instead.
 std::vector<std::string> normalize_args(const CLI::App& root, const std::vector<std::string>& args);
 
-/// What holds for every flag of every command: it has an environment twin (--ctx-size is RIDGE_CTX_SIZE), and of a flag
+/// Completes every flag of every command: it has an environment twin (--ctx-size is RIDGE_CTX_SIZE), and of a flag
 /// given twice the last one counts unless it collects values.
 void complete_options(CLI::App& app);
 

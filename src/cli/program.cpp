@@ -188,7 +188,8 @@ int report(ErrorKind kind, std::string_view message) {
   std::fflush(stdout);
   chat::end_text(true);
   if (Ranks* const ranks = joined_ranks()) {
-    // What all ranks meet, the first one says, and ends them all; others speak when it has not done so.
+    // Let the first rank report an error that all ranks meet, and end them all; other ranks speak when it has not done
+    // so.
     if (!ranks->is_first()) std::this_thread::sleep_for(std::chrono::seconds(2));
     fmt::print(stderr, "error: {}{}\n", ranks->is_first() ? "" : ranks->name(ranks->rank()) + ": ", message);
     ranks->abort(int(kind));
@@ -203,7 +204,7 @@ int finish_output(int code) {
   return report(ErrorKind::failure, "cannot write the output: stdout: the device is full or closed");
 }
 
-/// What a command line asks for.
+/// Command that a command line asks for.
 struct Asked {
   Action action;
   RankUse ranks = RankUse::led;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kBetweenIds = ", \t\r\n";
 
-/// What comes until the end of a file that may make one wait.
+/// Reads a file that may make one wait, until it ends.
 std::string read_stream(int descriptor, const std::string& name, bool quiet) {
   const bool is_terminal = isatty(descriptor);
   if (is_terminal && !quiet) fmt::print(stderr, "prompt   from the terminal: Ctrl-D ends it\n");

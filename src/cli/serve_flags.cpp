@@ -8,7 +8,7 @@
 namespace ridge::cli {
 namespace {
 
-/// Of the memory that is free, for the cache and for sequences that wait each.
+/// Share of the free memory for the cache, and as much again for sequences that wait, kMostSwapGib at most.
 constexpr double kShare = 0.25;
 constexpr double kMostSwapGib = 4;
 

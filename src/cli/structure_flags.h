@@ -13,7 +13,7 @@ struct StructureFlags {
 };
 void add_structure_flags(CLI::App& app, StructureFlags& flags);
 
-/// What the flags ask of answers, as a server's requests ask it. Reads files: throws usage.
+/// Structure of answers by the flags, as a server's requests ask for it. Reads files: throws usage.
 class AnswerStructure {
  public:
   /// `model` must outlive it.

@@ -1,5 +1,5 @@
-// What runs a model: the CPU, or a device. A backend reads the model's plan, runs batches over pools of sequences, and
-// leaves logits where it computed them.
+// Backends run a model on the CPU or on a device. A backend reads the model's plan, runs batches over pools of
+// sequences, and leaves logits where it computed them.
 #pragma once
 
 #include <climits>
@@ -27,14 +27,14 @@ class Outputs {
   virtual int64_t n_rows() const = 0;
   /// On the host, [n_rows, vocab_size]; valid until the next step that writes here.
   virtual View2<const float> logits() = 0;
-  /// What the last layer gave, in front of the output's norm, on the host, [n_tokens, d_model], where the batch asked
-  /// for it; valid as logits() are.
+  /// Hidden states of the last layer, before the output norm, on the host, [n_tokens, d_model]. Only where the batch
+  /// asked for them; valid as logits() are.
   virtual View2<const float> hidden() = 0;
   /// Compares the rows with those of `base` (null: none), where they are; targets [n_rows]. Results queue up in order
   /// until take_scores().
   virtual void score(Outputs* base, std::span<const int32_t> targets) = 0;
   virtual std::vector<RowScore> take_scores() = 0;
-  /// Of its buffers; 0: not counted.
+  /// Bytes of these buffers; 0: not counted.
   virtual int64_t bytes() const { return 0; }
 };
 
@@ -115,16 +115,16 @@ struct SpeculatedTexts {
 class DeviceSpeculation : public DeviceSteps {
  public:
   /// Behind finish(): each text keeps the first n_kept tokens of the step that was read last. Steps that were not read
-  /// are taken back, exactly where all steps that were not read before that one have kSpareRows rows of a text together.
-  /// Returns, of each text of the draft, the model's hidden states of the tokens which that step put into the cache for
-  /// good, [n_kept, d_model].
+  /// are taken back, exactly where all steps that were not read before that one have kSpareRows rows of a text
+  /// together. Returns, of each text of the draft, the model's hidden states of the tokens which that step put into the
+  /// cache for good, [n_kept, d_model].
   virtual std::vector<std::vector<float>> leave(std::span<const int> n_kept) = 0;
 };
 
 /// Called before each layer's attention on the host's rows: q [n, n_heads * head_dim], k and v [n, n_kv_heads *
 /// head_dim], after RoPE and before the cache.
 using OnAttention = std::function<void(int layer, View2<const float> q, View2<const float> k, View2<const float> v)>;
-/// What a residual stream is about to enter; behind the last layer (layer = n_layers) comes the output.
+/// Block that the residual stream is about to enter; behind the last layer (layer = n_layers) it is the output.
 enum class Block : uint8_t { mixer, feed_forward, output };
 /// Called with the residual stream [n, d_model] in front of each block, which it may change: checks give every block of
 /// two engines the same input.
@@ -148,7 +148,7 @@ class Backend {
 
   /// Appends the batch's tokens; pages must be reserved. At most max_tokens() tokens. Queues work or runs it.
   void run(const Batch& batch, SequencePool& pool, Outputs& outputs);
-  /// The same in `memory`: the pool says where sequences are, and its lengths stay.
+  /// Runs a batch over `memory`. The pool says where sequences are, and its lengths stay.
   virtual void step(const Batch& batch, const SequencePool& pool, KvMemory& memory, Outputs& outputs) = 0;
   virtual int max_tokens() const = 0;
   /// Watches the steps to come; null to stop watching.

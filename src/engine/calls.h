@@ -1,5 +1,5 @@
-// What the first of several ranks tells the others to do (lead.h), as bytes. All ranks run one program, so both sides
-// write and read values as they lie in memory; what points elsewhere has a form of its own here.
+// Calls by which the first of several ranks directs the others (lead.h), as bytes. All ranks run one program, so both
+// sides write and read values as they lie in memory. Data behind pointers has a form of its own here.
 #pragma once
 
 #include <cstring>
@@ -17,7 +17,7 @@ enum class Call : uint8_t {
   load,  // a model, in place of the one before
   watch,
   free_bytes,
-  // Of a memory, whose number follows, and of its slots and pages, as KvMemory has them.
+  // Calls about a memory, whose number follows, and about its slots and pages, as in KvMemory.
   open_memory,
   close_memory,
   clear_slot,
@@ -81,7 +81,7 @@ class CallWriter {
     put(place.slot), put(place.n), put_all(place.pages), put_all(place.ring_first);
     put_all(place.sliding_pages), put(place.sliding_first);
   }
-  /// What was put so far; the writer is empty then.
+  /// Returns everything put so far and empties the writer.
   std::string take() { return std::exchange(text_, {}); }
 
  private:

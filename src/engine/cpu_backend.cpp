@@ -54,7 +54,7 @@ void CpuOutputs::score(Outputs* base, std::span<const int32_t> targets) {
   });
 }
 
-/// What ranks exchange: n floats go to each of the others, and come.
+/// Work of an exchange between ranks: n_sent floats go to each other rank, n_received floats arrive in all.
 Work exchange_work(const Ranks& ranks, int64_t n_sent, int64_t n_received) {
   return {4 * n_received, 4 * n_sent * (ranks.size() - 1), 0};
 }
@@ -89,7 +89,8 @@ void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
   if (plan_.embedding_scale != 1) scale(context_, x, plan_.embedding_scale);
 }
 
-/// What layers get of each token beside the residual stream: of an embedding of their own and of x, the tokens' embedding.
+/// Computes the layers' own inputs for each token: from an embedding of their own and a matmul of x, the tokens'
+/// embedding.
 void CpuBackend::embed_for_layers(std::span<const int32_t> tokens, View2<const float> x) {
   const Linear& of = weights_.layer_embedding;
   const auto n = ssize(tokens), d = int64_t(plan_.layers[0].d_input);
@@ -286,7 +287,7 @@ int CpuBackend::run_layers(std::span<const int32_t> tokens, View2<const float> j
   if (!slice_ || slice_->stage == stage) embed(tokens, stream.x);
   if (weights_.join.format) join(joined, stream.x);
   if (weights_.layer_embedding.format) embed_for_layers(tokens, stream.x);
-  // What a block reads, and what it adds to the residual stream. Blocks in parallel read one norm.
+  // Prepare the input of a block, and add its result to the residual stream. Parallel blocks share one norm.
   const auto before = [&](const LayerPlan& layer, Block block, const std::vector<float>& norm) {
     const int64_t values = stream.x.rows * stream.x.cols;
     const bool parallel = layer.norms == NormPlace::parallel;
@@ -347,8 +348,8 @@ int CpuBackend::run_layers(std::span<const int32_t> tokens, View2<const float> j
   return stage;
 }
 
-/// The same, part by part through all layers: layers that read the cache of an earlier one must see it as it is when
-/// that part has been added, before the exact rows of later parts take the place of this part's.
+/// Runs the step part by part, each part through all layers. Layers that read the cache of an earlier layer must see it
+/// right after that part was appended, before the exact rows of later parts take the place of this part's rows.
 int CpuBackend::run_in_passes(std::span<const int32_t> tokens, HostKvMemory& memory) {
   const auto d = int64_t(plan_.d_model);
   const View2<float> passed = matrix(B::passed, ssize(tokens), d);
@@ -462,7 +463,7 @@ StepBuffers CpuBackend::step_buffers() const {
 }
 
 std::vector<std::string> CpuBackend::kernels(const KvLayerConfig& layer) const {
-  // Of the first layer that has some, here.
+  // Find the first layer with feed-forward weights on this rank.
   const auto up_of = [](const LayerWeights& of) -> const Linear& {
     return of.experts.empty() ? of.up : of.experts[0].up;
   };

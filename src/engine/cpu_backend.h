@@ -1,5 +1,5 @@
-// The forward pass on the CPU, as a class of two files: cpu_backend.cpp walks the plan, cpu_mixers.cpp has attention and
-// the mixers that keep a state.
+// The forward pass on the CPU, as a class of two files: cpu_backend.cpp walks the plan, cpu_mixers.cpp has attention
+// and the mixers that keep a state.
 #pragma once
 
 #include <memory>
@@ -103,7 +103,7 @@ class CpuBackend final : public Backend {
   Ranks* stage_ = nullptr;               // those of ranks_ that have the same layers
   CpuWorkspace<AlignedBuffer> buffers_;  // grows with the largest step
   std::vector<Route> routes_;
-  // Of the step that runs: angles of each rope, and the new tokens in parts that append and attention take.
+  // State of the running step: angles of each rope, and the new tokens in parts that append and attention take.
   std::vector<int32_t> positions_;  // of the tokens
   std::vector<RopeAngles> angles_;
   int n_ctx_ = 0;                                         // of the sequences

@@ -18,8 +18,8 @@ void activate(CpuContext& context, Activation activation, View2<float> gate, Vie
 
 namespace {
 
-/// Rows that experts are multiplied together for, as many as eight tokens of eight experts have: products of one row or a
-/// few are too small for all threads. An expert of more rows is on its own.
+/// Rows that experts are multiplied together for, as many as eight tokens of eight experts have: products of one row or
+/// a few are too small for all threads. An expert of more rows is on its own.
 constexpr int64_t kTogether = 64;
 
 /// An expert of a group: its rows, and the choices that they are for.
@@ -29,7 +29,7 @@ struct OfExpert {
   std::span<const int64_t> routes;
 };
 
-/// What the experts of a group work in.
+/// Work matrices of a group of experts.
 struct Matrices {
   View2<float> in, out;   // [rows, d_model]
   View2<float> gate, up;  // [rows, d_ff]

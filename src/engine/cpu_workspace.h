@@ -46,8 +46,8 @@ enum class CpuBuffer : uint8_t {
 template <class Buffer>
 using CpuWorkspace = EnumArray<CpuBuffer, Buffer>;
 
-/// What sizes of a model's steps follow from. Of matrices, formats and shapes count; of several ranks they are those of
-/// `slice`, null without ranks.
+/// Model data that the buffer sizes of steps follow from. Only formats and shapes of matrices count. With several ranks
+/// they are those of `slice`, which is null without ranks.
 struct CpuStepModel {
   const ModelPlan& plan;
   const Weights& weights;

@@ -29,7 +29,7 @@
 
 namespace ridge {
 
-/// What a DeviceExpertMatmul is made of: of every role the experts' matrices and biases.
+/// Parts of a DeviceExpertMatmul: for each role, the experts' matrices and biases.
 struct ExpertParts {
   std::vector<std::vector<const Linear*>> matrices;
   std::vector<std::vector<const std::vector<float>*>> biases;
@@ -57,7 +57,8 @@ struct CudaLayer {
   DeviceMatmul delta_in;                // qkv, z, a and b of the gated delta rule; of other states their projection
   gpu::Buffer delta_conv, delta_decay, delta_dt_bias, delta_norm;
   gpu::Buffer conv, conv_bias, mamba_norm, mamba_decay, mamba_d, mamba_dt_bias;
-  // Of latent attention, whose qkv is q_a (or q) and kv_a. k_b and v_b of the heads as of experts: all take part.
+  // Latent attention: qkv is q_a (or q) and kv_a. k_b and v_b hold one matrix a head, stored as experts are; all of
+  // them take part.
   gpu::Buffer q_a_norm, kv_a_norm;
   DeviceMatmul q_b;
   DeviceExpertMatmul k_b, v_b;
@@ -71,8 +72,8 @@ struct CudaLayer {
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
 
-/// Whether the experts of n tokens are packs, the shared expert among them. Else they are groups, in products for many, or
-/// packs where there are no such products, and the shared expert is on its own.
+/// Whether the experts of n tokens are packs, the shared expert among them. Else they are groups, in products for many,
+/// or packs where there are no such products, and the shared expert is on its own.
 inline bool takes_few_experts(const ExpertMatmuls& experts, const ExpertsPlan& plan, int64_t n) {
   if (n <= kMostIntTokens || !experts.can_group()) return n <= kFewRoutedTokens;
   const double slots = std::min(experts.gate_up.most_packed_slots(), experts.down.most_packed_slots());
@@ -86,8 +87,8 @@ inline bool streams_experts(const CudaLayer& layer, const ExpertsPlan& plan, int
   return layer.slot >= 0 && n > kFewRoutedTokens && n * plan.rule.n_used >= kTokensOfExpert * plan.n_experts;
 }
 
-/// Whether the device takes its part of n tokens whose experts the host computes: of as many as a recorded step may have.
-/// The host reads an expert once for all tokens of a longer one.
+/// Whether the device takes its part of n tokens whose experts the host computes: of as many as a recorded step may
+/// have. The host reads an expert once for all tokens of a longer one.
 inline bool keeps_experts(const ExpertsPlan& plan, int64_t n) { return plan.n_cached > 0 && n <= kMostRecordedRows; }
 
 /// Whether one token's products with experts can choose them from the scores (op/experts/int_experts_cuda.h).
@@ -100,7 +101,7 @@ struct CudaRope {
   gpu::Buffer frequency;  // double [n_pairs]
 };
 
-/// Of a rank that has the whole.
+/// Borders of a rank that holds the whole model.
 inline const std::vector<int64_t> kNoBorders;
 
 /// Whether the product of gate and up ends in the activation, or leaves both to a launch of its own.
@@ -125,14 +126,15 @@ struct CudaModel {
   /// A model as the constructor makes it, without device memory. Of matrices formats and shapes count.
   static CudaModel planned(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced,
                            gpu::Allocations& all);
-  /// What the weights take of the device, and what packing the largest product needs beside them.
+  /// Bytes of device memory for the weights, including the space for packing the largest matrix.
   static int64_t upload_bytes(const ModelPlan& plan, const Weights& weights, const ForcedKernels& forced);
-  /// What a step of one token reads of the matrices.
+  /// Bytes of the matrices that a step of one token reads.
   int64_t step_bytes(const ModelPlan& plan) const;
 
   std::vector<CudaRope> ropes;
   DeviceRows embedding;  // [vocab_size, d_model], in its format; its scale has the plan's
-  // Of what layers get of a token: from an embedding [vocab_size, n_layers * d_input], and a product of the model's.
+  // Inputs of the layers for each token: rows of an embedding [vocab_size, n_layers * d_input], and a matmul of the
+  // token's embedding.
   DeviceRows layer_embedding;
   DeviceMatmul layer_inputs;
   gpu::Buffer layer_inputs_norm;  // over the square root of 2, as the sum of both is
@@ -141,7 +143,8 @@ struct CudaModel {
   /// layer (engine/expert_stream.h).
   std::vector<ExpertMatmuls> slots;
   gpu::Buffer slot_source;  // what an expert of a slot, or of those that layers keep, is made of
-  // Of an MTP head: the halves of the join that take embeddings and hidden states, normed by these; else empty.
+  // MTP head: the halves of the join that take embeddings and hidden states, and the norms in front of them. Empty in
+  // other models.
   DeviceMatmul join_embedding, join_hidden;
   gpu::Buffer join_embedding_norm, join_hidden_norm;
   gpu::Buffer output_norm;  // over the plan's divisor of logits
@@ -266,7 +269,7 @@ template <class Buffer, class Memory>
 void reserve_step_buffers(StepWorkspace<Buffer>& workspace, const StepPlan& step, const ModelPlan& plan,
                           const CudaModel& model, const Memory& memory);
 
-/// What a recorded step samples with: tokens that it starts from, and its samplers.
+/// Workspace for sampling in a recorded step: the tokens that it starts from, and its samplers.
 struct SamplingWorkspace {
   static constexpr int kSlots = 16;  ///< steps whose tokens may wait
 
@@ -289,13 +292,13 @@ struct StepInputs {
   int32_t* logit_rows = nullptr;  ///< [sequences]; null where all rows have logits, or none has
   float* hidden = nullptr;        ///< [n_tokens, d_model] of an MTP head
 };
-/// Inputs that kernels write, of a short step whose place only the device knows.
+/// Inputs of a recorded step that kernels write, since only the device knows the positions of its rows.
 struct FedInputs {
   std::span<const int> reach;  ///< position that each sequence may come to
   std::function<void(const StepInputs&)> write;
 };
 
-/// What one of several devices that hold a model together knows of the others.
+/// Slice of one of several devices that hold a model together, and its links to the others.
 struct CudaRank {
   DeviceLink* all = nullptr;     ///< to all ranks
   DeviceLink* stage = nullptr;   ///< to those of the same stage, if there are others
@@ -348,8 +351,8 @@ class CudaRunner {
   void sample(const CudaOutputs& outputs, SamplingWorkspace& workspace);
   void watch(OnBlock on_block) { on_block_ = std::move(on_block); }
   bool is_watched() const { return on_block_ != nullptr; }
-  /// Of the newest step, on the device until the next one: what the last layer gave [n_tokens, d_model], and the rows
-  /// of it that got logits.
+  /// Hidden states of the newest step, on the device until the next one: the last layer's output [n_tokens, d_model],
+  /// and its rows that got logits.
   const float* hidden() const { return buffers_[StepBuffer::x].as<float>(); }
   const float* logit_hidden() const { return logit_hidden_; }
 
@@ -406,28 +409,30 @@ class CudaRunner {
                    const MatmulCall& out);
   void host_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out);
   void bring_experts(int layer, const ExpertChoice& choice);
-  /// Of experts in host memory: those that the device keeps of a choice, by their places.
+  /// Choice of the host's experts that the device keeps as well, by their places.
   ExpertChoice kept_of(int layer, const ExpertChoice& choice) const;
   void exchange_experts(const StepPlan& step);
   void upload_places(int layer);
   /// `summed`: the host has added up the experts of each token, but for those that the device keeps.
   void sum_experts(int layer, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out, bool summed);
-  /// What a block's first product reads of the residual stream, and where its last one leaves what the block gives.
+  /// Call of a block's first matmul with its input from the residual stream, and call of its last matmul with its
+  /// output.
   MatmulCall block_in(int layer, const StepPlan& step, const gpu::Buffer& norm) const;
   MatmulCall block_out(int layer, const StepPlan& step) const;
   /// Adds to the residual stream what block_out() has not.
   void end_block(int layer, const StepPlan& step, const gpu::Buffer& post_norm);
   void show_block(int layer, Block block, int64_t n);
-  // Of several stages.
+  // Pipeline stages.
   bool has_layer(int layer) const { return !rank_ || rank_->slice.has_layer(layer); }
   /// The residual stream passes the border in front of a layer that begins a stage: the ranks of the stage before hand
   /// it on to those in their places.
   void pass_border(int layer, int64_t n);
   /// All ranks get the residual stream of the stage that has the layer.
   void hand_to_all(int layer, int64_t n);
-  /// Of several ranks: all columns of what a block's last product reads, where it is cut between rows; else x.
+  /// Gathers from all ranks the columns that a block's last matmul reads, where its matrix is cut between rows; else
+  /// returns x.
   const float* gather_input(const float* x, int64_t n, const std::vector<int64_t>& borders);
-  /// Of several ranks: makes what each has of a block's result the whole.
+  /// Joins the ranks' parts of a block's result, so that each rank has the whole.
   void join_block(int layer, const StepPlan& step);
   void reserve_rank_buffers(int64_t n, int64_t n_logits);
   void reserve_host_rows(int64_t n);
@@ -435,7 +440,7 @@ class CudaRunner {
   void replay(Recorded& step, const float* logits, const std::function<void()>& queue);
   StepRows rows_of(const SubBatch& sub, const DeviceKvMemory& memory, PageClass pages) const;
 
-  /// What goes to experts in host memory and comes back, as HostExperts::Call has it.
+  /// Pinned buffers for experts in host memory: their inputs, and the sums that come back, as in HostExperts::Call.
   struct HostRows {
     gpu::PinnedBuffer x, experts, weights, sum;
   };

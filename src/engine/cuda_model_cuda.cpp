@@ -324,7 +324,8 @@ void make_layer(const LayerPlan& plan, const LayerWeights& from, Maker& maker, C
   layer.joins_shared = joins_shared(plan, from);
 }
 
-/// What layers whose experts share a slot have in common.
+/// Key that layers with a common slot share: for each role the number of experts, their format and shape, and whether
+/// they have biases.
 std::vector<int64_t> slot_shape(std::span<const ExpertParts> parts) {
   std::vector<int64_t> shape;
   for (const ExpertParts& of : parts)

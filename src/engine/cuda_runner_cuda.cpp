@@ -204,7 +204,7 @@ void CudaRunner::upload(const StepPlan& step, std::span<const int32_t> tokens, V
   upload_lists(step);
 }
 
-/// The same of a step whose inputs kernels write.
+/// Takes the inputs of a step that kernels write, in place of upload().
 void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
   RIDGE_CHECK(step.recorded, "a step of {} rows that the device places", step.n_tokens);
   const bool asks = !step.logits_in_order && !step.logit_rows.empty();
@@ -217,7 +217,7 @@ void CudaRunner::take(const StepPlan& step, const FedInputs& fed) {
   upload_lists(step);
 }
 
-/// What depends on the shape of a step.
+/// Uploads the lists that depend on the shape of a step.
 void CudaRunner::upload_lists(const StepPlan& step) {
   upload_head_packs(step.n_rows());
   if (buffers_[B::delta].bytes() > 0 && sequences_there_ != step.sequences) {
@@ -251,14 +251,14 @@ void CudaRunner::embed(const int32_t* tokens, int64_t n) {
   model_.join_hidden.run(stream_, call, matmul_scratch_);
 }
 
-/// What layers get of the tokens, whose embeddings are in x: (norm(layer_inputs x / sqrt(d_model)) + its embedding
-/// sqrt(d_input)) / sqrt(2), the norm over each layer's values.
+/// Computes the layers' own inputs from the tokens, whose embeddings are in x: (norm(layer_inputs x / sqrt(d_model)) +
+/// its embedding sqrt(d_input)) / sqrt(2), the norm over each layer's values.
 void CudaRunner::embed_for_layers(const int32_t* tokens, int64_t n) {
   const int64_t d = plan_.layers[0].d_input, width = ssize(plan_.layers) * d;
   auto *const inputs = buffers_[B::layer_inputs].as<float>(), *const rows = buffers_[B::layer_embedded].as<float>();
   model_.layer_inputs.run(stream_, {.n_tokens = n, .x = buffers_[B::x].as<float>(), .y = {inputs}}, matmul_scratch_);
   const gpu::OpRange range([&] { return small_op("embed", 2 * n * width); });
-  // Of values that were not divided by sqrt(d_model) before the norm.
+  // Scale eps by d_model, since these values were not divided by sqrt(d_model) before the norm.
   const float eps = plan_.norm_eps * float(plan_.d_model);
   device_rms_norm(stream_, n * ssize(plan_.layers), d, inputs, model_.layer_inputs_norm.as<float>(), eps, inputs);
   device_embed(stream_, n, tokens, model_.layer_embedding, rows);
@@ -468,7 +468,8 @@ void CudaRunner::mix(int i, const StepPlan& step, DeviceKvMemory& memory) {
   }
 }
 
-/// Of several ranks each makes the logits of its rows of the output matrix, if it has any, and gets all.
+/// Computes logits. With several ranks, each one computes those of its rows of the output matrix, if it has any, and
+/// gathers all.
 void CudaRunner::output(const StepPlan& step, float* logits) {
   const int64_t n_logits = step.n_logits();
   if (model_.output.bytes() > 0) {

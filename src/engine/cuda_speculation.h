@@ -1,6 +1,6 @@
 // Speculation on a device without the host in between: an MTP head proposes, the model verifies, all texts go on behind
-// the tokens that hold. Lengths are device data; the host reserves pages for the most that may hold, queues steps ahead,
-// and hears from the token ring what happened.
+// the tokens that hold. Lengths are device data; the host reserves pages for the most that may hold, queues steps
+// ahead, and hears from the token ring what happened.
 //
 // A step: the head reads the tokens that the step before gave, with the model's hidden states; it proposes, from its
 // own hidden states after the first; the model runs the last token and the proposals of every text, and all rows are
@@ -14,7 +14,7 @@
 
 namespace ridge {
 
-/// What such steps work in, beside the two models' own buffers. Kept between runs of steps.
+/// Workspace of speculative steps, beside the two models' own buffers. Kept between runs of steps.
 struct SpeculationWorkspace {
   static constexpr int kSlots = 4;  ///< steps whose hidden states are kept: those queued, and the one read last
 
@@ -49,7 +49,7 @@ class CudaSpeculation final : public DeviceSpeculation {
     int n_before;    // length of its cache before the step that was read last
     int n_held = 0;  // tokens that this step gave
   };
-  /// Of each text, how many proposals a step has.
+  /// Number of proposals in a step, for each text.
   using Step = std::vector<int>;
 
   DeviceText* device_text(size_t i) const { return workspace_.texts.as<DeviceText>() + i; }

@@ -17,7 +17,7 @@ struct StepShape;  // engine/cpu_workspace.h
 
 /// Kernels of attention that take blocks of queries from a list.
 enum class BlockKernel : uint8_t { prefill, rows_f16, rows };
-/// Of latent rows, which are both sides, v has no heads.
+/// Kernel for the blocks of a layer. Latent rows are both K and V, so v has no heads there.
 BlockKernel block_kernel(const KvTiles& k, const KvTiles& v);
 
 /// Layers whose blocks are the same.
@@ -51,7 +51,7 @@ struct SubBatch {
   std::map<BlockKey, BlockRange> blocks;
 };
 
-/// What the kernels of a step read from device memory, as the host makes it.
+/// Plan of a step: the lists that its kernels read from device memory, as the host makes them.
 struct StepPlan {
   int64_t n_tokens = 0;
   bool recorded = false;  ///< one sub-batch of short sequences that calibrates nothing: a graph may run it
@@ -93,10 +93,10 @@ struct PlannedSides {
 /// A step has as many of the sequences as it has room for.
 StepPlan plan_shape(const StepShape& shape, const PlannedSides& sides, const ModelPlan& model, int least_rows);
 
-/// What steps of a runner have in common.
+/// Rules that the steps of a runner are planned by.
 struct StepRule {
-  /// Where sequences may be further than the pool knows, the position that each may come to. The rows of such a step are
-  /// in the batch's order.
+  /// Where sequences may be further than the pool knows, the position that each may come to. The rows of such a step
+  /// are in the batch's order.
   std::span<const int> reach = {};
   int least_rows =
       1;  ///< of a recorded step, padding among them; above 1 attention of a row is cut as if it were alone

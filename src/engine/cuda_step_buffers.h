@@ -1,5 +1,5 @@
-// What a device holds of a model and what its steps make grow: cuda_runner_cuda.cpp followed without running it, by the
-// same formulas.
+// Buffers of a model's weights on a device, and buffers that its steps grow: computed by the formulas of
+// cuda_runner_cuda.cpp, without running it.
 #pragma once
 
 #include <span>
@@ -19,7 +19,7 @@ struct DeviceBuffers {
   gpu::Allocations sampling;     ///< of steps that sample by themselves
   int64_t n_graph_nodes = 0;     ///< of recorded steps: an upper bound
 };
-/// What steps want beside logits.
+/// Results that steps give beside logits.
 struct DeviceWishes {
   bool samples = false;       ///< the last of them samples by itself: a token a sequence
   bool keeps_hidden = false;  ///< steps of prompts leave hidden states

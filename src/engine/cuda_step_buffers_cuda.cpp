@@ -58,7 +58,7 @@ class Steps {
   gpu::PlannedBuffer rows_, hidden_;
 };
 
-/// What plan_scratch() looks at.
+/// Call with the fields that plan_scratch() reads.
 MatmulCall call(int64_t n, bool normed, MatmulOutput output = MatmulOutput::store) {
   static constexpr float kNorm = 1;  // that there is one
   return {.n_tokens = n, .norm_weight = normed ? &kNorm : nullptr, .output = output};
@@ -77,7 +77,7 @@ void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int6
     const CudaLayer& of = model.layers[i];
     const bool normed = layer.norms != NormPlace::after && !plan.layer_norm;
     const auto out = adds_at_once(layer) ? MatmulOutput::add : MatmulOutput::store;
-    // Of layers that ranks of another stage have, all products are empty.
+    // Products of layers that ranks of another stage have are empty.
     const auto add = [&](const DeviceMatmul& product, const MatmulCall& of_call) {
       if (product.bytes() > 0) product.plan_scratch(of_call, scratch);
     };

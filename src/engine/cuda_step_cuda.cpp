@@ -43,7 +43,7 @@ int leaving_tiles_of(const Memory& memory, const KvSpan& span) {
   return most;
 }
 
-/// Of a pool and its memory, or of numbers alone.
+/// Plans a step, over a pool and its memory or over numbers alone.
 template <class Pool, class Memory>
 class Planner {
  public:

@@ -1,4 +1,4 @@
-// What the rule of op/sample/rule.h samples from, as probabilities: for rejection sampling.
+// Probabilities that the rule of op/sample/rule.h samples by, for rejection sampling.
 #pragma once
 
 #include <utility>
@@ -12,12 +12,12 @@ namespace ridge {
 /// Tokens, each once, and probabilities above 0 that add up to 1.
 using Distribution = std::vector<std::pair<int32_t, double>>;
 
-/// Of a temperature above 0. `recent` is what the penalty knows.
+/// Distribution at a temperature above 0. `recent` holds the tokens that the penalty applies to.
 Distribution distribution_of(const SamplerOptions& options, std::span<const float> logits,
                              std::span<const int32_t> recent);
 int32_t sample_from(const Distribution& distribution, Rng& rng);
 double probability_of(const Distribution& distribution, int32_t token);
-/// What is sampled where a token of q was rejected: max(p - q, 0), scaled; p where nothing is left.
+/// Distribution to sample from where a token of q was rejected: max(p - q, 0), normalized; p where nothing is left.
 Distribution residual(const Distribution& p, const Distribution& q);
 
 }  // namespace ridge

@@ -1,5 +1,5 @@
-// What a Model holds: the loaded model, its plan, and the backend that runs it. Sessions, the server and the lab work
-// with it; people's programs with ridge/engine.h.
+// Engine behind a Model: the loaded model, its plan, and the backend that runs it. Sessions, the server and the lab use
+// it; other programs use ridge/engine.h.
 #pragma once
 
 #include <mutex>
@@ -17,9 +17,9 @@ void check_tokens(std::span<const int32_t> tokens, int vocab_size);
 
 class Engine {
  public:
-  /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model: config,
-  /// plan and info are the slice's, and all ranks make the same calls. The first rank that leads (Ranks::led(), lead.h)
-  /// has the whole model, and a backend that stands for all ranks; follow() makes the others' calls.
+  /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model:
+  /// config, plan and info are the slice's, and all ranks make the same calls. The first rank that leads (Ranks::led(),
+  /// lead.h) has the whole model, and a backend that stands for all ranks; follow() makes the others' calls.
   Engine(const std::string& path, const LoadOptions& options, Ranks* ranks = nullptr);
 
   const ModelInfo& info() const { return info_; }
@@ -52,19 +52,20 @@ class Engine {
   /// positions (0: not said). Throws Error.
   std::unique_ptr<SequencePool> open_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages, SlotNumbers slots,
                                           int n_ctx = 0);
-  /// The same for n_seqs sequences of n_ctx positions that take steps of n_ubatch. Throws no_memory that names the
+  /// Opens a pool for n_seqs sequences of n_ctx positions that take steps of n_ubatch. Throws no_memory that names the
   /// context which fits.
   std::unique_ptr<SequencePool> open_checked_pool(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
                                                   int n_seqs, int n_ctx, int n_ubatch);
   /// Memory on the host for such caches, whatever the backend: checks and studies.
   std::unique_ptr<HostKvMemory> open_host_memory(std::span<const KvLayerConfig> layers, PageNumbers n_pages,
                                                  SlotNumbers slots);
-  /// What weighted rounding needs for such caches, made once a model; null when no side rounds so.
+  /// Metric of weighted rounding in such caches, made once a model; null when no side rounds so.
   const KvMetric* kv_metric(std::span<const KvLayerConfig> layers);
   /// The identity (model/identity.h) of the whole model, for sequences of at most n_ctx positions. Made at the first
   /// call.
   uint64_t hash(int n_ctx) const;
-  /// What is known about logits that are not finite: the file, and its tensor where weights are not. Looks once.
+  /// Message about logits that are not finite: the file, and the tensor whose weights are not finite, if any. Looks
+  /// once.
   const std::string& why_not_finite();
   /// out = x [n, d_model] of Outputs::hidden() behind the model's last norm, as the output matrix reads it.
   void norm_hidden(View2<const float> x, View2<float> out);

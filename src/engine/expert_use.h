@@ -10,7 +10,7 @@
 
 namespace ridge {
 
-/// Of one layer. One call at a time.
+/// Use of one layer's experts. One call at a time.
 class ExpertUse {
  public:
   /// Counts fade: they are halved every so many tokens, so that they follow the text.
@@ -30,7 +30,7 @@ class ExpertUse {
 
   /// [n_experts]: the place of an expert, below 0: it is in host memory alone.
   std::span<const int32_t> places() const { return place_of_; }
-  /// Of what take() got.
+  /// Hits among the choices that take() received.
   const ExpertHits& hits() const { return hits_; }
 
  private:

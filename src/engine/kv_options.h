@@ -24,7 +24,7 @@ KvReport kv_report(KvMemory& memory, int n_ctx);
 
 /// Bytes that a decode step reads of a sequence's cache with n positions, of the part that this process has.
 int64_t kv_read_bytes(const KvMemory& memory, int n);
-/// The same before a model is loaded, and without what is held beside rows; options.n_ctx >= n.
+/// Computes kv_read_bytes() before a model is loaded, without bytes held beside rows; options.n_ctx >= n.
 int64_t kv_row_bytes(const SessionOptions& options, const ModelPlan& plan, int n);
 
 }  // namespace ridge

@@ -127,7 +127,7 @@ Result<SideImage> check_side(const KvLayout& layout, int n, uint32_t version, bo
   return side;
 }
 
-/// Of the first layer with heads: others may have a state.
+/// Tiles of K of the first layer with KV heads: layers before it may have a state instead.
 const KvTiles& first_heads(std::span<const KvLayouts> layouts) {
   size_t layer = 0;
   while (layer + 1 < layouts.size() && layouts[layer].k.tiles.n_kv_heads == 0) ++layer;

@@ -17,7 +17,7 @@ Status save_kv_state(std::span<const KvLayouts> layouts, const SequenceImage& im
 /// failure names the first field that differs. `name` is the file in messages; n_ctx the most positions it may hold.
 Result<SequenceImage> read_kv_state(std::span<const KvLayouts> layouts, int n_ctx, uint64_t model_hash,
                                     std::span<const std::byte> file, std::string_view name);
-/// The same, and checked against the pool.
+/// Reads a state file likewise, and checks it against the pool.
 Result<SequenceImage> read_kv_state(const SequencePool& pool, int n_ctx, uint64_t model_hash,
                                     std::span<const std::byte> file, std::string_view name);
 

@@ -9,7 +9,7 @@
 namespace ridge {
 namespace {
 
-/// What the leading backend and its memories share.
+/// State that the leading backend and its memories share.
 struct Lead {
   Ranks& ranks;
   const ModelSlice& slice;
@@ -60,7 +60,7 @@ class LeadingMemory final : public KvMemory {
     lead_.calls.put(number_);
     (lead_.calls.put(values), ...);
   }
-  /// The same of a call that runs tokens of the pool's sequences.
+  /// Puts a call that runs tokens of the pool's sequences.
   void call_with(Call what, const SequencePool& pool, std::span<const SeqTokens> tokens) {
     std::vector<StepCall> seqs;
     for (const auto& [seq, n_tokens] : tokens)

@@ -24,8 +24,8 @@ void lead_end(Ranks& ranks);
 
 /// Gives the path on this rank of a model that the first rank names by its own path.
 using PathHere = std::function<std::string(const std::string& path)>;
-/// What the other ranks do; without `path_here` models have the same path everywhere. Throws Error where something
-/// fails here, or the first rank has ended.
+/// Runs a following rank until the first one ends it. Without `path_here` models have the same path everywhere. Throws
+/// Error where something fails here, or the first rank is gone.
 void follow(Ranks& ranks, const PathHere& path_here = nullptr);
 
 /// Allocated bytes of a cache's sides, K and V of each layer.
@@ -34,7 +34,7 @@ std::vector<int64_t> side_bytes(const KvMemory& memory);
 /// of all ranks. What failed anywhere is thrown on the first rank, with the name of the rank, and nothing elsewhere.
 std::vector<int64_t> agree_on_memory(Ranks& ranks, const Result<std::vector<int64_t>>& own);
 
-/// What is free where each rank is, by rank. All ranks call it together.
+/// Free memory of each rank, by rank. All ranks call it together.
 std::vector<FreeMemory> exchange_free_memory(Ranks& ranks, const Backend& own);
 
 }  // namespace ridge

@@ -93,7 +93,7 @@ void SequencePool::drop_pages(Sequence& s, int n) {
   }
 }
 
-/// What no query can see any more, were the sequence to go back by kSpareRows.
+/// Gives back pages that no query can see any more, even after the sequence goes back by kSpareRows.
 void SequencePool::give_back(Sequence& s) {
   PageList& list = s[PageClass::sliding];
   const int first = first_kept(s.n);

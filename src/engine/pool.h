@@ -1,4 +1,4 @@
-// What sequences remember: pages of coded rows that sequences share, and a slot for each.
+// Memory of sequences: pages of coded rows that sequences share, and a slot for each sequence.
 //
 // A page is kPagePositions positions of all layers of a class, K and V: full layers, or sliding ones (PageClass). Its
 // holders, sequences and checkpoints, are counted. A page with several holders is never written: reserve() gives the
@@ -23,7 +23,7 @@ namespace ridge {
 enum class SeqId : int32_t {};
 enum class CheckpointId : int32_t {};
 
-/// What going back may give up.
+/// Exactness that trim() keeps.
 enum class TrimMode : uint8_t {
   exact,         ///< the sequence is, bit for bit, as if it had never gone further; else refused
   coded_window,  ///< positions whose exact rows are gone read as their coded rows from now on
@@ -70,8 +70,8 @@ class SequencePool {
   Result<SeqId> fork(SeqId seq, int n);
   /// Goes back to n positions. Exact for up to kSpareRows positions, and further where no window has moved on. Below
   /// the calibration length only 0 is exact once a centre or scales are set. A sequence with states goes back to
-  /// lengths whose state its slot has (op/cache/states.h), or to 0, in either mode; checkpoint() keeps others. One whose
-  /// sliding layers gave back pages that it would see again goes back to 0 only.
+  /// lengths whose state its slot has (op/cache/states.h), or to 0, in either mode; checkpoint() keeps others. One
+  /// whose sliding layers gave back pages that it would see again goes back to 0 only.
   Result<TrimReport> trim(SeqId seq, int n, TrimMode mode);
   /// Forgets all positions, the centre and the scales.
   void reset(SeqId seq);
@@ -96,13 +96,13 @@ class SequencePool {
   Status reserve(SeqId seq, int n);
   /// n tokens were appended to all layers.
   void advance(SeqId seq, int n);
-  /// The same; the first n_kept of them stay, the others are kSpareRows at most. Their pages stay for steps under way,
-  /// until a trim() to the sequence's length. Not before calibration.
+  /// Advances by n tokens, of which the first n_kept stay; the others are kSpareRows at most. The others' pages stay
+  /// for steps under way, until a trim() to the sequence's length. Not before calibration.
   void advance(SeqId seq, int n, int n_kept);
 
   /// The sequence as bytes, and a sequence made of bytes that check_image() accepts.
   SequenceImage save(SeqId seq);
-  /// The same of some layers only, in the order given.
+  /// Saves some layers only, in the order given.
   SequenceImage save(SeqId seq, std::span<const int> layers);
   Result<SeqId> load(const SequenceImage& image);
   /// Whether an image can be a sequence of this pool; names the first field that cannot.
@@ -133,8 +133,8 @@ class SequencePool {
   /// Positions that one of its sequences may reach; 0: not said. What LongRoPE's factors are chosen by.
   int n_ctx() const { return n_ctx_; }
   void set_n_ctx(int n) { n_ctx_ = n; }
-  /// Of a pool that follows another one (lead.h): the sequence in this slot is where that one has it, for span(),
-  /// slot() and calibrates(). Takes nothing.
+  /// Opens or updates the sequence in `slot` of a pool that follows another one (lead.h), with that pool's length and
+  /// pages: for span(), slot() and calibrates(). Takes no pages.
   SeqId follow(int slot, int n, bool calibrates, const std::function<std::span<const int32_t>(PageClass)>& pages);
   KvMemory& memory() { return *memory_; }
   const KvMemory& memory() const { return *memory_; }
@@ -145,7 +145,7 @@ class SequencePool {
   bool has_free(PageNumbers n) const;
 
  private:
-  /// Of one class: page i has positions i * kPagePositions and on.
+  /// Pages of one class: page i holds positions from i * kPagePositions on.
   struct PageList {
     std::vector<int32_t> pages;  // kNoPage where given back
     int first = 0;               // rows are held from this position on
@@ -187,11 +187,12 @@ class SequencePool {
   /// Pages for positions [0, n), given back or not; the first position that sliding layers need at n positions.
   int list_length(PageClass of, int n) const;
   int first_needed(int n) const;
-  /// The first position that they keep at n positions: of a page.
+  /// First position that sliding layers keep at n positions, kSpareRows included: rounded down to the start of a page.
   int first_kept(int n) const { return first_needed(std::max(0, n - kSpareRows)) / kPagePositions * kPagePositions; }
   /// Null when going back to n positions is exact, else why not.
   std::optional<std::string> inexact_at(const Sequence& s, int n) const;
-  /// Where a window came to consist of sinks alone, its ring goes on from here, whatever it held of later positions.
+  /// Moves the begin of each ring back to the end of the coded rows, where exact rows follow. Needed where going back
+  /// left sinks alone in a window: its ring then held later positions only.
   void begin_rings(Sequence& s);
   /// Null when sliding layers hold what n positions need.
   std::optional<std::string> given_back_at(const Sequence& s, int n) const;

@@ -17,7 +17,7 @@ using io::Json;
 
 constexpr int kByPlace = -1;
 
-/// What a rank says of its machine.
+/// Description of this rank's machine and devices, as JSON.
 std::string said_here(const std::string& device, int wanted) {
   const gpu::DeviceReport report = gpu::query_devices();
   std::vector<std::string> bus_ids;

@@ -45,7 +45,7 @@ class RankThreads {
   std::vector<std::thread> threads_;
 };
 
-/// What the ranks of one model share, or those of them that this process has.
+/// Ranks of one model in this process, and the parts that they share.
 struct RankedParts {
   std::shared_ptr<RankThreads> threads;
   std::vector<std::unique_ptr<Backend>> ranks;

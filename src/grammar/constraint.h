@@ -16,7 +16,7 @@ namespace ridge::grammar {
 inline constexpr size_t kMaskCacheBytes = size_t(32) << 20;
 inline constexpr std::chrono::milliseconds kPrepareTime{200};
 
-/// What a walk over the tokens finds for the upper frames of a stack.
+/// Result of a walk over the tokens for the upper frames of a stack.
 struct Piece {
   std::shared_ptr<const std::vector<uint64_t>> mask;  ///< of tokens that the frames read whole; shared, null: of none
   std::vector<int32_t> tokens;                        ///< what they read whole besides
@@ -43,7 +43,7 @@ class CompiledGrammar {
   const Grammar& grammar() const { return grammar_; }
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   size_t cache_bytes() const;
-  /// Of the grammar, its masks and its automaton, which texts add to.
+  /// Bytes of the grammar, its masks and its automaton, which texts add to.
   size_t bytes() const;
   /// Finds masks before texts need them, those of the shortest texts first, for `limit` and the rest of one mask at
   /// most. To be called where no token waits. Masks do not depend on it.

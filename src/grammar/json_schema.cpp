@@ -157,7 +157,7 @@ class SchemaCompiler {
     return rest;
   }
 
-  /// What is left when annotations and a keyword are taken away.
+  /// Removes annotations and a keyword from a schema.
   static Json constraints_beside(const Json& schema, std::string_view taken) {
     Json rest = Json::object();
     for (const auto& [keyword, content] : schema.items())

@@ -102,7 +102,7 @@ Expr JsonText::string_other_than(std::vector<std::vector<uint32_t>> names) {
   return string_of(others_of(names, 0));
 }
 
-/// What may follow `skip` characters that all these sorted names begin with.
+/// Continuations that keep a string unlike all these sorted names, which share their first `skip` characters.
 Expr JsonText::others_of(std::span<const std::vector<uint32_t>> names, size_t skip) {
   const Expr rest = builder_.repeat(plain_, 0, kUnbounded);
   if (names.empty()) return rest;

@@ -89,7 +89,7 @@ class Matcher {
   void work(uint64_t steps);
   /// Bytes held, roughly; grows with every new state.
   size_t size() const { return frames_.size() * 64 + stacks_.size() * 4 + states_.size() * 96 + next_.size() * 4; }
-  /// The same state in `other`, a matcher of the same grammar.
+  /// Copies a state into `other`, a matcher of the same grammar.
   State copy(State state, Matcher& other) const;
 
  private:
@@ -130,7 +130,7 @@ class Matcher {
   std::vector<State> next_;
   State start_ = kDead;
   uint64_t work_ = 0;
-  // Of the transition being found.
+  // State of the transition being found.
   std::vector<Goal> goals_;
   std::unordered_set<uint64_t> seen_;
   std::vector<Frame> found_;

@@ -22,7 +22,7 @@ class Keys {
 
   /// Index of the key that was shown, or none. Compares with every key, whole.
   std::optional<size_t> find(std::string_view shown) const;
-  /// Of "Authorization: Bearer KEY", or else of "X-Api-Key: KEY".
+  /// Number of the key in "Authorization: Bearer KEY", or else in "X-Api-Key: KEY".
   std::optional<size_t> find(const Headers& headers) const;
 
  private:

@@ -36,7 +36,7 @@ class Client {
   /// false from it closes the connection, and the answer so far is returned.
   Result<Response> events(std::string_view method, std::string_view target, std::string_view body,
                           const Headers& headers, const std::function<bool(std::string_view data)>& on_data) const;
-  /// The same with pieces of the body, uncoded.
+  /// Sends as events() does, but hands on pieces of the body, uncoded.
   Result<Response> pieces(std::string_view method, std::string_view target, std::string_view body,
                           const Headers& headers, const std::function<bool(std::string_view bytes)>& on_bytes) const;
 

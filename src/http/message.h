@@ -1,4 +1,4 @@
-// What a request says and what an answer holds, without sockets.
+// Messages of HTTP, without sockets: fields of a request and of an answer.
 #pragma once
 
 #include <string>

@@ -32,7 +32,7 @@ struct Worker {
   bool ended = false;
 };
 
-/// What all connections of a server share. Answers that outlive the server keep it.
+/// State that all connections of a server share. Answers that outlive the server keep it.
 struct Hub {
   Options options;
   Handler handler;

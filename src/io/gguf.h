@@ -55,12 +55,12 @@ struct GgufFile {
 };
 Result<GgufFile> open_gguf(const std::filesystem::path& path);
 
-/// What `-m` means: a GGUF file, a Hugging Face folder (it has a config.json) or weights in one, or the only GGUF file
-/// of another folder, whatever the file's name. Several such files are a failure that names them, and so is the name of
-/// a model on a server.
+/// Finds the model of `-m`: a GGUF file, a Hugging Face folder (it has a config.json) or weights in one, or the only
+/// GGUF file of another folder, whatever the file's name. Several such files are a failure that names them, and so is
+/// the name of a model on a server.
 Result<std::filesystem::path> find_model(const std::filesystem::path& given);
 
-/// What write_gguf() writes for one tensor.
+/// Record of one tensor for write_gguf().
 struct GgufTensorSpec {
   std::string name;
   const WeightFormat* format = nullptr;

@@ -1,4 +1,4 @@
-// What the GGUF reader and writer share: the numbers of the file format and the rules for names and alignment.
+// Layout of GGUF for reader and writer: the numbers of the file format and the rules for names and alignment.
 #pragma once
 
 #include <bit>

@@ -71,7 +71,7 @@ Status expect(const Gguf& shard, std::string_view key, int64_t expected) {
 /// Keys that describe one file and not the model.
 bool is_per_file(std::string_view key) { return key.starts_with("split.") || key == "general.alignment"; }
 
-/// What a later shard repeats of the model's metadata must agree with the first.
+/// Checks that metadata of the model which a later shard repeats agree with the first shard.
 Status check_same_model(const Gguf& first, const Gguf& shard) {
   for (const auto& [key, value] : shard.metadata) {
     if (is_per_file(key)) continue;

@@ -170,7 +170,7 @@ Result<const WeightFormat*> read_format(Cursor& cursor) {
   return bad_file("has type id {} (not supported; supported: {})", type, supported);
 }
 
-/// What follows the name in a tensor record.
+/// Reads the fields behind the name in a tensor record.
 Status read_record(Cursor& cursor, uint64_t alignment, Record& record) {
   RIDGE_TRY(record.tensor.shape, read_shape(cursor));
   RIDGE_TRY(record.tensor.format, read_format(cursor));

@@ -41,7 +41,7 @@ class LineFile {
   /// Replaces the whole text at once by what `change` makes of it, while no line can come in between. `change` gives
   /// nothing where the text stays. Files of more than `max_bytes` are refused.
   Status rewrite(uint64_t max_bytes, const std::function<std::optional<std::string>(const std::string&)>& change);
-  /// What became of a cut line, once; empty when there was none.
+  /// Report about a cut line, given once; empty when there was none.
   std::string report() { return std::exchange(report_, {}); }
 
  private:

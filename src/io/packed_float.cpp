@@ -9,7 +9,7 @@
 namespace ridge::io {
 namespace {
 
-/// Of the scales of an fp8 matrix: how many rows and columns of it are under one of them.
+/// Rows and columns of an fp8 matrix that share one scale.
 struct ScaleBlocks {
   int64_t rows, columns;
 };

@@ -22,7 +22,7 @@ uint32_t word_at(const Tensor& tensor, int64_t i) {
   return word;
 }
 
-/// What a nibble of qzeros lacks of the zero it stands for.
+/// Difference between a zero and its nibble in qzeros.
 int zero_offset(Int4Layout layout) { return layout == Int4Layout::gptq ? 1 : 0; }
 
 /// The sorted columns of a matrix and the group of each.

@@ -1,4 +1,5 @@
-// What unpack_tensors() (packed.cpp) hands to the readers of int4 (packed_int4.cpp) and of floats (packed_float.cpp).
+// Parts of packed matrices, as unpack_tensors() (packed.cpp) hands them to the readers of int4 (packed_int4.cpp) and of
+// floats (packed_float.cpp).
 #pragma once
 
 #include <vector>

@@ -27,7 +27,7 @@ struct TensorEntry {
   uint64_t end = 0;
 };
 
-/// What `object` has under `key`, or a failure that names the key.
+/// Member of `object` under `key`, or a failure that names the key.
 Result<const Json*> need_member(const Json& object, std::string_view key) {
   const auto found = object.find(key);
   if (found == object.end()) return bad_file("has no '{}'", key);

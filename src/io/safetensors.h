@@ -18,7 +18,7 @@ namespace ridge::io {
 /// the shape [1]. Tensors come in the order of their data.
 Result<std::vector<Tensor>> parse_safetensors(std::span<const std::byte> file, std::string_view where);
 
-/// What write_safetensors() writes for one tensor.
+/// Record of one tensor for write_safetensors().
 struct SafetensorsSpec {
   std::string name;
   const WeightFormat* format = nullptr;  ///< one with a safetensors dtype

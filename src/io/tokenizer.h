@@ -3,9 +3,9 @@
 // A tokenizer is built from a TokenizerSpec, which both containers fill: GGUF metadata (tokenizer.ggml.*) and the
 // Hugging Face tokenizer.json / tokenizer_config.json. Output must equal the vectors in tests exactly.
 //
-// What real vocabularies contain and we accept: duplicate pieces (text becomes the lowest id, every id decodes), empty
-// pieces (never produced, decode to nothing), padding pieces of any type, a missing token_type array (see
-// tokenizer_spec_from_gguf). What is refused is listed at Tokenizer::make.
+// Oddities of real vocabularies that are accepted: duplicate pieces (text becomes the lowest id, every id decodes),
+// empty pieces (never produced, decode to nothing), padding pieces of any type, a missing token_type array (see
+// tokenizer_spec_from_gguf). Refused vocabularies are listed at Tokenizer::make.
 #pragma once
 
 #include <cstdint>
@@ -159,7 +159,7 @@ class Utf8Stream {
  public:
   /// Adds bytes; returns the longest prefix of the pending bytes that ends on a sequence boundary.
   std::string push(std::string_view bytes);
-  /// What is left at the end of the stream (an incomplete sequence becomes U+FFFD).
+  /// Returns the bytes left at the end of the stream (an incomplete sequence becomes U+FFFD).
   std::string finish();
 
  private:

@@ -1,4 +1,4 @@
-// What a TokenizerSpec must satisfy before any table is built from it.
+// Checks of a TokenizerSpec before any table is built from it.
 #include <algorithm>
 #include <cmath>
 

@@ -1,5 +1,5 @@
-// What ends a turn. All sources meet here: ids that files name (TokenizerSpec::eos and ends), known pieces, and the
-// messages of harmony, which end with a piece that ends turns elsewhere.
+// Tokens that end a turn. All sources meet here: ids that files name (TokenizerSpec::eos and ends), known pieces, and
+// the messages of harmony, which end with a piece that ends turns elsewhere.
 #include <algorithm>
 
 #include "io/json.h"

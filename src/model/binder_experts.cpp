@@ -147,7 +147,7 @@ std::vector<Linear> Binder::latent_heads(const TensorRow& row, int layer) {
   return heads;
 }
 
-/// Of a tensor [n, n_values], in whose rows the parts of a woven one take turns.
+/// Reads the n vectors of a tensor [n, n_values]. The rows of a woven tensor hold its parts in turns.
 std::vector<Values> Binder::vectors(const TensorRow& row, int layer, int64_t n) {
   const int64_t n_values = row.shape(config_, layer).n_out;
   const TensorPart part = part_of(row, layer);

@@ -29,8 +29,8 @@ struct RopeScaling {
   int turned_pairs = 0;  // proportional: the first pairs, which alone turn; a GGUF file has a tensor
 };
 
-/// What the feed-forward's gate goes through: silu(gate) * up, max(gate, 0)^2 * up, gelu(gate) * up (tanh form),
-/// or what gpt-oss makes of both (clamped_swiglu).
+/// Activation of the feed-forward's gate: silu(gate) * up, max(gate, 0)^2 * up, gelu(gate) * up (tanh form), or
+/// gpt-oss's function of both (clamped_swiglu).
 enum class Activation : uint8_t { silu, relu2, gelu_tanh, clamped_swiglu };
 
 /// Where a block has its norms: x += block(norm(x)), x += norm(block(x)), or both. In parallel: attention and
@@ -172,7 +172,7 @@ struct Config {
 
 inline constexpr int kMaxLayers = 1024;
 
-/// What YaRN multiplies cosines and sines by: 1 + 0.1 share ln(factor).
+/// Factor of YaRN on cosines and sines: 1 + 0.1 share ln(factor).
 float yarn_magnitude(float factor, float share = 1);
 /// The angles of a config. `factors` [rope_dim/2] (GGUF's rope_freqs) divide the frequencies when not null.
 Rope make_rope(const Config& config, const float* factors);

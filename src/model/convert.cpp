@@ -51,7 +51,7 @@ bool wants_better(std::string_view name, const Config& c) {
 
 bool is_written(const WeightFormat& format) { return format.encode && format.tail_bytes == 0; }
 
-/// What find_quantize_type() knows.
+/// Names that find_quantize_type() knows.
 std::vector<std::string_view> written_types() {
   std::vector<std::string_view> names;
   for (const WeightFormat& format : weight_formats())
@@ -158,7 +158,7 @@ void make_row(const Job& job, int64_t r, std::vector<float>& row) {
   }
 }
 
-/// What the blocks of each matrix count, for a format that has such scales: the sources' scales where blocks are kept.
+/// Scale of each matrix, the unit of its blocks, for a format that has one: the source's scale where blocks are kept.
 std::vector<float> matrix_scales(ThreadPool& pool, const Job& job) {
   const int64_t n_rows = rows_of(job), rows_each = n_rows / n_matrices(job);
   std::vector<float> scales;
@@ -281,7 +281,8 @@ std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType&
   std::vector<Fallback> fallbacks;
   for (Job& job : jobs) {
     const int64_t n_in = job.spec.shape.back();
-    // Vectors, whatever shape they have, what chooses experts and the few weights of convolutions stay as exact as they are.
+    // Vectors, whatever shape they have, what chooses experts and the few weights of convolutions stay as exact as they
+    // are.
     const std::string_view name = job.spec.name;
     if (job.spec.shape.size() < 2 || name.ends_with(".bias") || name.find(".ffn_gate_inp") != name.npos ||
         name.find(".ssm_conv1d") != name.npos || is_vector(name, c)) {

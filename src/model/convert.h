@@ -11,7 +11,7 @@
 
 namespace ridge {
 
-/// What `ridge quantize --type` may name: a format for all matrices, or one of GGUF's published mixes.
+/// Choice of `ridge quantize --type`: a format for all matrices, or one of GGUF's published mixes.
 struct QuantizeType {
   QuantizeType(const WeightFormat& all) : format(&all), better(&all) {}
   const WeightFormat* format;
@@ -34,7 +34,7 @@ struct Fallback {
   int64_t n_in;
 };
 
-/// What was written.
+/// Report of a written file.
 struct Converted {
   std::vector<Fallback> fallbacks;
   int64_t n_weights = 0, n_bytes = 0;  ///< of all tensors; bytes as stored
@@ -44,8 +44,8 @@ struct Converted {
 /// Writes `out` and says what is in it, with the matrices that fell back to another format. Matrices get the format of
 /// `type`; norms and biases stay f32. Rows whose length the group does not divide get the format GGUF writers fall back
 /// to: q5_0 for q4_k, q5_1 for q5_k, q8_0 for q6_k, iq4_nl for iq4_xs and nvfp4, and f16 where even 32 does not divide
-/// them. Each matrix of nvfp4 has its scale in a tensor NAME.scale behind it (one value an expert); an embedding is q8_0
-/// there. Matrices in nvfp4 keep their blocks and scales.
+/// them. Each matrix of nvfp4 has its scale in a tensor NAME.scale behind it (one value an expert); an embedding is
+/// q8_0 there. Matrices in nvfp4 keep their blocks and scales.
 /// Hugging Face q and k rows are put into the GGUF pair convention of the architecture, and llama3 RoPE scaling becomes
 /// the tensor rope_freqs.weight, so that other GGUF readers compute the same. A GGUF input keeps its metadata. Ternary
 /// types are for the projections of the layers: embedding and output matrix keep their formats. A BitNet model is

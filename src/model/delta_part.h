@@ -1,4 +1,4 @@
-// What one of several ranks has of a layer of the gated delta rule: some key heads, in one piece, and the value heads
+// Part of a layer of the gated delta rule on one of several ranks: some key heads, in one piece, and the value heads
 // that read them. Their states never leave the rank.
 #pragma once
 

@@ -1,4 +1,5 @@
-// Experts that stay in host memory while a device runs the rest of a model: which layers they are of, and what they take.
+// Experts that stay in host memory while a device runs the rest of a model: which layers they are of, and what they
+// take.
 #pragma once
 
 #include "model/plan.h"
@@ -6,7 +7,7 @@
 
 namespace ridge {
 
-/// What the host shall keep: where both of the first two are given, what either asks for.
+/// Experts to keep on the host. Where n_cpu_moe and device_gib are both given, layers that either asks for.
 struct ExpertPlace {
   int n_cpu_moe = 0;  ///< experts of the first so many layers
   double device_gib =
@@ -22,7 +23,7 @@ struct ExpertPlace {
 /// experts, and for a cache without layers on the host or with room for less than an expert of each.
 void place_experts(const ExpertPlace& place, const Weights& weights, ModelPlan& plan);
 
-/// What experts on the host take.
+/// Bytes of experts on the host.
 struct HostExpertBytes {
   int64_t memory = 0;  ///< of all, as this processor's kernels read them
   int64_t step = 0;    ///< of those that a step of one token reads, as in the file

@@ -75,7 +75,7 @@ void add_config(Digest& d, const Config& config) {
         residual_scale, logit_divisor, tied_output, activation, sub_norm, ternary);
   add_scaling(d, rope_scaling);
   add_shape(d, delta);
-  // Of architectures that came later: state files of all others stay those of their models.
+  // Add the settings of later architectures only where they are in use: state files of all other models stay valid.
   if (qk_norm_after_rope || layer_norm || nope_period > 0 || position_scale != 0 || conv_kernel > 0 ||
       !state_layers.empty() || choice_bias != sigmoid_router ||
       (n_experts > 0 && d_ff_shared > 0 && shared_gate != (kv_rank == 0)))

@@ -1,5 +1,5 @@
-// What an error in a cached row costs the model: one quadratic form per layer, side and kv head, from the weights
-// alone.
+// Metric of errors in cached rows, by their cost to the model: one quadratic form per layer, side and kv head, from the
+// weights alone.
 //
 // An error e in a key changes the score of a query q by <q, e>, so its mean square is e^T E[q q^T] e: the metric of K
 // is the second moment of the queries. With inputs of unit mean square in every channel (RMSNorm makes them so) a query
@@ -22,8 +22,8 @@
 namespace ridge {
 
 struct KvMetric {
-  // Of the layers that attend here one after the other, [n_kv_heads, head_dim, head_dim] each: symmetric, mean diagonal
-  // 1, not rotated; v empty with latent rows.
+  // Forms of the layers that attend here, one after the other, [n_kv_heads, head_dim, head_dim] each: symmetric, mean
+  // diagonal 1, not rotated; v empty with latent rows.
   std::vector<float> k, v;
   std::vector<size_t>
       first;  // [n_layers + 1]: where a layer's forms begin; empty ones where other ranks have the layer

@@ -15,7 +15,7 @@ int widest(const ModelPlan& plan, const Width& width) {
   return most;
 }
 
-/// What other ranks have takes no room here: no heads, no states, no columns.
+/// Leaves out the parts that other ranks have: no heads, no states, no columns.
 void leave_out(LayerPlan& layer) {
   layer.attention.n_heads = layer.attention.n_kv_heads = 0;
   layer.delta = {};

@@ -1,5 +1,5 @@
-// What a model computes, as data: one page that every backend reads (engine/cpu_backend.cpp, cuda_runner_cuda.cpp). A
-// kind that a backend does not compute is refused by its name when the model is opened.
+// Plan of a model's computation, as data: one page that every backend reads (engine/cpu_backend.cpp,
+// cuda_runner_cuda.cpp). A kind that a backend does not compute is refused by its name when the model is opened.
 #pragma once
 
 #include <span>
@@ -21,7 +21,7 @@ enum class MixerKind : uint8_t {
   mamba,      ///< Mamba2, over a state of fixed size
   none,       ///< the layer is its feed-forward alone
 };
-/// What each token goes through alone.
+/// Part of a layer that each token goes through alone.
 enum class FeedForwardKind : uint8_t {
   dense,
   experts,  ///< a token goes through a few of many, which a router chooses
@@ -116,8 +116,8 @@ struct ExpertsPlan {
   bool shared_gate = false;
   bool on_host = false;  ///< of a model on a device: in host memory, and the CPU computes them (model/expert_place.h)
   int n_cached = 0;      ///< of those on the host: so many, which are chosen most often, are on the device as well
-  /// x += norm(norm(dense(h)) + norm(experts(norm(x)))) for h = norm(x): the dense feed-forward is LayerPlan::dense. The
-  /// router reads x / sqrt(mean x^2 d_model) times a vector of its own, and each expert's weight has a factor.
+  /// x += norm(norm(dense(h)) + norm(experts(norm(x)))) for h = norm(x): the dense feed-forward is LayerPlan::dense.
+  /// The router reads x / sqrt(mean x^2 d_model) times a vector of its own, and each expert's weight has a factor.
   bool beside_dense = false;
 };
 
@@ -135,8 +135,8 @@ struct LayerPlan {
   ExpertsPlan experts;
   NormPlace norms = NormPlace::before;
   float residual_scale = 1;  ///< s
-  /// > 0: behind the feed-forward, x += norm(input_proj(gelu(input_gate x) * p)) for the layer's p of the token, so many
-  /// values (ModelPlan::layer_inputs).
+  /// > 0: behind the feed-forward, x += norm(input_proj(gelu(input_gate x) * p)) for the layer's p of the token, so
+  /// many values (ModelPlan::layer_inputs).
   int d_input = 0;
   bool scaled = false;  ///< behind the layer x is multiplied by a number of its own
 

@@ -235,7 +235,7 @@ struct LayerCut {
   Copies& copies;
   int layer;
 
-  /// Of the numbers that the row is cut between.
+  /// Extents of this rank in the dimension that the row is cut along.
   std::vector<Extent> extents(const TensorRow& row) const {
     const Config& whole = slice.whole;
     const auto of_rank = [&](int64_t count) { return std::vector{Extent{slice.rank * count, count}}; };

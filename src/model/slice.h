@@ -49,9 +49,9 @@ struct ModelSlice {
   int stage_of(int layer) const;
   bool has_layer(int layer) const { return stage_of(layer) == stage; }
   Extent own_vocab() const { return part_of(vocab, rank_in(stage)); }
-  /// Of a layer's n experts those that the rank has.
+  /// First expert of a layer on this rank.
   int64_t first_expert() const { return experts.empty() ? 0 : first(experts); }
-  /// Of the experts that a token takes, as many as the matrices of this rank are worth at most.
+  /// Experts of a token that the matrices of this rank amount to, at most, out of the n_used that it takes.
   int experts_used(int n_used) const { return experts.empty() ? n_used : (n_used + size - 1) / size; }
   int64_t first(const std::vector<int64_t>& borders) const { return part_of(borders, rank).first; }
   int64_t count(const std::vector<int64_t>& borders) const { return part_of(borders, rank).count; }
@@ -77,7 +77,7 @@ Linear column_slice(const Linear& m, int64_t first, int64_t count, std::vector<A
 /// fewer layers than stages.
 Result<ModelSlice> plan_slice(const Config& config, const Weights& weights, int rank, int n_ranks, int n_stages = 1,
                               ModelEnds ends = ModelEnds::everywhere);
-/// The same matrices and vectors, whose bytes stay with `whole`, to make a slice of.
+/// Copies the descriptions of matrices and vectors, to make a slice of. Their bytes stay with `whole`.
 Weights view_of(const Weights& whole);
 /// Makes configuration and weights those of the slice. Matrices of several layers with the same rows stay one in
 /// memory. n_params, stored_bytes, vocab_size and n_experts stay the whole model's. What all ranks together add once
@@ -85,7 +85,8 @@ Weights view_of(const Weights& whole);
 /// rows.
 void apply_slice(const ModelSlice& slice, Config& config, Weights& weights, bool shapes_only = false);
 
-/// What a rank, of all, has of every side of the model's caches, [2 n_layers]: kv heads, and values of states.
+/// Parts of all sides of the model's caches on a rank, [2 n_layers]: kv heads, and values of states. `rank` counts the
+/// ranks of all stages.
 std::vector<SidePart> side_parts(const ModelSlice& slice, int rank);
 /// The caches of a rank, and what weighted rounding needs of them, of those of the whole model: `part` are the rank's
 /// sides, K and V of each of these layers. No metrics: none.

@@ -27,7 +27,7 @@ struct SynthShape {
   // Latent attention: head_dim is kv_rank + rope_dim. One dense layer in front, a shared expert, experts in groups.
   int q_rank = 0, kv_rank = 0, nope_dim = 0, value_dim = 0, n_expert_groups = 1, n_groups_used = 1;
 };
-/// What shapes with the gated delta rule have beside.
+/// Additional settings of shapes with the gated delta rule.
 struct Hybrid {
   std::string_view name;
   int d_ff_shared, delta_period;
@@ -89,14 +89,14 @@ constexpr Hybrid kHybrids[] = {
     {"tiny-delta-128", 128, 2, {2, 4, 32, 32, 4}},
 };
 
-/// What shapes have beside whose queries choose their keys.
+/// Additional settings of shapes whose queries choose their keys.
 struct Indexed {
   std::string_view name;
   int heads, dim, top_k;
 };
 constexpr Indexed kIndexed[] = {{"tiny-index", 4, 48, 24}};
 
-/// What Gemma 4's shapes have beside; n_kv_heads and head_dim are those of full layers.
+/// Additional settings of Gemma 4's shapes; n_kv_heads and head_dim are those of full layers.
 struct Gemma4 {
   std::string_view name;
   int window_head_dim, window_kv_heads, window_period, shared_kv_layers, d_layer_input;
@@ -108,7 +108,7 @@ constexpr Gemma4 kGemmas[] = {
     {"tiny-gemma4-moe", 32, 2, 3, 0, 0, true},  {"tiny-gemma4-e", 32, 0, 3, 3, 32, false},
 };
 
-/// What Nemotron-H's shapes have beside: a letter a layer, as config.json has them.
+/// Additional settings of Nemotron-H's shapes: a letter a layer, as config.json has them.
 struct OneBlock {
   std::string_view name, letters;
   int d_ff_shared;
@@ -477,7 +477,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
       }
     }
   };
-  // Of each kind of layer the first one, with what it added to the model's counts.
+  // First layer of each kind, with the bytes and parameters that it added to the model's counts.
   struct Made {
     int layer;
     int64_t bytes, params;

@@ -25,7 +25,7 @@ struct ExpertWeights {
   std::vector<float> gate_bias, up_bias, down_bias;  // [n_out] each, or empty
 };
 
-/// Of the gated delta rule (op/delta/delta.h); its output projection is LayerWeights::o.
+/// Weights of the gated delta rule (op/delta/delta.h); its output projection is LayerWeights::o.
 struct DeltaWeights {
   Linear qkv, z;               // [channels, d_model], [values, d_model]
   Linear a, b;                 // [n_value_heads, d_model]
@@ -39,7 +39,8 @@ struct DeltaWeights {
 struct LayerWeights {
   std::vector<float> attn_norm;  // [d_model]
   DeltaWeights delta;            // of a layer without q, k and v
-  // Of a short convolution: [3 d_model, d_model], rows of b, of c and of x; of Mamba2: [columns(), d_model].
+  // Input projection of a short convolution, [3 d_model, d_model]: rows of b, of c and of x; of Mamba2, [columns(),
+  // d_model].
   Linear conv_in;
   std::vector<float> conv;                                 // [conv_kernel, d_model], or [kernel, channels()]
   std::vector<float> conv_bias, mamba_norm;                // [channels()], [inner()]
@@ -48,7 +49,7 @@ struct LayerWeights {
   Linear k, v;                                             // [n_kv_heads * head_dim, d_model]
   std::vector<float> q_bias, k_bias, v_bias;
   std::vector<float> q_norm, k_norm;  // [head_dim], or [n_heads * head_dim] and [n_kv_heads * head_dim]
-  // Of latent attention, where k and v have no rows; without q_a, q is [n_heads * query_dim, d_model].
+  // Latent attention, where k and v have no rows; without q_a, q is [n_heads * query_dim, d_model].
   Linear q_a, q_b;               // [q_rank, d_model], [n_heads * query_dim, q_rank]
   std::vector<float> q_a_norm;   // [q_rank]
   Linear kv_a;                   // [kv_rank + rope_dim, d_model]
@@ -72,7 +73,7 @@ struct LayerWeights {
   std::vector<float> layer_scale;         // [1]
   Linear input_gate, input_proj;          // [d_layer_input, d_model], [d_model, d_layer_input]
   std::vector<float> input_post_norm;     // [d_model]
-  // Of experts with a dense feed-forward beside them.
+  // Norms and scales of experts with a dense feed-forward beside them.
   std::vector<float> expert_norm, dense_post_norm, expert_post_norm;  // [d_model]
   std::vector<float> router_scale, expert_scale;                      // [d_model], [n_experts]
   Linear router;                                                      // [n_experts, d_model]
@@ -96,7 +97,7 @@ struct Weights {
   Linear output;                         // [vocab_size, d_model]; the embedding when tied
   std::vector<float> rope_factors;       // [rope_dim / 2] or empty; of LongRoPE: for a short context
   std::vector<float> long_rope_factors;  // of LongRoPE: for a long context; else empty
-  // Of an MTP head (model/mtp.h), whose layer reads embeddings joined with hidden states; else without rows.
+  // MTP head (model/mtp.h): its layer reads embeddings joined with hidden states. Without rows in other models.
   Linear join;                                               // [d_model, 2 d_model]
   std::vector<float> join_embedding_norm, join_hidden_norm;  // [d_model]
 
@@ -126,20 +127,20 @@ void for_each_matrix(const Weights& weights, const std::function<void(const Line
 /// Calls fn() for every vector: norms, biases, factors of RoPE and what else layers have.
 void for_each_vector(const Weights& weights, const std::function<void(const std::vector<float>&)>& fn);
 
-/// Of the matrices that a decode step of one token reads; n_used of a layer's experts.
+/// Bytes of the matrices that a decode step of one token reads; n_used of a layer's experts.
 int64_t decode_matrix_bytes(const Weights& weights, int n_used);
 
 /// The tensor of the file whose bytes the matrix is in; of one that loading converted, what it is and of which layer.
 std::string matrix_name(const Weights& weights, const Linear& m, std::string_view kind);
 
-/// Of the matrices that steps read where a file is mapped: neither packed nor converted.
+/// Bytes of the matrices that steps read where a file is mapped: neither packed nor converted.
 int64_t mapped_matrix_bytes(const Weights& weights);
 
 /// Loads from a GGUF file or a Hugging Face directory. Matrices stay in the mapping, except that BitNet's become i2_s
 /// and those that io/packed.h unpacks; norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S] (without the "synth:" prefix) asks for,
+/// Plan for SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S] (without the "synth:" prefix),
 /// before any of it is made.
 struct SynthPlan {
   Config config;
@@ -154,19 +155,19 @@ struct SynthPlan {
   /// The format of a matrix of rows of n_in: where the plan's does not fit, f16. `projection`: one of a layer's.
   /// `preferred`: one that gets the better format of a mix.
   const WeightFormat& format_of(int64_t n_in, bool projection, bool preferred = false) const;
-  /// What a decode step reads of the matrices, norms and biases left out.
+  /// Bytes of the matrices that a decode step reads, without norms and biases.
   int64_t decode_matrix_bytes() const;
 };
 Result<SynthPlan> plan_synth_model(std::string_view spec);
 
-/// What there is of the matrices of a synth: model.
+/// Forms in which the matrices of a synth: model are made.
 enum class SynthMatrices : uint8_t {
   packed,  ///< panels where kernels want them, else rows
   rows,    ///< rows, to be cut before they are packed
   shapes,  ///< formats and shapes alone
 };
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S]. `spec` is
-/// without the "synth:" prefix.
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S]. `spec`
+/// is without the "synth:" prefix.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
                                      SynthMatrices matrices = SynthMatrices::packed);
 std::vector<std::string> synth_shape_names();

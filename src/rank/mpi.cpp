@@ -5,7 +5,7 @@
 namespace ridge {
 namespace {
 
-/// What was asked for: "--tp 2", "--pp 2" or "--tp 2 --pp 2".
+/// Flags as given: "--tp 2", "--pp 2" or "--tp 2 --pp 2".
 std::string flags_text(int tp, int pp) {
   if (pp == 1) return fmt::format("--tp {}", tp);
   return tp == 1 ? fmt::format("--pp {}", pp) : fmt::format("--tp {} --pp {}", tp, pp);

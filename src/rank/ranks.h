@@ -39,13 +39,13 @@ class Ranks {
   /// Rank `to` gets into `into` the `bytes` of rank `from`, equally many; other ranks may call it, for nothing.
   void send(int from, int to, BytesOut bytes, BytesIn into, double seconds);
   void send(int from, int to, BytesOut bytes, BytesIn into) { send(from, to, bytes, into, timeout_s_); }
-  /// What each rank gave, by rank.
+  /// Gathers the texts of all ranks, by rank.
   std::vector<std::string> gather(const std::string& own, double seconds);
   std::vector<std::string> gather(const std::string& own) { return gather(own, timeout_s_); }
   /// Sends to[r] to rank r, whatever its size, and gives what each rank sent here, by rank; the own text among them.
   /// Nobody sends more than `most` bytes at a time.
   std::vector<std::string> trade(std::span<const BytesOut> to, double seconds, int64_t most = kMostBytes);
-  /// What the first rank gave.
+  /// Returns the first rank's text.
   std::string from_first(const std::string& own);
   /// The first rank sends a text to all others.
   void tell(const std::string& text);
@@ -99,8 +99,8 @@ class Ranks {
   AlignedBuffer parts_, packed_;
 };
 
-/// How long ranks wait for what stands behind a file, a whole cache or a computation of the first rank alone: no wait in
-/// a pass is longer.
+/// How long ranks wait for what stands behind a file, a whole cache or a computation of the first rank alone: no wait
+/// in a pass is longer.
 double file_seconds(const Ranks& ranks);
 
 /// Floats from which on all_reduce() adds a part of the values on each rank and sends the sums around; below every rank

@@ -15,7 +15,8 @@ struct AnswerForm {
   int reasoning_budget = -1;    ///< the reasoning has so many tokens at most; -1: no limit
 };
 
-/// Of a prompt that the template made, which therefore can be used. `tools`: null where calls are content.
+/// Form of the answer to a prompt that the template made: the template can therefore be used. `tools`: null where calls
+/// are content.
 AnswerForm answer_form(const Engine& engine, const ModelTemplate& chat_template, const std::string& prompt,
                        const Json& tools);
 

@@ -10,7 +10,7 @@
 
 namespace ridge::serve {
 
-/// What requests are checked against.
+/// Model and limits that requests are checked against.
 struct ApiModel {
   Engine& engine;
   std::string name;
@@ -44,7 +44,7 @@ struct ApiRequest {
 
   /// The request of choice i of prompt p.
   GenerationRequest choice(size_t p, int i) const;
-  /// What all choices have in common.
+  /// Settings common to all choices.
   GenerateOptions options;        ///< `stop` ends what the model writes, whatever it is
   std::vector<std::string> stop;  ///< ends the content that the client reads
   int min_tokens = 0;

@@ -1,4 +1,4 @@
-// What a request wants of logits before a token is sampled, and what it wants to know of them.
+// Changes that a request makes to logits before a token is sampled, and log probabilities that it asks for.
 #pragma once
 
 #include "serve/request.h"

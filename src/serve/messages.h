@@ -13,7 +13,7 @@ Json read_messages(const Json& body);
 /// object: one without properties where the request has none. Throws ApiError.
 Json read_tools(const Json& body);
 
-/// What `tool_choice` asks for.
+/// Value of `tool_choice`.
 struct ToolChoice {
   enum class Kind : uint8_t { automatic, none, required } kind = Kind::automatic;
   std::string name = {};  ///< the only function that may be called; empty: any

@@ -1,4 +1,4 @@
-// What happened since the start: counts, times and the newest steps.
+// Metrics since the start: counts, times and the newest steps.
 #pragma once
 
 #include <array>

@@ -21,7 +21,7 @@ constexpr std::pair<std::string_view, std::string_view> kStandard[] = {
      "{{ m.content | trim }}<|eot_id|>{% endfor %}"
      "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"},
     {"gemma",
-     // What the system says comes in front of what the user says next.
+     // Put the system message in front of the user's next message.
      "{{ bos_token }}{% set said = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %}"
      "{% set said.system = said.system + (m.content | trim) + '\n\n' %}{% else %}"
      "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
@@ -53,7 +53,7 @@ std::string chosen(const io::ChatTemplates& own, const std::string& choice) {
               own.named.empty() ? "" : "of the model: " + names_of(own.named) + "; ", standard);
 }
 
-/// What every rendering is given of the model and the clock.
+/// Variables of the model and the clock for every rendering.
 text::ChatInput input_of(const Engine& engine) {
   text::ChatInput input;
   const io::TokenizerSpec& spec = engine.tokenizer().spec();

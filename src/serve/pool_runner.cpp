@@ -15,7 +15,7 @@ namespace {
 constexpr int kLeastPrefix = 64;
 /// Tokens of prompts in a step with decoding sequences, before any such step was timed.
 constexpr int kFirstChunk = 256, kLeastChunk = 64;
-/// The same where a prompt's tokens are scored: all tokens of such a step have logits.
+/// Tokens of prompts in a step that scores a prompt's tokens: all tokens of such a step have logits.
 constexpr int kScoredChunk = 64;
 
 /// Whether the listener wants more; one that is gone ends its job.
@@ -46,7 +46,7 @@ TokenStream::Vocabulary with_marks(TokenStream::Vocabulary vocabulary, const Gen
   return vocabulary;
 }
 
-/// Of a text that its listener did not leave: one that had enough was interrupted, which is a stop.
+/// Finish reason of a text that its listener did not leave. A listener that had enough interrupted it, which is a stop.
 FinishReason finish_reason(StopReason reason) {
   return reason == StopReason::max_tokens || reason == StopReason::context_full ? FinishReason::length
                                                                                 : FinishReason::stop;
@@ -76,7 +76,7 @@ PageNumbers pages_that_fit(const KvMemory& one_page, std::span<const KvLayerConf
   return {int(std::clamp<int64_t>(full, 0, std::min(all.full, 1 << 24))), int(std::max<int64_t>(sliding, 1))};
 }
 
-/// What the bytes of a pool hold.
+/// Sizes of a pool that follow from its bytes.
 struct PoolSizes {
   PoolSizes(Engine& engine, const PoolOptions& options)
       : layers(layer_configs(session_options(options.kv, options.n_ctx, 0), engine.plan())),
@@ -194,7 +194,7 @@ Admission PoolRunner::admit(const Job& job) {
       other->stops.insert(at, common);
     return Admission::after_prefix;
   }
-  // What stands in the cache is shared; the last page and the pages behind it are the job's own.
+  // Share the pages of the cached prefix; the last page and the pages behind it are the job's own.
   int cached = 0;
   for (int n = job.request.reads_whole_prompt() ? 0 : job.n_prompt(); n > 0 && cached == 0; --n)
     if (pool_->find(job.hashes[size_t(n)])) cached = n;
@@ -389,7 +389,7 @@ void PoolRunner::count_step(const StepRecord& record) {
   if (record.n_decode == 0) return;
   const auto mix = [](double& average, double value) { average = average == 0 ? value : 0.8 * average + 0.2 * value; };
   if (record.n_prompt_tokens == 0) return mix(decode_seconds_, record.seconds);
-  // What the step would have taken without the prompts is not theirs: else slow decoding would shrink pieces of prompts
+  // Count for the prompts only the time beyond a step without them: else slow decoding would shrink pieces of prompts
   // to nothing.
   const double of_prompts = std::max(record.seconds - decode_seconds_, 0.1 * record.seconds);
   mix(seconds_a_prompt_token_, of_prompts / record.n_prompt_tokens);
@@ -445,7 +445,7 @@ void PoolRunner::end(Job& job, FinishReason reason, const RequestError& error) {
 void PoolRunner::sweep() {
   for (const auto& job : jobs_) {
     if (!job->ended) continue;
-    // What a person says next follows this text.
+    // Keep the text as a prefix: the next message of a conversation follows it.
     if (!job->failed && !job->parked && job->length() >= kLeastPrefix && job->decodes() &&
         pool_->length(job->text.seq) == job->length()) {
       uint64_t hash = job->hashes.back();

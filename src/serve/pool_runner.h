@@ -36,7 +36,7 @@ struct PoolOptions {
   int64_t proposer_bytes() const { return max_seqs * proposers.bytes; }
 };
 
-/// What a sequence is doing.
+/// State of a sequence.
 enum class Phase : uint8_t { prompt, decode, parked };
 std::string_view phase_name(Phase phase);
 
@@ -123,7 +123,7 @@ class PoolRunner {
   void end_all(const std::string& error);
 
  private:
-  /// What a job has in a step: tokens of its prompt, or the last token of its text.
+  /// Part of a job in a step: tokens of its prompt, or the last token of its text.
   struct Row {
     Job* job;
     int n_tokens;
@@ -161,7 +161,7 @@ class PoolRunner {
   std::vector<std::unique_ptr<Job>> jobs_;  // the oldest first
   std::vector<float> logits_;               // a row that penalties or a constraint change
   std::vector<int32_t> ends_;               // end tokens of the vocabulary
-  // What steps take, averaged over the newest ones: those that only decode, and a token of a prompt beside them.
+  // Seconds, averaged over the newest steps: of a step that only decodes, and of a prompt's token beside decoding.
   double decode_seconds_ = 0, seconds_a_prompt_token_ = 0;
   Clock::time_point last_step_ = Clock::now();
 };

@@ -1,4 +1,4 @@
-// What other requests left in a pool: checkpoints of prompts, found by the tokens they hold.
+// Prefixes that other requests left in a pool: checkpoints of prompts, found by the tokens they hold.
 //
 // A checkpoint is exact at its own length only, so its key is a hash of all tokens before it. A prompt is looked up at
 // every one of its lengths: one hash a token.

@@ -59,7 +59,7 @@ struct Usage {
   double queue_seconds = 0, prompt_seconds = 0, decode_seconds = 0;
 };
 
-/// What a listener wants next: more text, no more since the text is complete, or nothing since nobody listens.
+/// Wish of a listener: more text, no more since the text is complete, or nothing since nobody listens.
 enum class Wish : uint8_t { more, enough, gone };
 
 /// Why a request failed. Empty message: it did not.

@@ -23,7 +23,7 @@ struct SchedulerOptions {
   std::function<void(PoolRunner&)> on_open = [](PoolRunner&) {}, on_close = [](PoolRunner&) {};
 };
 
-/// What /metrics shows.
+/// Numbers that /metrics shows.
 struct Board {
   Totals totals;
   size_t n_running = 0, n_parked = 0, n_waiting = 0;  ///< sequences in the cache, in host memory, requests in the queue

@@ -30,7 +30,7 @@ class Server {
   uint16_t port() const { return http_->port(); }
   /// Answers requests from now on. `engine` must outlive the server. Throws Error when the cache cannot be opened.
   void serve(Engine& engine, const std::string& name, ModelTemplate chat_template, SchedulerOptions options);
-  /// The same with models that are loaded when a request names them, and take max_bytes together; the first one is
+  /// Answers with models that are loaded when a request names them, and take max_bytes together; the first one is
   /// loaded now. Throws Error where one alone takes more, or the first one cannot be loaded.
   void serve(std::vector<ModelSource> sources, int64_t max_bytes);
   /// The models, from serve() on.

@@ -1,4 +1,5 @@
-// A grammar that rules a part of an answer, or a limit of its reasoning: what stands in front of the part comes in stages.
+// A grammar that rules a part of an answer, or a limit of its reasoning: what stands in front of the part comes in
+// stages.
 //
 //     reasoning   may_open -> reasoning -> answer
 //     harmony     words (analysis or final) -> reasoning -> answer
@@ -36,7 +37,7 @@ struct Stage {
   int next = 0;
 };
 
-/// What all choices of a request share.
+/// Plan that all choices of a request share.
 struct StagePlan {
   std::vector<Stage> stages;
   int first = 0;  ///< the stage that the answer begins with

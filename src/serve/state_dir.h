@@ -52,7 +52,7 @@ class StateDir {
   std::string save(Engine& engine, PoolRunner& runner);
 
  private:
-  /// What a pool has of its folder while it is open.
+  /// Folder of a pool while it is open.
   struct Folder {
     FileLock lock;
     std::vector<std::filesystem::path> own;  ///< files read, or passed over for want of room

@@ -10,7 +10,7 @@ namespace {
 /// Grammars of one request that are prepared: more would hold up a worker for seconds.
 constexpr size_t kPreparedCalls = 4;
 
-/// Of a function as read_tools() gives it: one without properties is called without any.
+/// Parameters of a function as read_tools() gives it: one without properties is called without any.
 Json parameters_of(const Json& function) {
   Json parameters = function["parameters"];
   if (!parameters.contains("type") && !parameters.contains("$ref")) parameters["type"] = "object";
@@ -52,7 +52,7 @@ Json call_schema(const Json& tools, const std::string& only, const std::string& 
   return schema;
 }
 
-/// What stands around the JSON of a call that must come, and how the JSON calls the arguments.
+/// Text around the JSON of a call that must come, and the name of the arguments in that JSON.
 struct CallFrame {
   std::string before, after, arguments = "arguments";
 };

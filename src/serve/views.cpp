@@ -142,7 +142,7 @@ Json pool_json(Scheduler& scheduler, PoolRunner& runner, KvDetail detail) {
   return json;
 }
 
-/// Of the newest n steps; `seconds` takes a record.
+/// Median over the newest n steps, in milliseconds; `seconds` takes a record.
 double median_ms(const std::deque<StepRecord>& steps, int64_t n, const auto& seconds) {
   std::vector<double> times;
   for (auto step = steps.rbegin(); step != steps.rend() && ssize(times) < n; ++step) times.push_back(seconds(*step));

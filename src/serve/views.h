@@ -1,4 +1,4 @@
-// What the server shows of itself: JSON for people's pages and tools, text for Prometheus.
+// Views of the server's state: JSON for people's pages and tools, text for Prometheus.
 #pragma once
 
 #include "http/server.h"
@@ -17,7 +17,7 @@ Json props_json(Scheduler& scheduler, const ApiModel& model);
 Json status_json(Scheduler& scheduler, int64_t n_steps);
 /// The list of llama.cpp's server: a slot for each running sequence, then the idle ones. Texts are not told.
 Json slots_json(Scheduler& scheduler);
-/// What kv_json() says of rows: their norms and coding errors are copied from the device, layer by layer.
+/// Detail of kv_json() about rows. Their norms and coding errors are copied from the device, layer by layer.
 enum class KvDetail : uint8_t { none, layers, pages };
 /// Bytes and pages of every pool, with such detail.
 Json kv_json(Scheduler& scheduler, KvDetail detail);

@@ -17,7 +17,7 @@ namespace ridge::text {
 
 using Json = OrderedJson;
 
-/// What one prompt is made from.
+/// Input that one prompt is made from.
 struct ChatInput {
   Json messages = Json::array();  ///< objects in OpenAI's form
   Json tools = nullptr;           ///< null: the request has none

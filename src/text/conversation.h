@@ -7,7 +7,7 @@
 
 namespace ridge::text {
 
-/// What a template does with conversations. The defaults are those of a template that shows everything.
+/// Treatment of conversations by a template. The defaults are those of a template that shows everything.
 struct TemplateHabits {
   bool system = true;                        ///< shows system messages
   bool tools = true;                         ///< says something about the tools of a request
@@ -26,11 +26,11 @@ TemplateHabits habits_of(const ChatTemplate& chat_template, const ChatInput& tok
 /// Those of plain_prompt().
 TemplateHabits plain_habits();
 
-/// What the lines of a plain prompt begin with.
+/// Names that begin the lines of a plain prompt.
 struct PlainNames {
   std::string user = "User", assistant = "Assistant";
 };
-/// What ends the answer to a plain prompt: a base model goes on with the next line.
+/// Stop strings for the answer to a plain prompt: a base model goes on with the next line.
 std::vector<std::string> plain_stops(const PlainNames& names = {});
 
 /// Messages with contents as texts, in the form that a template of these habits shows. `tools`: functions that the

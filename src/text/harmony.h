@@ -14,8 +14,8 @@ struct OutputDelta;
 
 /// The marks of harmony.
 std::span<const std::string_view> harmony_marks();
-/// What a prompt says of the message that the answer goes on with: the header behind the last `<|start|>`. Empty where
-/// that message has ended.
+/// Header behind the last `<|start|>` of a prompt, which belongs to the message that the answer goes on with. Empty
+/// where that message has ended.
 std::string harmony_header(std::string_view prompt);
 
 /// Reads the messages of one answer: the channel analysis is reasoning, messages to functions are calls, all other text

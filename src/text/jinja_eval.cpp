@@ -75,7 +75,7 @@ class Evaluator {
     if (out_->size() > run_.limits.output) trouble("the template writes more than {} bytes", run_.limits.output);
   }
 
-  /// What `body` writes, instead of writing it.
+  /// Returns the text that `body` writes, instead of writing it.
   std::string capture(const Node& body) {
     struct Restore {
       ~Restore() { out = outer; }

@@ -76,7 +76,7 @@ bool is_case(Args& a, bool upper_case) {
   return lower(text) != upper(text) && text == (upper_case ? upper(text) : lower(text));
 }
 
-/// What the tested value is compared with; it may be undefined.
+/// Value that the tested value is compared with; it may be undefined.
 const Value& other(Args& a) {
   const Value* const found = a.find(0, "other");
   return found ? *found : a.need(0, "other");

@@ -1,4 +1,4 @@
-// What templates can call by name: filters, tests, methods of values and functions, in tables.
+// Names that templates can call: filters, tests, methods of values and functions, in tables.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ struct Args {
 
   /// Parameter number `index` or called `parameter`; null if it is not given.
   const Value* find(size_t index, std::string_view parameter);
-  /// The same; an error if it is not given or undefined.
+  /// Parameter as find() gives it; an error if it is not given or undefined.
   const Value& need(size_t index, std::string_view parameter);
   std::string text(size_t index, std::string_view parameter, std::optional<std::string> otherwise = {});
   int64_t integer(size_t index, std::string_view parameter, std::optional<int64_t> otherwise = {});

@@ -163,7 +163,7 @@ class Parser {
     return finish("endset", node_of(NodeKind::set_block, token, "", std::move(to), std::move(body), std::move(filter)));
   }
 
-  /// What can be assigned to: a name, a namespace's attribute, or several of them.
+  /// Parses the target of an assignment: a name, a namespace's attribute, or several of them.
   NodeRef target() {
     const Token token = now();
     std::vector<NodeRef> parts;

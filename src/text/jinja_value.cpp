@@ -29,7 +29,7 @@ std::string real_text(double value) {
   return out;
 }
 
-/// What stands for `code` in quotes; empty: the character itself.
+/// Escape sequence for `code` in quotes; empty: the character itself.
 std::string escape_of(uint32_t code, char quote, bool json, bool ascii) {
   constexpr std::string_view kNamed = "\n\r\t\b\f", kLetters = "nrtbf";
   const size_t named = code < 0x80 ? kNamed.find(char(code)) : kNamed.npos;

@@ -19,7 +19,7 @@ class Marks {
   std::vector<std::string> in_text(std::span<const std::string_view> marks) const;
   /// A text that spells control tokens, as a prompt does, with these tokens.
   std::string tokens_in(std::string text) const;
-  /// What people may see: the text without control tokens.
+  /// Text that people may see, without control tokens.
   std::string visible(std::string text) const;
 
  private:

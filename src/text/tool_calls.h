@@ -25,7 +25,7 @@ enum class ToolFormat : uint8_t {
   mistral,  ///< [TOOL_CALLS][{"name": "f", "arguments": ...}], or [TOOL_CALLS]f[ARGS]...
   granite,  ///< <|tool_call|>[{"name": "f", "arguments": ...}]
   deepseek,  ///< <｜tool▁call▁begin｜>function<｜tool▁sep｜>f, a line ```json, ..., ```<｜tool▁call▁end｜>
-  json,  ///< {"name": "f", "arguments": ...} of a tool of the request as the begin of the answer, or behind ```json or <tool_call>
+  json,  ///< {"name": "f", "arguments": ...} of a known tool that begins the answer, or behind ```json or <tool_call>
   harmony,  ///< messages to functions (gpt-oss, text/harmony.h)
 };
 
@@ -54,7 +54,7 @@ struct ToolCall {
   std::string arguments;  ///< a JSON object as text
 };
 
-/// What one more piece of text adds. Calls come whole.
+/// Output that one more piece of text adds. Calls come whole.
 struct OutputDelta {
   std::string content, reasoning;
   std::vector<ToolCall> calls;
@@ -121,7 +121,7 @@ class OutputParser {
   std::string held_;          ///< text that nothing was made of yet
   bool skip_space_;           ///< white space that comes next belongs to nothing
   bool behind_call_ = false;  ///< no content came since the last call
-  // Of the call that held_ begins with, after `lead_` bytes of white space and a marker of `marker_` bytes:
+  // State of the call that held_ begins with, after `lead_` bytes of white space and a marker of `marker_` bytes:
   size_t lead_ = 0, marker_ = 0;
   std::string name_, id_;       ///< as far as they stand before the JSON
   size_t json_ = 0, scan_ = 0;  ///< begin of the JSON (npos: not found yet) and how far it was read

@@ -19,7 +19,8 @@ size_t code_position(std::string_view text, size_t index);
 /// White space and line ends as Python's str.strip() and str.splitlines() know them.
 bool is_space(uint32_t code);
 bool is_line_end(uint32_t code);
-/// What Python's repr() shows as it is (space excepted, all separators, controls and private codes are escaped).
+/// Whether Python's repr() shows the character as it is (space excepted, all separators, controls and private codes are
+/// escaped).
 bool is_printable(uint32_t code);
 /// `text` without the code points of `chars` at its ends; white space where `chars` is null.
 std::string_view strip(std::string_view text, const std::string* chars, bool left, bool right);

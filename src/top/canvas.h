@@ -59,7 +59,7 @@ int heat_level(double value, double low, double high);
 char32_t heat_glyph(int level);
 /// The newest `width` values as blocks between 0 and the largest value.
 std::u32string sparkline(const std::vector<double>& values, int width);
-/// What a terminal without UTF-8 shows for a glyph of these pages: ASCII.
+/// ASCII character that a terminal without UTF-8 shows for a glyph of these pages.
 char ascii_of(char32_t glyph);
 
 }  // namespace ridge::top

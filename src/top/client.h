@@ -75,7 +75,7 @@ class Talk {
   std::thread thread_;
 };
 
-/// What Talk asks with: target and body of the request. A server whose template is "plain" completes a transcript.
+/// Target and body of Talk's request. A server whose template is "plain" completes a transcript.
 std::pair<std::string, std::string> request_of(const std::vector<Turn>& turns, const std::string& chat_template);
 
 }  // namespace ridge::top

@@ -1,5 +1,4 @@
-// What a server says about itself, read from JSON that nobody vouches for: a missing or wrong field reads as zero or
-// "".
+// Data of a server about itself, read from JSON that nobody vouches for: a missing or wrong field reads as zero or "".
 #pragma once
 
 #include <cstdint>
@@ -71,8 +70,8 @@ struct Pool {
   std::vector<Layer> layers;
 };
 
-/// Of the answers to /props, /status and /kv; pools have layers where the question was ?by=page. Fail only on text that
-/// is no JSON object. Lists are cut at 4096.
+/// Read the answers to /props, /status and /kv; pools have layers where the question was ?by=page. Fail only on text
+/// that is no JSON object. Lists are cut at 4096.
 Result<Props> read_props(std::string_view json);
 Result<ServerStatus> read_status(std::string_view json);
 Result<std::vector<Pool>> read_pools(std::string_view json);

@@ -20,7 +20,7 @@ struct Chat {
   bool streams = false;
 };
 
-/// What the server said last, and whether it still answers.
+/// Newest answers of the server, and whether it still answers.
 struct Known {
   Props props;
   ServerStatus status;

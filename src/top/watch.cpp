@@ -26,7 +26,8 @@ void press_tab(View& view) {
   }
 }
 
-/// What scrolls has its own least; its most is where there is something to see.
+/// Moves the layer of the cache page, or scrolls another page. Scrolling is at least 0 here; the page's contents limit
+/// it where they are shown.
 void move(View& view, int by) {
   if (view.page == Page::cache) {
     const size_t n =

@@ -21,7 +21,7 @@ namespace ridge {
 /// At most n: as many draft tokens as fit behind the next token of the sequence and can be taken back exactly.
 int most_proposals(const SequencePool& pool, SeqId seq, int n);
 
-/// What one text has in a step.
+/// Part of one text in a step.
 struct DecodeRow {
   Text* text = nullptr;
   std::span<const int32_t> tokens = {};  ///< to run; none: the logits behind the text are there already
@@ -85,22 +85,22 @@ class Decoder {
   std::optional<int32_t> sample_row(Row& row, int64_t at, const Sampled& sampled, bool& holds);
   int32_t keep_or_replace(Row& row, std::span<const float> logits, bool& holds);
   void take_back(std::span<const Row> rows);
-  /// What a step says about cost and draft tokens; `seconds` that it took, without handing tokens on.
+  /// Learns from a step what draft tokens cost and how many hold; `seconds` is its time without handing tokens on.
   void learn(std::span<const Row> rows, double seconds);
   /// Counts steps of a pause, in which `lost` steps were lost.
   static void count_paused(std::span<const Row> rows, int n_steps, double lost);
   /// A device samples, and goes on by itself with single tokens. False, and nothing happened, where it cannot. `record`
   /// is of the step that has run since `start`, n_paused as paused_steps().
   bool sample_ahead(std::span<Row> rows, int n_paused, StepRecord record, StepHooks& hooks, Clock::time_point start);
-  /// A device goes on by itself, with draft tokens of its own for texts that have a head there and are not at rest.
-  /// False, and nothing happened, where it cannot.
+  /// Lets a device go on by itself, with draft tokens of its own for texts that have a head there and are not paused.
+  /// Returns false, and changes nothing, where the device cannot.
   bool propose_ahead(std::span<const DecodeRow> rows, StepHooks& hooks);
   static bool take(Text& text, int32_t token);
   /// Takes a token that a device sampled; false where its logits are not finite.
   static bool take_sampled(Text& text, int32_t token);
   /// The text ends with the Error that is being handled.
   static void fail(Text& text);
-  /// What a device's sampler looks back on; nothing without a penalty.
+  /// Recent tokens that the penalty of a device's sampler reads; none without a penalty.
   static std::vector<int32_t> known_to_penalty(const Text& text);
 
   Backend& backend_;

@@ -17,7 +17,7 @@ std::vector<KvLayerConfig> layers_of_head(const SessionOptions& options, const M
   return layers;
 }
 
-/// What the texts of a model share: the head, and the backend that runs it where the model runs.
+/// Parts that the texts of a model share: the head, and the backend that runs it where the model runs.
 struct MtpModel {
   /// vocab: MtpDrafts::vocab.
   MtpModel(Engine& of, MtpHead loaded, int vocab)
@@ -83,8 +83,8 @@ class MtpProposer final : public BatchProposer {
   }
 
   void observe(std::span<const int32_t> tokens, int first, View2<const float> hidden) override {
-    // What the head has read does not go back, and a gap cannot be read: it begins anew there. RoPE knows distances
-    // only.
+    // Begin the head's cache anew at `first` where it would have to go back, or to skip tokens that it has not read.
+    // RoPE knows distances only, so the cache may begin anywhere.
     if (first == 0 || first - first_ < pool_->length(seq_) || first - first_ > ssize(text_)) {
       forget(0);
       first_ = first;
@@ -162,7 +162,7 @@ class MtpProposer final : public BatchProposer {
   }
 
  private:
-  /// What the head reads of a text in a step.
+  /// Tokens that the head reads next: position i of its cache reads token i + 1 of the text.
   std::span<const int32_t> unread() const { return std::span(text_).subspan(size_t(pool_->length(seq_)) + 1); }
 
   /// The head's own hidden state of a draft token's position stands for the target's.
@@ -211,7 +211,7 @@ class MtpProposer final : public BatchProposer {
     text_.resize(size_t(n_text) - 1);
     hidden_.clear();
   }
-  /// What the head takes of hidden states [n, d_model].
+  /// Norms hidden states [n, d_model] where the head takes them normed.
   void norm_rows(const std::vector<float>& weight, std::span<float> states) {
     if (!model_->head.after_norm) return;
     const View2<float> rows(states.data(), ssize(states) / plan_.d_model, plan_.d_model);

@@ -20,7 +20,7 @@ class Decoder::Ahead {
 
   /// False, and nothing happened, where the device cannot go on with these texts by itself.
   bool begin(std::span<const DecodeRow> rows);
-  /// Until a text ends, rests or is to be tried again, or the hooks say so.
+  /// Runs steps until a text ends, begins or ends a pause, or the hooks say so.
   void run();
 
  private:
@@ -29,7 +29,7 @@ class Decoder::Ahead {
 
     Text* text = nullptr;
     Speculation* head = nullptr;  // null: single tokens
-    bool rested = false;          // when the steps began
+    bool rested = false;          // whether the text was paused when the steps began
     int n_back = 0;               // tokens of queued steps that can be taken back
     int most = 0, limit = 0;      // draft tokens of a step, and of them those that have room
     int usual = 0;                // of the newest step that was no measurement

@@ -39,8 +39,9 @@ class Proposer {
   /// Fills the drafts of several texts, whose proposers one maker made; asked is the first one's. One after another
   /// unless a proposer can do better. Those without probabilities have nothing for drafts with a sampler.
   virtual void propose_all(std::span<Draft> drafts);
-  /// What the device's own loop proposes with behind the drafts' texts, whose last tokens the target has not run: that
-  /// loop then moves the proposers' caches. Asked is the first one's. Nothing where propose_all() must be asked.
+  /// Head that the device's own loop proposes with behind the drafts' texts, whose last tokens the target has not run.
+  /// That loop then moves the proposers' caches. Called on the first draft's proposer. Empty where propose_all() must
+  /// be called instead.
   virtual std::optional<DeviceDraft> on_device(std::span<const Draft> /*drafts*/) { return {}; }
   /// The loop has ended; `text` is what it was when the last step began. observe() follows for that step.
   virtual void leave_device(std::span<const int32_t> /*text*/) {}
@@ -53,7 +54,7 @@ class Proposer {
   virtual void lose_track() {}
   /// Pretends to have read the text, which Session::fill() pretends to hold: for benchmarks.
   virtual void fill(std::span<const int32_t> /*text*/, uint64_t /*seed*/) {}
-  /// Of its part of a cache.
+  /// Bytes of this proposer's part of a cache.
   virtual int64_t bytes() const { return 0; }
 };
 
@@ -70,18 +71,18 @@ struct ProposerMaker : std::function<std::unique_ptr<Proposer>()> {
   int64_t bytes = 0;  ///< what Proposer::bytes() of each will be
 };
 
-/// What followed the longest earlier place that ends as the text does.
+/// Makes a proposer of the tokens that followed the longest earlier match of the text's end.
 std::unique_ptr<Proposer> make_lookup_proposer();
 /// The likeliest tokens by a smaller model, up to one less probable than p_min. The proposers of up to n_texts texts at
 /// a time share a cache, made with the first of them, and the forward passes of a step. `target` and `draft` must
 /// outlive the proposers. Throws usage when the vocabularies differ.
 ProposerMaker draft_proposers(const Model& target, const Model& draft, const SessionOptions& cache, double p_min = 0,
                               int n_texts = 1);
-/// What an MTP head proposes.
+/// Options for the draft tokens of an MTP head.
 struct MtpDrafts {
   double p_min = 0;  ///< a draft ends at a token less probable
-  /// Draft tokens are among the first so many ids, of whose logits alone the head makes: 0: among all. The text does not
-  /// change; a token behind them is never guessed.
+  /// Number of ids, counted from 0, that draft tokens are chosen from; the head computes logits of these alone. 0: all
+  /// ids. The text does not change: an id behind them is never proposed.
   int vocab = 0;
 };
 /// As draft_proposers(), by the head of `target` for the tokens after the next one (model/mtp.h). It knows the text

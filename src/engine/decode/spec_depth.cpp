@@ -14,12 +14,12 @@ namespace {
 constexpr double kNewAcceptance = 1.0 / 20, kNewRecent = 1.0 / 8;
 /// Tokens that steps since the best one have lost when the text has changed: the longer mean knows it late.
 constexpr double kMostSlump = 5;
-/// What a proposal must promise over what it costs, since both are estimates.
+/// Margin by which a proposal's expected tokens must exceed its cost, since both are estimates.
 constexpr double kMargin = 1.1;
 /// Proposals of a try, and steps without proposals before the first try again and at most: text may change. They are
 /// the most at once where not even proposals that always hold would pay.
 constexpr int kTryDepth = 2, kFirstDistance = 16, kMostDistance = 256;
-/// What tries may lose of any so many steps, and the most steps from one to the next for that.
+/// Part of any kWindow steps that tries may lose, and the most steps from one try to the next for that.
 constexpr double kMostLost = 0.02;
 constexpr int kWindow = 512, kLongestDistance = 2048;
 /// Most that a step counts as having lost, a proposal in it, and one in which a draft reads what came without it, in

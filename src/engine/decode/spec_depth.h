@@ -28,7 +28,7 @@ class RecentTimes {
   int n_ = 0;
 };
 
-/// What steps of so many texts take: without proposals, and more for each of them.
+/// Cost of steps with so many texts: their time without proposals, and the additional time of proposals.
 class SpecCost {
  public:
   /// Counts a step with so many proposals. Whether a device has run such a step often enough: it queues the first one
@@ -40,7 +40,8 @@ class SpecCost {
   void add_paused(double seconds);
   /// Whether such a step is still to be measured for what steps without proposals take now.
   bool wants_pause() const;
-  /// What counts as proposals of a step whose proposer took so long: one in vain, where it was long for nothing.
+  /// Proposals that a step counts for, `proposing` being the proposer's seconds: 1 for none that took long, else
+  /// n_proposed.
   int paid(int n_proposed, double proposing) const;
   double plain() const { return plain_.value(); }  ///< seconds of a paused step; 0: not measured yet
   /// Seconds that 0, 1, ... `most` proposals add to a step: as measured, on a straight line between numbers that were,
@@ -51,7 +52,7 @@ class SpecCost {
   /// Whether proposals of a text pay that hold with this probability, beside n_others of other texts, where they must
   /// also pay for a proposer that listens. n_texts are in the step.
   bool pays(double acceptance, int n_texts, int n_others = 0) const;
-  /// What 0, 1, ... `most` proposals of a text cost all texts beside n_others, in tokens of steps without proposals.
+  /// Cost of 0, 1, ... `most` proposals of a text beside n_others, to all texts, in tokens of steps without proposals.
   std::vector<double> prices(int most, int n_texts, int n_others) const;
   /// Whether no proposal pays that is known to hold, as far as was measured lately.
   bool is_hopeless(int n_texts) const;
@@ -64,10 +65,10 @@ class SpecCost {
     int64_t at = 0;  // step of the newest
   };
   bool is_old() const;
-  /// Tokens that a text's proposals are to bring, over what they cost all texts in tokens of steps without proposals, and
-  /// a margin since both are estimates: of the number of proposals for which that is most.
+  /// Tokens that a text's proposals are to bring, over what they cost all texts in tokens of steps without proposals,
+  /// and a margin since both are estimates: of the number of proposals for which that is most.
   double gain(double acceptance, int n_texts, int n_others) const;
-  /// What a step without proposals takes that the proposer sees, in paused steps.
+  /// Time of a step without proposals that the proposer observes, in paused steps.
   double listening() const { return std::max(1.0, heard_.value()); }
 
   RecentTimes plain_;

@@ -1,4 +1,4 @@
-// What one step of texts did, and what its time went to.
+// Record of one step of texts: its tokens, and the time of its parts.
 #pragma once
 
 #include <array>
@@ -7,9 +7,9 @@
 
 namespace ridge {
 
-/// What a step spends its time on: who takes part and the room in the cache; the model itself; sampling on the
-/// host, masks and penalties with it (a device that samples by itself: its setup, sampling is in the model's part);
-/// handing tokens on.
+/// Parts of a step's time. Planning: who takes part, and the room in the cache. Model: the forward pass. Sampling: on
+/// the host, with masks and penalties; on a device that samples by itself only the setup, as its sampling counts as
+/// model. Events: handing tokens on.
 enum class StepPart : uint8_t { planning, model, sampling, events };
 inline constexpr size_t kNStepParts = 4;
 

@@ -57,7 +57,7 @@ void TokenStream::emit(const std::string& text) {
   interrupted_ = !on_text_(text) || interrupted_;
 }
 
-/// What was held back comes first: a mark parts texts.
+/// Emits held-back text before the mark: a mark parts texts.
 void TokenStream::emit_mark(const std::string& mark) {
   emit(filter_.push(utf8_.finish()));
   if (filter_.matched()) return;

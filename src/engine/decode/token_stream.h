@@ -18,7 +18,7 @@ class StopFilter {
 
   /// Adds text; returns what is final. After a match, matched() names the stop string and nothing more comes out.
   std::string push(std::string_view text);
-  /// What was held back.
+  /// Returns the held-back text.
   std::string finish() { return std::exchange(held_, {}); }
   const std::string* matched() const { return matched_; }
 

@@ -36,7 +36,7 @@ std::vector<int> hull_of(const std::vector<AllocationOption>& options) {
   return hull;
 }
 
-/// What the items from some place on cost at least: their steps in the order of their rates, with sums.
+/// Lower bound on the cost of the items from `first` on: their steps in the order of their rates, with sums.
 class Rest {
  public:
   Rest(std::span<const std::vector<AllocationOption>> items, size_t first) {

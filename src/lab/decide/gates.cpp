@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kBaseline = "f16";
 
-/// What a gate has seen: rows, commands, and the first reason why it cannot judge.
+/// Evidence of one gate: its rows, its commands, and the first reason why it cannot judge.
 class Case {
  public:
   Case(std::span<const Row> rows, int gate_number, std::string name) : rows_(rows) {
@@ -225,7 +225,7 @@ Row plan_cell(const DecisionQuestion& q, std::string_view kv) {
 }
 
 Evidence find_evidence(std::span<const Row> rows, const Row& cell) {
-  // What may tell a row of somebody else from one that is not there, and how to say it.
+  // Fields by which a row may belong to another model, machine or build, and how to say so.
   constexpr std::pair<const char*, const char*> kOwners[] = {{"model_hash", "of another model"},
                                                              {"device_name", "of another machine"},
                                                              {"device", "of another device"},
@@ -472,7 +472,7 @@ CandidateRecord judge_candidate(std::span<const Row> rows, const DecisionQuestio
 
 namespace {
 
-/// What gates 1 to 3 say where no format is on.
+/// States the result of gates 1 to 3 where no format is on.
 std::string speed_in_words(const DecisionRecord& record) {
   bool has_rows = false, unclear = false;
   std::string slower;

@@ -17,7 +17,7 @@ struct HeadShape {
   int n_heads = 64, n_kv_heads = 8, head_dim = 128;
 };
 
-/// What is asked, and with it which cells are measured.
+/// Question of a decision. The cells to measure follow from it.
 struct DecisionQuestion {
   RecordSubject subject;
   int n_ctx = 0, n_sessions = 1;

@@ -123,7 +123,7 @@ class Measurer {
                     });
   }
 
-  /// What is missing, and its time by the speed of a short request.
+  /// Lists the missing cells, with times estimated from the speed of a short request.
   std::vector<DecisionStep> steps(const SearchQuestion* search) {
     std::vector<DecisionStep> steps;
     const auto add_step = [&](size_t n, const char* what, double seconds) {

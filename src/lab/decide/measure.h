@@ -53,17 +53,18 @@ struct DecisionStep {
   double seconds = 0;  ///< expected, on a quiet machine
 };
 
-/// What is asked of this model: everything that was left open is chosen. Throws usage for what the model cannot do.
+/// Builds the question for this model and chooses everything that was left open. Throws usage for requests that the
+/// model cannot serve.
 DecisionQuestion ask(const Model& model, const DecisionParams& params);
 
-/// What is searched. Throws usage where the text is that of the quality run, or shares a part with it.
+/// Builds the question of a search. Throws usage where its text is that of the quality run, or shares a part with it.
 SearchQuestion ask_search(const Model& model, const DecisionParams& params, const DecisionQuestion& question);
 /// Measures each side of each layer alone, where no row has it. After a `stop` unfinished cells have no rows.
 void measure_sensitivity(const Model& model, const DecisionParams& params, const DecisionQuestion& question,
                          const SearchQuestion& asked, Store& store, const DecisionHooks& hooks);
 
-/// What measure_sensitivity() of a search (or none) and measure_missing() will do, with times that follow from a few
-/// tokens run now: expect half to twice of them.
+/// Lists the steps of measure_sensitivity(), if there is a search, and of measure_missing(). Their times follow from a
+/// few tokens run now: expect half to twice of them.
 std::vector<DecisionStep> steps_left(const Model& model, const DecisionParams& params, const DecisionQuestion& question,
                                      const SearchQuestion* search, Store& store);
 /// Measures missing cells. After a `stop` unfinished cells have no rows.

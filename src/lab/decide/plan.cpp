@@ -14,11 +14,11 @@ namespace ridge::lab {
 namespace {
 
 constexpr int kHostUbatch = 512, kDeviceUbatch = 2048, kMostContext = 1 << 26;
-/// Of the driver, to be fitted to what `--check` prints: the context with this program's code, and a recorded step's
-/// node.
+/// Memory of the driver, to be fitted to the output of `--check`: the context with this program's code, and one node of
+/// a recorded step.
 constexpr int64_t kContextBytes = int64_t(512) << 20, kGraphNodeBytes = 1024;
 
-/// What loading will make of the matrices on the CPU.
+/// Bytes of the matrices on the CPU once they are loaded.
 WeightBytes planned_weights(const PlannedModel& model) {
   const Weights& w = model.loaded.weights;
   const bool tied = model.config().tied_output;
@@ -85,7 +85,7 @@ std::vector<StepShape> planned_steps(int n_ctx, int n_sessions, int n_ubatch, in
           {.n_seqs = n_sessions, .n_tokens = n_step, .n_past = n_ctx - n_step, .n_logits = n_sessions * n_step}};
 }
 
-/// Of Outputs: hidden states of a prompt's step, as its buffer grows.
+/// Bytes of hidden states in Outputs after a prompt's step, as its buffer grows.
 int64_t hidden_bytes(int64_t n_tokens, int d_model) { return AlignedBuffer::grown(4 * n_tokens * d_model); }
 
 /// Matrices and vectors of a head's own.
@@ -103,7 +103,7 @@ int64_t head_bytes(const MtpHead& head, bool is_shape, Isa isa) {
   });
   return bytes + (head.own_embedding ? w.embedding.bytes() : 0);
 }
-/// Of the parts of add_kv().
+/// Bytes of the parts that add_kv() adds.
 int64_t kv_bytes(const std::vector<PlanPart>& parts) {
   int64_t bytes = 0;
   for (const PlanPart& part : parts)

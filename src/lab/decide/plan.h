@@ -1,5 +1,5 @@
-// What a model, its caches and its steps take of memory, and what a decode step must read: counted from the
-// configuration and the headers of tensors, before anything is loaded.
+// Memory of a model, its caches and its steps, and bytes that a decode step must read: counted from the configuration
+// and the headers of tensors, before anything is loaded.
 //
 // The plan is that of one pool: S sequences of CTX positions, steps of n_ubatch tokens while a prompt runs, then steps
 // of a token a sequence, or of so many as a smaller model or an MTP head proposes and one more. Not in it: prefixes
@@ -31,8 +31,8 @@ struct PlannedModel {
   bool on_device() const { return place.device != "cpu"; }
   const Config& config() const { return loaded.config; }
 };
-/// Of one of n_ranks ranks in n_stages stages: the last one of the stage whose layers take most. Throws Error as
-/// Model::load() does.
+/// Plans the model, or one of n_ranks ranks in n_stages stages: the last rank of the stage whose layers are largest.
+/// Throws Error as Model::load() does.
 PlannedModel plan_model(const std::string& path, const LoadOptions& place, int n_ranks = 1, int n_stages = 1);
 
 /// Who proposes draft tokens beside the model, as --spec-type has it: "lookup", "draft" (a smaller model) or "mtp" (a
@@ -71,8 +71,8 @@ struct MemoryPlan {
   int64_t total() const;
   int64_t of(std::string_view name) const;
   int64_t step_bytes() const { return step_weight_bytes + step_kv_bytes; }
-  /// Tokens a second of all sequences together, when they hold n_ctx positions and reading is all that takes time. Not of
-  /// a plan with experts in host memory, which has a bandwidth of its own.
+  /// Tokens a second of all sequences together, when they hold n_ctx positions and reading is all that takes time. Not
+  /// of a plan with experts in host memory, which has a bandwidth of its own.
   double tokens_per_second(double read_gb_s) const { return 1e9 * n_sessions * read_gb_s / double(step_bytes()); }
 };
 
@@ -93,7 +93,7 @@ int64_t usable_memory(const LoadOptions& place);
 /// Formats that a plan shows when none are named: f16 and those of the shelf's that the model can have.
 std::vector<KvChoice> planned_formats(const PlannedModel& model);
 
-/// What was allocated for a plan, component by component, and the process's resident memory.
+/// Bytes allocated for a plan, component by component, and the process's resident memory.
 struct PlanCheck {
   std::vector<PlanPart> found;  ///< by the names of the plan's parts
   int64_t driver_bytes = 0;     ///< of a device: used there by its driver's number, context and all

@@ -16,7 +16,7 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-/// What loading has made of them: all buffers, and rows in a mapping that kernels read.
+/// Bytes of the weights after loading: all buffers, and rows in a mapping that kernels read.
 WeightBytes found_weights(const Weights& w, bool tied) {
   WeightBytes sum{.embedding = embedding_bytes(w), .vectors = vector_bytes(w)};
   for (const AlignedBuffer& buffer : w.buffers) sum.matrices += buffer.bytes();
@@ -50,7 +50,7 @@ int64_t found_kv(const SequencePool& pool, std::span<const KvLayerConfig> layers
   return memory.allocated_bytes() + page_list_bytes(layers, n_pages);
 }
 
-/// What proposers of all sessions hold after a prompt and a step, on a backend that they share.
+/// Bytes that the proposers of all sessions hold after a prompt and a step, on a backend that they share.
 struct FoundDraft {
   int64_t cache = 0, buffers = 0;
 };

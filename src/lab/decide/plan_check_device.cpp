@@ -158,7 +158,7 @@ PlanCheck check_device_plan(const std::string& path, const MemoryPlan& plan, con
   const int64_t rounding = all.driver_bytes() - all.bytes - (old.driver_bytes() - old.bytes);
   check.found.push_back({kPacking, plan.of(kPacking)});
   check.found.push_back({kRounding, rounding});
-  // What the driver counts beyond allocations since the context was there: recorded steps, code that is loaded late.
+  // Count driver memory beyond allocations since the context was there: recorded steps, code that is loaded late.
   check.driver_bytes = full.used();
   check.found.push_back({kGraphs, full.used() - empty.used() - (all.bytes - old.bytes) - rounding});
   check.found.push_back({kContext, empty.used()});

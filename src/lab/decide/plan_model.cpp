@@ -1,4 +1,4 @@
-// What a plan reads of a model and of a proposer before anything is loaded.
+// Reads the parts of a model and of a proposer that a plan needs, before anything is loaded.
 #include <algorithm>
 
 #include "base/limits.h"

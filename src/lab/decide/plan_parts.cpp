@@ -8,7 +8,7 @@
 namespace ridge::lab {
 namespace {
 
-/// Of the pool, a page: its number among the free ones, its holders, its place in a sequence's list.
+/// Bytes of a page in the pool's lists: its number among the free ones, its holders, its place in a sequence's list.
 constexpr int64_t kPoolBytesOfPage = 3 * sizeof(int32_t);
 
 bool has_states(std::span<const KvLayerConfig> layers) {

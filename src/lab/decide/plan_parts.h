@@ -1,4 +1,4 @@
-// What a plan of memory and its check have in common: names of parts, and how bytes are counted.
+// Parts of a memory plan, common to the plan and its check: their names, and how their bytes are counted.
 #pragma once
 
 #include <span>

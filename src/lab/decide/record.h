@@ -1,4 +1,4 @@
-// What was decided about cache formats for one model on one machine, with the evidence: a file that people read and
+// Record of a decision about cache formats for one model on one machine, with the evidence: a file that people read and
 // that `--kv-quant auto` obeys (docs/formats/decision-record.md).
 #pragma once
 

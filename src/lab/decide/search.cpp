@@ -20,7 +20,7 @@ constexpr const char* kExactSide = "f16";
 
 KvSideOptions side_of(const std::string& text) { return parse_kv_side(text).or_throw(); }
 
-/// Of a question's sides alone.
+/// Divergences of a question's sides, each measured alone.
 struct Sensitivities {
   std::vector<std::vector<double>> added;  ///< [item][format, then f16: 0], what a format adds to the floor
   std::vector<double> floor;               ///< [item]
@@ -76,7 +76,7 @@ std::string allocation_text(const SearchQuestion& s, const std::vector<int>& for
 
 double bits_of(const SearchQuestion& s, double bytes) { return 8 * bytes / s.values; }
 
-/// What formats take and are expected to cost.
+/// Bits and predicted divergence of a choice of formats.
 SearchPoint point_of(const SearchQuestion& s, const Sensitivities& kld, const std::vector<int>& formats) {
   SearchPoint point{.kv = allocation_text(s, formats)};
   double bytes = 0, floor = 0;
@@ -144,7 +144,7 @@ std::vector<SearchPoint> best_uniform(const SearchQuestion& s, const Sensitiviti
   return kept;
 }
 
-/// What the row of a cache on the held-out text says.
+/// Takes the divergence of a cache from its row on the held-out text.
 void measure(std::span<const Row> rows, const DecisionQuestion& q, SearchPoint& point) {
   const Evidence evidence = find_evidence(rows, quality_cell(q, point.kv));
   if (!evidence.row) {

@@ -22,7 +22,7 @@ struct SearchItem {
   std::vector<double> bytes;  ///< at n_ctx positions, in each of the sides' formats, then in f16
 };
 
-/// What is searched, and with it which cells are measured. Formats are sides as kv_side_text() writes them.
+/// Question of a search. The cells to measure follow from it. Formats are sides as kv_side_text() writes them.
 struct SearchQuestion {
   std::string path, corpus;        ///< the text, and its xxh64
   int n_ctx = 0, chunks = 0;       ///< windows of the text
@@ -35,7 +35,7 @@ struct SearchQuestion {
 
 /// The side that shows the floor: it changes next to nothing.
 inline constexpr const char* kFloorSide = "f32";
-/// What must be measured of a side alone: the formats and the floor.
+/// Formats in which a side must be measured alone: those of the question, and the floor.
 std::vector<std::string> sides_alone(const SearchQuestion& s);
 /// Divergence of a side alone, which is as `text` says: prefill path, the other sides and layers in f16.
 std::string side_alone(int layer, KvSide side, const std::string& text);

@@ -16,7 +16,7 @@
 
 namespace ridge::lab {
 
-/// What rows of whole models say: model, cache, check, and what a decode step reads.
+/// Fields that rows about whole models share: model, cache, check, and bytes that a decode step reads.
 struct ModelBenchRow {
   ModelInfo model;
   KvReport cache;
@@ -29,7 +29,7 @@ struct ModelBenchRow {
   uint64_t seed = 0;
   std::string date;
 
-  /// What a decode step reads fits in the last-level cache: memory bandwidth is no ceiling for it.
+  /// Whether the bytes that a decode step reads fit in the last-level cache: memory bandwidth is no ceiling then.
   bool in_cache() const { return read_bytes > 0 && read_bytes <= double(llc_bytes); }
   /// NaN without memory bandwidth, and with experts in host memory: two bandwidths bound such a step.
   double pct_of_roof(double gb_s) const;
@@ -51,7 +51,7 @@ struct BenchRow : ModelBenchRow {
   double stddev_tokens_per_second() const;
   double avg_ns() const;
   double stddev_ns() const;
-  /// Of a pure decode test, GB/s (10^9); NaN otherwise.
+  /// Bandwidth of a pure decode test, GB/s (10^9); NaN for other tests.
   double read_gb_s() const;
   double pct_of_roof() const { return ModelBenchRow::pct_of_roof(read_gb_s()); }
 };

@@ -86,7 +86,7 @@ class BatchRunner {
   bool run_once(BatchRow& row) { return run(test_.n_prompt, test_.n_gen, params_.fill, row); }
 
   KvReport cache() { return kv_report(pool_->memory(), test_.longest()); }
-  /// Of the mean step of a generation: reading grows by a row a step.
+  /// Bytes that the mean step of a generation reads: reading grows by a row a step.
   double mean_step_bytes() const {
     double bytes = double(engine_.backend().step_weight_bytes());
     for (const int n : test_.n_prompt)
@@ -111,7 +111,8 @@ class BatchRunner {
     return !stop_();
   }
 
-  /// What sequences hold in front of the generation. The row, if there is one, gets the time of the prompts.
+  /// Fills the sequences with the rows in front of the generation. The row, if there is one, gets the time of the
+  /// prompts.
   bool prepare(const std::vector<int>& lengths, bool fill, BatchRow* row) {
     for (const SeqId seq : seqs_) pool_->reset(seq);
     if (fill) {

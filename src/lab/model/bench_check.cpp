@@ -23,13 +23,13 @@ constexpr int kCheckDepthApart = 5;   // of sequences of a batch: lengths differ
 constexpr int kSteps[] = {1, 4, 24};  // tokens of a sequence: the kernels of one, of few and of many
 constexpr int kTokens = 1 + 4 + 24;
 
-// What rounding a block's input costs is measured, on the reference, with such a rounding; other roundings of that
-// size, and the accidents of a few values, are within four times of it.
+// Allowed error, as a multiple of what one such rounding of a block's input costs, measured on the reference. Other
+// roundings of that size, and the accidents of a few values, are within four times of it.
 constexpr double kRounded = 4;
 
 /// Residual streams in front of blocks, by layer.
 using StepStreams = std::map<std::pair<int, Block>, std::vector<float>>;
-/// The same behind the blocks of a reference, from the same inputs.
+/// Residual streams behind the blocks of a reference, from the same inputs, and its logits.
 struct Passed {
   StepStreams behind;
   std::vector<float> logits;

@@ -15,7 +15,7 @@
 
 namespace ridge::lab {
 
-/// What is compared: n_seq sequences in one batch behind random cache rows.
+/// Case to compare: n_seq sequences in one batch behind random cache rows.
 struct CheckCase {
   KvChoice kv;
   int depth = 0;  ///< cached rows of the first sequence, at least 64 in the check; the others hold a few more

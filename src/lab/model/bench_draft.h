@@ -1,4 +1,4 @@
-// What proposes in benches with draft tokens, as their rows have it.
+// Proposers in benches with draft tokens, as the benches' rows name them.
 #pragma once
 
 #include <string>

@@ -92,7 +92,8 @@ class SpecRunner {
   Session session_;
   std::function<ProposerMaker()> open_;
   ProposerMaker make_;
-  // Of all texts, as a chat's: what steps cost and how many proposals hold is known from the second one on.
+  // Shared by all texts, as in a chat: costs of steps and the share of proposals that hold are known from the second
+  // text on.
   std::optional<Speculation> speculation_;
 };
 
@@ -151,7 +152,7 @@ bool time_row(const Model& model, const SpecBenchParams& params, std::span<const
   return true;
 }
 
-/// What prompts are cut from.
+/// Text that prompts are cut from.
 std::vector<int32_t> text_of(const Model& model, const SpecBenchParams& params) {
   const int n_longest = *std::ranges::max_element(params.n_prompt);
   if (params.forced_accept && params.text.empty()) {

@@ -49,12 +49,12 @@ struct ProfileCeilings {
   double float_gop_s = 0;   ///< of float32 on the CPU, of f16 on a GPU's tensor cores
   int64_t cache_bytes = 0;  ///< last level: parts that move less than this may stay in it from step to step
 
-  /// Of the arithmetic a part's kernel does.
+  /// Ceiling for the arithmetic of a part's kernel.
   double gop_s(const ProfilePart& part) const;
 };
 
-/// What limits a part: "memory" or "compute" when the larger of the two ceilings' times explains at least
-/// kExplainedShare of its time, else "latency": launches, barriers, dependent instructions.
+/// Limit of a part: "memory" or "compute" when the larger of the two ceilings' times explains at least kExplainedShare
+/// of its time, else "latency": launches, barriers, dependent instructions.
 inline constexpr double kExplainedShare = 0.4;
 std::string_view part_bound(const ProfilePart& part, const ProfileCeilings& ceilings);
 

@@ -12,7 +12,7 @@ double moved(const Work& work) { return double(work.read_bytes + work.write_byte
 double rate(double amount, double us) { return us > 0 ? amount / us * 1e-3 : NAN; }  // 10^9 a second
 double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : NAN; }
 
-/// What a step reads: declared for a decode step as a whole, by its parts for a prompt's chunk.
+/// Bytes that a step reads: as declared for a whole decode step, as summed over the parts for a prompt's chunk.
 double step_read_bytes(const Profile& p) {
   return double(p.prefill ? p.attribution.work.read_bytes : p.step_read_bytes);
 }

@@ -148,7 +148,7 @@ double rate_of(std::span<const RateResult> rates, std::string_view number) {
 }
 
 ProfileCeilings profile_ceilings(const ProfileParams& params, const ProfileHooks& hooks) {
-  // Of several devices the first one is profiled.
+  // Profile the first of several devices.
   const std::vector<int> devices = parse_devices(params.load.device);
   const MachineCeilings machine =
       measure_machine_ceilings({.device = devices.empty() ? "cpu" : gpu::device_text(devices[0]),

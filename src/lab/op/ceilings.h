@@ -71,7 +71,7 @@ struct CeilingOptions {
   std::function<bool()> stop;
 };
 
-/// What is measured of a CPU and of a GPU.
+/// Measurements common to CPUs and GPUs.
 struct Bandwidths {
   StreamSize size;
   std::vector<StreamResult>

@@ -24,7 +24,7 @@ class CpuCollective {
  public:
   CpuCollective(Ranks& ranks, const CollectiveBenchParams& params) : ranks_(ranks), params_(params) {}
 
-  /// Of the best copy.
+  /// Bandwidth of the best copy.
   double link_gb_s() {
     const int64_t bytes = params_.roof_bytes > 0 ? params_.roof_bytes : kCpuCopyBytes;
     std::vector<std::byte> buffer(size_t(bytes), std::byte{1});
@@ -49,8 +49,7 @@ class CpuCollective {
     return worst;
   }
 
-  /// Of a call, by this rank's clock; from a common start. The values are zeroes, so that sums of sums stay what they
-  /// are.
+  /// Time of a call, by this rank's clock, from a common start. The values are zeroes, so that sums of sums stay zero.
   double sample(int calls) {
     ranks_.barrier();
     const Clock::time_point start = Clock::now();

@@ -41,7 +41,7 @@ struct CollectiveRow : Timed {
   uint64_t seed = 0;
   std::string date;
 
-  /// What a rank must send in the median call, GB/s (10^9).
+  /// Bandwidth of the bytes that a rank must send in the median call, GB/s (10^9).
   double gb_s() const;
   double pct_of_link() const;
 };
@@ -60,7 +60,7 @@ int run_collective_bench_on_gpus(const CollectiveBenchParams& params, const Coll
 /// Every rank calls it; only the first one's hooks are called.
 int run_collective_bench_on_cpu(Ranks& ranks, const CollectiveBenchParams& params, const CollectiveHooks& hooks);
 
-/// What both share. Value i of a rank, and of the sum of ranks.
+/// Value i of a rank, and of the sum of ranks. This and the functions below serve both benches.
 float collective_value(int rank, int64_t i, uint64_t seed);
 /// Counts the values that differ from the sum of n_ranks.
 OpCheck check_collective(std::span<const float> sums, int n_ranks, uint64_t seed);

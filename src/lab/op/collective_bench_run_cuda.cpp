@@ -83,7 +83,7 @@ std::vector<Candidate> open_candidates(const CollectiveBenchParams& params, int6
   return candidates;
 }
 
-/// What the threads of the ranks have in common.
+/// State that the threads of the ranks share.
 struct Bench {
   const CollectiveBenchParams& params;
   const CollectiveHooks& hooks;
@@ -127,7 +127,7 @@ class Rank {
   bool is_first() const { return rank_ == 0; }
   DeviceRank& of(size_t candidate) const { return bench_.candidates[candidate].group->rank(rank_); }
 
-  /// Of the best large copy to the second rank.
+  /// Bandwidth of the best large copy to the second rank.
   double measure_link() {
     const int64_t bytes = bench_.params.roof_bytes > 0 ? bench_.params.roof_bytes : kCopyBytes;
     const gpu::Buffer from(bytes);

@@ -19,7 +19,7 @@ namespace {
 constexpr std::array<uint64_t, 3> kEvents{PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
                                           PERF_COUNT_HW_CACHE_MISSES};
 
-/// Of one thread, in the group of `leader` (-1 begins one); negative errno on failure.
+/// Opens an event of one thread, in the group of `leader` (-1 begins one); negative errno on failure.
 int open_event(uint64_t event, int thread, int leader) {
   perf_event_attr attributes{};
   attributes.size = sizeof attributes;

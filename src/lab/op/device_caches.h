@@ -27,16 +27,16 @@ class DeviceCaches {
   /// Blocks of a kernel that takes `queries` queries at a time; query heads per kv head are `group`.
   std::vector<AttnBlock> blocks(int group, int queries) const;
 
-  /// What the positions of a kv head read as by the step's last queries, in cache space: rows that index() names. With
+  /// Rows of a kv head in cache space, as the step's last queries read them; index() gives a position's row. With
   /// `device_levels` rotor rows have the levels of tile_order.h, by which integers are multiplied.
   RowPool pool(KvSide side, int head, bool device_levels) const;
   int index(KvSide side, int seq, int position) const;
   /// Bytes of the row of a position in its format, after the step.
   std::vector<std::byte> row_bytes(KvSide side, int set, int seq, int head, int position) const;
-  /// What a position that leaves its window in the step reads as until then.
+  /// Exact row of a position that leaves its window in the step: what queries read until then.
   std::vector<float> leaving_row(KvSide side, int seq, int head, int position) const;
 
-  /// Of one set.
+  /// Bytes of one set.
   static int64_t bytes(const OpProblem& problem, int n_keys);
 
  private:

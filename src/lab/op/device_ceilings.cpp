@@ -1,4 +1,4 @@
-// What of the device's ceilings needs no device; measured in device_ceilings_run_cuda.cpp.
+// Device ceilings: the parts that need no device. device_ceilings_run_cuda.cpp measures.
 #include "lab/op/device_ceilings.h"
 
 #include <algorithm>

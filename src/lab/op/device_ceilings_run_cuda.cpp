@@ -29,7 +29,7 @@ std::vector<CallTimes> time_works(const gpu::Stream& stream, std::span<const Dev
                          .stop = options.stop});
 }
 
-/// Of a kernel's partial sums, n of them.
+/// Sums a kernel's n partial sums.
 uint32_t total_of(const gpu::Stream& stream, const gpu::Buffer& sums, int n) {
   std::vector<uint32_t> parts(static_cast<size_t>(n));
   gpu::download(stream, parts.data(), sums.as<void>(), 4 * int64_t(n));
@@ -69,7 +69,7 @@ class DeviceStreams {
 
   /// Throws Error(gate) unless `variant` finds in a_ what device_write() puts there.
   void check_read(const std::string& name, int variant) const { check_sum(name, variant, a_, 1); }
-  /// The same for what copy() and triad() leave.
+  /// Throws Error(gate) unless the words that copy() and triad() leave have the right sums.
   void check_copies() const {
     check_sum("copy", 0, b_, 1);
     check_sum("triad", 0, c_, 4);

@@ -17,7 +17,7 @@ gpu::Graph calls_of(const gpu::Stream& stream, const DeviceWork& work, int calls
   });
 }
 
-/// One replay from a device at rest.
+/// Seconds of one replay, begun while the device is idle.
 double seconds_of(const gpu::Stream& stream, const gpu::Graph& graph) {
   const gpu::Event begin, end;
   begin.record(stream);

@@ -49,7 +49,7 @@ struct OpProblem {
   /// "64/8/128, 8 x 32768 keys", "4096x14336, 8 tokens", "64/8/128, 1 x 1 rows".
   std::string shape_text() const;
   KvLayerConfig layer() const { return {k, v, n_kv_heads, head_dim}; }
-  /// The same with rows rounded to nearest.
+  /// Layer with the same caches, rounded to nearest.
   KvLayerConfig nearest_layer() const;
   /// "f16", "q8_0/rotor-3", "int4_g128".
   std::string format_text() const;
@@ -88,7 +88,7 @@ class CpuOpRun {
   virtual ~CpuOpRun() = default;
   /// Before `calls` timed calls, which take the sets in turn from `first_set` on. Not timed.
   virtual void prepare(int first_set, int calls);
-  /// What prepare() can prepare for.
+  /// Most calls that prepare() can prepare for.
   virtual int most_calls() const;
   /// So many calls, or a multiple, take the same time again.
   virtual int calls_multiple() const;
@@ -101,10 +101,10 @@ class CpuOpRun {
 /// The device that rows are measured on: the CPU, or one GPU.
 struct OpDevice {
   int index = kCpu;  ///< of a GPU
-  // Of a GPU.
+  // GPU only.
   gpu::Device device;
   int driver_version = 0, runtime_version = 0;
-  // Of the CPU.
+  // CPU only.
   Isa isa = Isa::scalar;  ///< highest that kernels may use
   int n_threads = 0;
   int64_t cache_bytes = 0;  ///< last-level cache; 0: unknown
@@ -223,10 +223,10 @@ struct OpRow : Timed {
   std::string date;
 
   double bytes() const { return double(work.read_bytes + work.write_bytes); }
-  /// Of the median call, GB/s (10^9); NaN without times.
+  /// Bandwidth of the median call, GB/s (10^9); NaN without times.
   double gb_s() const;
   double pct_of_roof() const;
-  /// What moved_bytes would take at memory bandwidth; NaN without it.
+  /// Time of moved_bytes at memory bandwidth; NaN without it.
   double predicted_us() const;
 };
 

@@ -15,7 +15,8 @@ namespace {
 
 int64_t query_values(const OpProblem& p) { return int64_t(p.n_seq) * p.n_new * p.n_heads * p.head_dim; }
 
-/// What a KV head's positions of one side read as: each row of the pool once for every form that it is held in.
+/// Rows that the positions of a KV head read as, on one side: each row of the pool once for every form that it is held
+/// in.
 struct HeadRows {
   HeadRows(const KvTiles& tiles, const KvSpan& span, int head) : slot(size_t(span.n_keys()), 0) {
     constexpr int kForms = 3;  // sink, coded, recent

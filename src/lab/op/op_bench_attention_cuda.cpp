@@ -141,7 +141,7 @@ class AttentionOnDevice : public OpRun {
     for (size_t at = 0; at < reference_.size(); at += size_t(p_.head_dim)) rotation.backward(reference_.data() + at);
   }
 
-  /// Of the NMSE of one kv head's outputs.
+  /// Bound on the NMSE of one kv head's outputs.
   double bound(const AttentionReference& r, std::span<const float> q, const RowPool& k, const RowPool& v) const {
     const double of_floats = float_attention_error(r.score_error, p_.n_keys);
     switch (launch_.kernel) {
@@ -173,7 +173,8 @@ class AttentionOnDevice : public OpRun {
     }
     return 0;
   }
-  /// What multiplies rows is rounded to steps of this, 1 being its largest: 22 bits beside f16 alone, else 15.
+  /// Step, as a share of the largest value, to which factors of rows are rounded: 22 bits where all rows are f16, else
+  /// 15.
   double step(KvSide side) const {
     const KvTiles& t = caches_.tiles(side);
     const bool fine = t.kind == TileKind::f16 && (t.ring_tiles == 0 || t.recent_kind == TileKind::f16);

@@ -6,7 +6,7 @@
 namespace ridge::lab {
 namespace {
 
-/// What the loop needs of the CPU.
+/// Target of the bench loop: the CPU.
 class CpuTarget {
  public:
   using Run = CpuOpRun;

@@ -27,7 +27,7 @@ std::string check_text(const OpRow& row) {
 Row of(Op op, const OpRow& row, Row value) { return only(row.problem.op == op, std::move(value)); }
 Row of_cache(const OpRow& row, Row value) { return only(row.problem.op != Op::gemv, std::move(value)); }
 Row of_cpu(const OpRow& row, Row value) { return only(row.device.is_cpu(), std::move(value)); }
-/// Of the check's comparison, null without one.
+/// Value of the check's comparison, null without one.
 Row compared(const OpRow& row, Row value) { return when(row.check.has_comparison, std::move(value)); }
 
 bool is_timed(const OpRow& row) { return std::isfinite(row.us().median); }

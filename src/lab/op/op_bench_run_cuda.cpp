@@ -28,7 +28,7 @@ class StateReader {
   Clock::time_point read_at_;
 };
 
-/// What the loop needs of a GPU.
+/// Target of the bench loop: a GPU.
 class GpuTarget {
  public:
   using Run = OpRun;

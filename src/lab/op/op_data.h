@@ -52,7 +52,7 @@ struct CodedPool {
   RowPool rows;
 };
 CodedPool coded_pool(const WeightFormat& format, int64_t n_in, uint64_t seed);
-/// The same of given values [kRows, n_in].
+/// Codes given values [kRows, n_in].
 CodedPool coded_pool(const WeightFormat& format, int64_t n_in, std::vector<float> values);
 /// kRows rows of n_in codes -1, 0 and 1, a third each.
 std::vector<int8_t> random_codes(int64_t n_in, uint64_t seed);
@@ -61,7 +61,7 @@ std::vector<int8_t> random_codes(int64_t n_in, uint64_t seed);
 std::vector<std::byte> lay_out_rows(std::span<const std::byte> coded, int64_t row_bytes, int64_t n_groups,
                                     int64_t n_rows);
 
-/// The same bytes n_sets times in device memory, each set aligned to 256.
+/// Copies of the same bytes in device memory, n_sets of them, each set aligned to 256.
 class DeviceSets {
  public:
   DeviceSets() = default;
@@ -84,7 +84,7 @@ DeviceSets device_sets(const gpu::Stream& stream, const std::vector<T>& values, 
 }
 /// Bytes of one set of DeviceSets.
 constexpr int64_t set_stride(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-/// Of x and y of a product.
+/// Bytes of one set of x and y of a matmul.
 inline int64_t set_of_xy(const OpProblem& p) { return set_stride(4 * x_values(p)) + set_stride(4 * y_values(p)); }
 
 template <class T>
@@ -113,7 +113,7 @@ AttentionReference attention_reference(const OpProblem& problem, std::span<const
 
 /// y [n_tokens, n_out] in double: x [n_tokens, n_in] times rows of the pool as RowPool::index(0, row) says.
 std::vector<float> matmul_reference(const OpProblem& problem, std::span<const float> x, const RowPool& weights);
-/// The same with the product of op/gemv/ternary.h, its bits, for codes [kRows, n_in] of a matrix of scale `scale`.
+/// Computes the matmul as op/gemv/ternary.h does, to the bit, for codes [kRows, n_in] of a matrix of scale `scale`.
 std::vector<float> ternary_reference(const OpProblem& problem, std::span<const float> x, std::span<const int8_t> codes,
                                      float scale);
 /// Bound of a product's NMSE when x is rounded to integers up to `levels` in groups of `group` values: rounding to

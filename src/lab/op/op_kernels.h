@@ -1,5 +1,5 @@
-// What the table of benched kernels is made of: rows of a GPU, one file op_bench_NAME_cuda.cpp each, defined in builds
-// with RIDGE_CUDA only; and rows of the CPU, made from the tables of its ops.
+// Parts of the table of benched kernels: rows of a GPU, one file op_bench_NAME_cuda.cpp each, defined in builds with
+// RIDGE_CUDA only; and rows of the CPU, made from the tables of its ops.
 #pragma once
 
 #include "lab/op/op_bench.h"

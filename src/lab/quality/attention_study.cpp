@@ -24,7 +24,7 @@ std::vector<float> read_head(const KvTiles& tiles, const KvSpan& span, int kv_he
   return rows;
 }
 
-/// The same from rows that were never in a cache.
+/// Rows of one kv head, [n_keys, head_dim], out of rows that were never in a cache.
 std::vector<float> take_head(const std::vector<float>& rows, int kv_head, int n_keys, const AttentionShape& shape) {
   std::vector<float> head;
   for (int i = 0; i < n_keys; ++i) {
@@ -34,7 +34,7 @@ std::vector<float> take_head(const std::vector<float>& rows, int kv_head, int n_
   return head;
 }
 
-/// What of a head's rows serves as values: [n_keys, n_out].
+/// Values of a head: the first n_out of each row, [n_keys, n_out].
 std::vector<float> values_of(const std::vector<float>& rows, const AttentionShape& shape) {
   std::vector<float> values;
   for (auto row = rows.begin(); row != rows.end(); row += shape.head_dim)
@@ -89,7 +89,7 @@ View2<float> matrix(std::vector<float>& values, int rows) {
   return {values.data(), rows, int64_t(values.size()) / rows};
 }
 
-/// Of latent rows one that is no value.
+/// Channel for the planted outlier; with latent rows one that is not part of the values.
 size_t outlier_channel(const AttentionShape& shape) {
   const int first = shape.value_dim;
   return size_t(first + (shape.head_dim - first) / 3);

@@ -1,6 +1,6 @@
-// What a person would notice: whether a cache keeps the next token near and far, finds what was said long ago, goes on
-// with JSON and code as f16 does, lets as many draft tokens hold as q8_0 does, says the same twice, and the same with
-// and without a kept prefix.
+// Probes for differences that a person would notice: whether a cache keeps the next token near and far, finds what was
+// said long ago, goes on with JSON and code as f16 does, lets as many draft tokens hold as q8_0 does, says the same
+// twice, and the same with and without a kept prefix.
 //
 // Bands and limits are data. What lies beyond a model's trained context is not applicable, never passed.
 #pragma once
@@ -85,7 +85,7 @@ struct AgreementStat {
 };
 /// PASS where all four keep their limits by two standard errors, FAIL where one breaks its limit by as much.
 ProbeLine judge_agreement(const AgreementStat& stat, const ProbeBand& band, std::string name);
-/// Of shares: at least `limit`, by two standard errors.
+/// Judges a share: it must be at least `limit`, by two standard errors.
 ProbeVerdict judge_share(const Estimate& share, double limit);
 
 using ProbeHooks = StudyHooks<ProbeResult>;  // progress in prompts

@@ -29,10 +29,10 @@ Corpus random_corpus(const Model& model, int n_tokens);
 /// The text of a base file: its tokens. The hash is of the tokens. Refused when the vocabularies differ.
 Corpus base_corpus(const Model& model, const io::KlBaseFile& file);
 
-/// What every row about a model on a text begins with.
+/// Fields that every row about a model on a text begins with.
 Row subject(std::string_view kind, const ModelInfo& model, const Corpus& corpus, const std::string& device);
 
-/// Of a study that gives a result a cache.
+/// Hooks of a study that gives a result for each cache.
 template <class Result>
 struct StudyHooks {
   std::function<bool()> stop;
@@ -79,7 +79,7 @@ struct EvalResult {
   bool complete() const { return chunks_done == windows.n_chunks; }
   /// Sum of NLL in bits over the bytes of the scored tokens.
   double bits_per_byte(const CandidateResult& candidate) const;
-  /// What the candidates are compared with: a cache, or "file NAME".
+  /// Name of the base that candidates are compared with: a cache, or "file NAME".
   std::string base_name() const;
   /// Bits that one value takes when the cache holds 4096 tokens: coded rows, window and sinks, each token once.
   double effective_bits_4k(const CandidateResult& candidate) const;
@@ -91,7 +91,7 @@ struct EvalHooks {
   std::function<void(const EvalResult& so_far)> on_chunk;
 };
 
-/// What evaluate() will do, with no candidate run yet. Refuses texts that are too short.
+/// Plan of evaluate(): its result with no candidate run yet. Refuses texts that are too short.
 EvalResult plan_evaluation(const Model& model, const Corpus& corpus, const EvalOptions& options);
 
 /// Runs the evaluation; stopped early, the result holds the chunks that were finished (and there is no base file).

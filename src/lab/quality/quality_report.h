@@ -1,4 +1,4 @@
-// What a quality run prints and stores: llama-perplexity's lines, a table over configurations, JSON rows.
+// Reports of a quality run, printed and stored: llama-perplexity's lines, a table over configurations, JSON rows.
 #pragma once
 
 #include "lab/quality/quality.h"
@@ -10,7 +10,7 @@ std::string chunk_text(const EvalResult& so_far);
 /// The heading above the running lines; empty when they need none.
 std::string chunk_heading(const EvalResult& result);
 
-// Of rows of an evaluation, measured now or stored before:
+// Printed rows of an evaluation, measured now or stored before:
 /// "Final estimate: PPL = ..."
 std::string ppl_text(const Row& row);
 /// Three blocks of statistics, labelled as llama-perplexity labels them.
@@ -25,7 +25,7 @@ std::string curve_text(std::span<const Row> rows);
 Row to_row(const KvSideReport& side);
 Row to_row(const Estimate& estimate);
 
-/// What makes two evaluations of a cache the same cell: model, text, windows, path, caches, device, build.
+/// Identity of a cell, equal for evaluations that measure the same: model, text, windows, path, caches, device, build.
 Row identity(const EvalResult& plan, const KvChoice& kv);
 /// Everything about one candidate, its identity first.
 Row to_row(const EvalResult& result, const CandidateResult& candidate);

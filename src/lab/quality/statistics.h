@@ -19,7 +19,7 @@ struct Estimate {
   double error = 0;  ///< one standard error
 };
 
-/// What a cache may cost and still be a default.
+/// Limits on a cache's cost in quality for it to be a default.
 struct QualityLimits {
   double ppl_rise = 0.25;  ///< perplexity above the base's, absolute
   double kld = 0.02;       ///< mean divergence, nats

@@ -58,7 +58,7 @@ struct TaskOptions {
   ChatTokens chat;  ///< of the task of sums
 };
 
-/// What tasks are made from.
+/// Source that tasks are made from.
 struct TaskSource {
   const Model& model;
   const Corpus& corpus;
@@ -84,7 +84,7 @@ std::vector<std::string> task_names();
 /// The tasks that options name. Throws usage for an unknown name.
 std::vector<Task> make_tasks(const Model& model, const Corpus& corpus, const TaskOptions& options);
 
-/// What one cache did, by item.
+/// Answers with one cache, by item.
 struct TaskAnswers {
   std::vector<bool> right;                  ///< all true where texts are compared with the base's
   std::vector<std::vector<int32_t>> texts;  ///< empty where endings are chosen

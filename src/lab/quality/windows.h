@@ -34,7 +34,7 @@ class Timelines {
   virtual void reset(int n_active) = 0;
   /// Appends tokens [n_active, n] and keeps the logits of all of them, or of none.
   virtual void run(std::span<const int32_t> tokens, bool with_logits) = 0;
-  /// Of the last run, [n_active * n, vocab_size]; valid until the next one.
+  /// Logits of the last run, [n_active * n, vocab_size]; valid until the next one.
   virtual View2<const float> logits() = 0;
   /// Scores these logits against those of `base` (null: none); targets [n_active * n]. Results queue up.
   virtual void score(Timelines* base, std::span<const int32_t> targets);

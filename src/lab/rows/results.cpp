@@ -55,7 +55,7 @@ bool may_hold_rows(const std::filesystem::path& path) {
   return !(file >> first) || first == '{';
 }
 
-/// What became of the cut line of a writer that was killed.
+/// Reports the cut line of a writer that was killed, if there was one.
 void report_cut(io::LineFile& file) {
   if (const std::string report = file.report(); !report.empty()) fmt::print(stderr, "results  {}\n", report);
 }

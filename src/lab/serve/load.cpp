@@ -132,7 +132,7 @@ LoadSample send(const LoadTarget& target, const std::string& body, const LoadReq
   return sample;
 }
 
-/// What must be looked at while the load runs: bytes of the cache at their most.
+/// Watches a server while the load runs, for the largest number of bytes of its cache.
 class PeakWatch {
  public:
   PeakWatch(const LoadTarget& target, LoadRun& run) : target_(target), run_(run) {

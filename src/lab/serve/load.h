@@ -77,7 +77,7 @@ struct Percentiles {
 };
 Percentiles percentiles(std::vector<double> values);
 
-/// What a run comes to. Times and rates are of requests that were answered whole.
+/// Summary of a run. Times and rates are of requests that were answered whole.
 struct LoadSummary {
   int64_t n_ok = 0, n_failed = 0, n_wrong = 0;
   std::map<int, int64_t> errors;  ///< by status

@@ -1,5 +1,5 @@
-// What a load on a server consists of: requests of random lengths over random token ids. The same plan gives the same
-// requests everywhere.
+// Plan of a load on a server: requests of random lengths over random token ids. The same plan gives the same requests
+// everywhere.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@
 
 namespace ridge::lab {
 
-/// What is asked of every test of a run.
+/// Parameters common to all tests of a run.
 struct LoadParams {
   std::string url;                                     ///< of a running server; empty: one is started
   std::string key;                                     ///< of the server; rows hide it

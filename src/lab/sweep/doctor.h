@@ -33,7 +33,7 @@ struct Check {
   }
 };
 
-/// What checks are made from.
+/// Facts about the machine that checks are made from.
 struct Surroundings {
   std::filesystem::path root = "/";  ///< has proc/ and sys/
   /// First line that a shell command prints; nothing when it fails or prints nothing.

@@ -88,7 +88,7 @@ Check check_device_ceilings(const Surroundings& here) {
           fmt::format("ridge bench bandwidth --device {0} --results results/bandwidth-{0}.jsonl", gpu::kDeviceWord)};
 }
 
-/// What several GPUs that hold a model together add by.
+/// Checks the means by which several GPUs that hold a model together can add.
 Check check_gpu_ranks(const Surroundings& here) {
   const std::string& why_no_links = here.why_no_links;
   const std::string nccl = here.nccl.empty() ? "no NCCL" : "NCCL " + here.nccl;

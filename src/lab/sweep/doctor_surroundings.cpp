@@ -1,4 +1,4 @@
-// What the doctor reads of the real machine.
+// Reads the real machine for the doctor.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

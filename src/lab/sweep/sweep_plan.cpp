@@ -1,4 +1,4 @@
-// What a sweep will measure, what of it is stored, and about how long the rest takes.
+// Plan of a sweep: the cells to measure, those already stored, and about how long the rest takes.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -32,7 +32,7 @@ std::string program_hash() {
 
 double work_bytes(const Work& work) { return double(work.read_bytes + work.write_bytes); }
 
-/// What a decode step in the middle of the cell reads: weights, and the cache of every layer.
+/// Bytes that a decode step in the middle of the cell reads: weights, and the cache of every layer.
 std::optional<double> decode_read_bytes(const SweepCell& cell) {
   constexpr std::string_view kSynth = "synth:";
   if (!cell.model.starts_with(kSynth)) return std::nullopt;

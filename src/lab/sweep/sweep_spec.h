@@ -1,4 +1,4 @@
-// What a sweep measures: grids over shapes, batch, depth and formats, written as JSON, made into a list of cells.
+// Specification of a sweep: grids over shapes, batch, depth and formats, written as JSON, made into a list of cells.
 #pragma once
 
 #include <string>

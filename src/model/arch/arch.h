@@ -69,7 +69,7 @@ struct Arch {
 std::span<const Arch> arch_list();
 /// The row of a GGUF name: some names serve models with experts and models without.
 const Arch* find_arch(std::string_view gguf_name, bool experts);
-/// What every model of the architecture has, whatever its file says.
+/// Sets the settings that every model of the architecture has, whatever its file says.
 void use_arch(const Arch& arch, Config& config);
 /// The row that Config::arch names.
 const Arch& arch_of(const Config& config);

@@ -478,7 +478,8 @@ Status read_biases(const Fields& f, const Arch& arch, Config& c, std::string_vie
   return {};
 }
 
-/// What stands beside the text_config of a model that also reads images: nothing there may change the text's model.
+/// Checks the fields beside the text_config of a model that also reads images: none of them may change the text's
+/// model.
 Status check_outer(const io::Json& outer, const io::Json& text, std::string_view where) {
   std::set<std::string, std::less<>> inner = {"text_config"};
   for (const auto& [key, value] : text.items()) inner.insert(key);

@@ -336,7 +336,7 @@ std::vector<std::string> texts_of(const io::Json& value) {
   return texts;
 }
 
-/// What is refused, all of it in one message.
+/// Refusals of keys, collected into one message.
 class Refusals {
  public:
   void add(std::string_view key, std::span<const std::string> texts, std::string_view why) {

@@ -1,5 +1,5 @@
-// What Ridge does with each key of a GGUF file and each field of a config.json: in one table a container, grouped by what is to be said of them.
-// A key that changes results is used, or refused by its name; none is left aside in silence.
+// Treatment of each key of a GGUF file and each field of a config.json: one table a container, grouped by treatment and
+// reason. A key that changes results is used, or refused by its name; none is left aside in silence.
 #pragma once
 
 #include <set>
@@ -19,7 +19,7 @@ enum class KeyUse : uint8_t {
   refused,   ///< not computed: only neutral values pass
 };
 
-/// What is known about one key.
+/// Treatment of one key.
 struct KeyRow {
   /// A key; ".X" is ARCHITECTURE.X of a GGUF file. "*" at the end stands for any text.
   std::string_view name;

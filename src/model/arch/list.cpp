@@ -367,7 +367,7 @@ std::span<const Arch> arch_list() {
        .norms = NormPlace::both,
        .embedding_root = true,
        .gemma4 = true},
-      // The same with experts beside the dense feed-forward.
+      // Variant of gemma4 with experts beside the dense feed-forward.
       {.name = "gemma4",
        .hf_type = "gemma4_text",
        .hf_class = "Gemma4ForCausalLM",

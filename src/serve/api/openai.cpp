@@ -126,7 +126,8 @@ Json OpenAiForm::logprobs_json(size_t index) {
   return {{"content", std::move(content)}};
 }
 
-/// Of completions. With echo the prompt's tokens come first; nothing comes before the first of them, whose are null.
+/// Log probabilities for completions. With echo the prompt's tokens come first; the values of the first of them are
+/// null, since nothing comes before it.
 Json OpenAiForm::text_logprobs(size_t index) {
   const ApiRequest& request = answer_.request;
   const ChoiceText& choice = answer_.choices[index];
