@@ -444,14 +444,12 @@ def way_of(r):
     return (0, n), f"{n} GPU{'s' * (n > 1)}"
 
 
-def ranks(name="ranks-cuda"):
+def ranks():
     """One model on one GPU and on several, in one run. Every unchecked rate says so."""
     cells, ways = {}, set()
-    for r in stored(name):
+    for r in stored("ranks-cuda"):
         batch = r.get("kind") == "batch"
         what = f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token at depth {r['n_depth']}" if r["n_gen"] else f"a prompt of {r['n_prompt']}"
-        if forced := re.search("--kernel all_reduce=([a-z-]+)", r["command"]):
-            what += f", sums by {forced[1]}"
         way = way_of(r)
         ways.add(way)
         shared = re.search("@(?:shared|distinct)=[0-9]+", r["model_filename"])

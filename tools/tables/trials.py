@@ -190,7 +190,6 @@ TABLES = {
     "packs-tried-cuda": packs,
     "k-quants-cuda": k_quants,
     "experts-cuda": experts,
-    "ranks-tried-cuda": lambda: speed.ranks("checks/ranks-tried-cuda"),
     "baselines-cuda": products,
     "baseline-attention-cuda": baseline_attention,
     "attention-kernels-cpu": attention_kernels,
