@@ -139,9 +139,9 @@ def last_drafts():
 def speculation_cuda():
     """A step's cost is what the ratio and the tokens a step leave: a proposer that costs nothing leaves verification alone."""
     lines = [[card(r), model_text(r["model_filename"]), r["spec_type"], r["spec_depth"], r.get("spec_vocab") or "all", f"{r['forced_accept']:g}", cache(r), r["n_depth"], f"{r['plain_avg_ts']:.0f}",
-              f"{r['avg_ts']:.0f}", f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{verified_step(r):.2f}", "yes" if r["checked"] else "no"] for r in last_drafts()]
+              f"{r['avg_ts']:.0f}", f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{verified_step(r):.2f}"] for r in last_drafts()]
     return table(["card", "model", "proposer", "draft tokens a step", "among token ids", "forced acceptance", "cache", "depth", "tok/s without", "with", "ratio", "accepted a step",
-                  "time of a step with draft tokens, relative to one without", "checked"], lines)
+                  "time of a step with draft tokens, relative to one without"], lines)
 
 
 def speculation_memory():
