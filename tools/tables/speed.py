@@ -382,7 +382,7 @@ def batches():
         for n in sorted(numbers):
             r = by.get(n)
             times = f" ({r['speed_tg'] / base[n]['speed_tg']:.2f}x)" if r and key[3] != "f16" and n in base else ""
-            cells.append(f"{r['speed_tg']:.0f}{times}{'' if r.get('checked') else ' unchecked'}" if r else "")
+            cells.append(f"{r['speed_tg']:.0f}{times}" if r else "")
         deepest = by[max(by)]
         lines.append([*key, *cells, f"{deepest['speed_pp']:.0f}" if deepest.get("speed_pp") else "", f"{deepest['pct_of_roof']:.0f}"])
     return table(["card", "model", "prompts", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prompts, tok/s", "% of bandwidth, most sequences"], lines)
