@@ -37,7 +37,7 @@ FILES = {  # the first part of a file's name that fits decides
     "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops", "vocab-share": "vocab",
 }
 # Records of a choice: what was tried once, on builds that were not kept. They do not age.
-TRIALS = ("attention-tried", "k-quants", "experts", "packs-tried", "kv-spot", "kv-integers", "kv-centre-before", "kv-trellis", "amx-tried", "attention-kernels", "int4-planes")
+TRIALS = ("attention-tried", "k-quants", "experts", "packs-tried", "kv-integers", "kv-centre-before", "kv-trellis", "amx-tried", "attention-kernels", "int4-planes")
 ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "cpu_*")
 ONLY_ARM = ("*_neon.cpp", "neon.h", "bytes_neon.h")  # no row was measured there
 ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*")
