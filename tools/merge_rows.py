@@ -3,7 +3,7 @@
 
   tools/merge_rows.py NEW.jsonl STORED.jsonl     STORED is rewritten, whole or not at all
 
-What makes a measurement: the cell of a sweep, formats and series of a crossover, else model, text, windows, cache, shape; not machine, build or date.
+What makes a measurement: the cell of a sweep, else model, text, windows, cache, shape; not machine, build or date.
 Of whole models on GPUs also the card, how many GPUs and in how many stages or processes.
 """
 
@@ -25,9 +25,6 @@ def measurement(row):
         return json.dumps({k: v for k, v in row["cell"].items() if k != "build"}, sort_keys=True)
     if row.get("kind") == "collective":
         return json.dumps([row.get(f) for f in ("kind", "kernel", "n_ranks", "bytes", "device", "device_name")])
-    if row.get("kind") == "crossover":
-        series = {k: v for k, v in row["series"].items() if k not in ("build", "device_name", "n_threads", "isa")}
-        return json.dumps([row["kind"], row["format"], row["baseline"], row["axis"], series], sort_keys=True)
     gpus = ("device", "pp", "n_ranks") if row.get("gpu_info") else ()  # a device names its cards and how many there are
     return json.dumps([row.get("model_name", row.get("model"))] + [row.get(f) for f in fields + gpus])
 

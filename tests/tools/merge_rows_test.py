@@ -38,13 +38,6 @@ class MergeRows(unittest.TestCase):
         self.assertEqual(self.merge([], [row(1, "failed"), row(2, ""), row(1, "")]), [row(1, ""), row(2, "")])
         self.assertEqual([path.name for path in pathlib.Path(self.folder.name).iterdir() if path.name not in ("new.jsonl", "stored.jsonl")], [])
 
-    def test_a_crossover_is_that_of_its_formats_and_series_on_any_machine(self):
-        row = lambda fmt, depth, build, name: {"kind": "crossover", "format": fmt, "baseline": "f16", "axis": "batch",
-                                               "series": {"depth": depth, "build": build, "device_name": name}}
-        old = [row("q8_0", 8, "a", "one"), row("q8_0", 9, "a", "one"), row("p8", 8, "a", "one")]
-        new = [row("q8_0", 8, "b", "two")]
-        self.assertEqual(self.merge(old, new), [old[1], old[2], new[0]])
-
     def test_sums_over_ranks_differ_by_kernel_ranks_and_bytes(self):
         row = lambda kernel, n, size, build: {"kind": "collective", "kernel": kernel, "n_ranks": n, "bytes": size, "build_commit": build}
         old = [row("nccl", 2, 4096, "a"), row("one-shot", 2, 4096, "a"), row("nccl", 4, 4096, "a"), row("nccl", 2, 8192, "a")]

@@ -31,14 +31,13 @@ PATHS = {
     "threads": ("src/base/thread_pool*",),
 }
 FILES = {  # the first part of a file's name that fits decides
-    "bandwidth": "bandwidth", "batch": "forward", "centre": "forward", "busy-threads": "threads", "floors": "quality", "panels": "ops", "real-files": "forward", "collective": "ops", "crossovers": "ops", "decode": "forward", "host-experts": "forward", "expert-cache": "forward", "mamba-chunks": "forward", "exact": "speculation", "kv": "quality", "op": "ops", "ppl": "quality",
+    "bandwidth": "bandwidth", "batch": "forward", "centre": "forward", "busy-threads": "threads", "floors": "quality", "panels": "ops", "real-files": "forward", "collective": "ops", "decode": "forward", "host-experts": "forward", "expert-cache": "forward", "mamba-chunks": "forward", "exact": "speculation", "kv": "quality", "op": "ops", "ppl": "quality",
     "profile": "forward", "ranks": "ranks", "serve": "server", "service": "server", "sweep": "ops", "amd-emulated": "ops", "amd-programs": "forward", "append": "ops", "attention": "ops", "baselines": "ops",
     "coding-share": "forward", "counters": "forward", "crowd": "server", "decisions": "forward", "int4-planes": "quality", "mask-cost": "grammar", "mtp-head": "head",
     "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops", "vocab-share": "vocab",
 }
 # Records of a choice: what was tried once, on builds that were not kept. They do not age.
-TRIALS = ("attention-tried", "bricks-tried", "k-quants", "experts", "int-products-tried", "packs-tried", "quantise-inside", "ranks-tried", "decode-chain", "decode-stages", "decode-variants",
-          "kv-spot", "kv-integers", "kv-centre-before", "kv-trellis", "amx-tried", "attention-kernels", "int4-planes")
+TRIALS = ("attention-tried", "k-quants", "experts", "packs-tried", "kv-integers", "kv-centre-before", "kv-trellis", "amx-tried", "attention-kernels", "int4-planes")
 ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "cpu_*")
 ONLY_ARM = ("*_neon.cpp", "neon.h", "bytes_neon.h")  # no row was measured there
 ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*")
@@ -46,7 +45,7 @@ GPU_HEADERS = ("src/gpu/launch.h", "src/gpu/tensor.h", "src/gpu/dot_mma.h")
 CPU_HEADERS = ("src/op/simd",)
 
 # Kinds of rows that time nothing, or whose numbers are themselves the check of an output.
-UNTIMED = ("amd_emulated", "amd_program", "eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "vocab_share", "bandwidth", "serve", "mask_cost", "crossover", "decision")
+UNTIMED = ("amd_emulated", "amd_program", "eval_", "sensitivity", "search_point", "plan", "counters", "crowd", "speculation_text", "mtp_head", "vocab_share", "bandwidth", "serve", "mask_cost", "decision")
 
 
 def is_timed(r):
@@ -54,11 +53,11 @@ def is_timed(r):
 
 
 def build_of(r):
-    return r.get("build_commit") or r.get("build") or r.get("series", {}).get("build")
+    return r.get("build_commit") or r.get("build")
 
 
 def card_of(r):
-    place = r.get("series") or r.get("cell") or {}  # of a crossover; of a point of the search, where the row names no device
+    place = r.get("cell") or {}  # of a point of the search, where the row names no device
     return card({**r, **{name: r.get(name) or place.get(name) for name in ("device", "device_name", "n_threads")}})
 
 

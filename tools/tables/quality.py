@@ -346,12 +346,6 @@ def integers():
     return side_by_side(pairs_of(stored("checks/kv-integers"), lambda r: "split-avx512" not in r["command"]), ("floats", "integers"))
 
 
-def spot():
-    """Caches measured before the engine's core was made anew, and after."""
-    before = {r["kv"]: r for r in stored("checks/kv-integers") if "split-avx512" not in r["command"]}
-    return side_by_side([(before[r["kv"]], r) for r in stored("checks/kv-spot")], ("before", "after"))
-
-
 def planes():
     return table(["card", "int8 planes", "mean KLD", "same top %", "ln PPL ratio"],
                  [[card(r), r["planes"], estimate(r["kld"]["mean"], 6), percent(r["same_top"]), estimate(r["ln_ratio"], 5)]
@@ -518,7 +512,6 @@ TABLES = {
     "kv-gemma4-held-out": gemma4_held_out,
     "kv-device": devices,
     "kv-integers": integers,
-    "kv-spot": spot,
     "planes-cuda": planes,
     "kv-curve": curve,
     "kv-attention": attention,

@@ -33,7 +33,7 @@ def card(r):
     """The GPU of a row, its processor with the number of threads, or what was emulated."""
     if r.get("device") == "emulator":
         return f"emulated {r['target']}"
-    on_gpu = [r.get("gpu_info"), r.get("device_name"), r.get("machine"), r.get("server_device")]
+    on_gpu = [r.get("gpu_info"), r.get("device_name"), r.get("server_device")]
     gpu = next((m[1] for name in on_gpu if name and (m := re.search(r"NVIDIA (\w+)", name))), None)
     if gpu:
         return gpu

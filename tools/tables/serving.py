@@ -57,17 +57,6 @@ def mask_cost():
     return table(["grammar", "documents", "masks", "first document us, p50 / p99 / max", "steady us, p50 / p99 / max", "taking a token us, p50 / p99", "cache KiB", "prepared in ms"], lines)
 
 
-def crowd():
-    """A line a cache, a column a number of clients: texts that differ from those of one client."""
-    found, clients = {}, []
-    for r in stored("checks/crowd-cuda"):
-        found.setdefault((card(r), f"{r['model']} {r['weight_format']}", r["kv"]), {})[r["clients"]] = f"{r['differ']} of {r['requests']}"
-        if r["clients"] not in clients:
-            clients.append(r["clients"])
-    return table(["card", "model", "cache", *(f"{n} client{'s' if n > 1 else ''}" for n in clients)],
-                 [[*key] + [by.get(n, "") for n in clients] for key, by in found.items()])
-
-
 def speculation(name, with_texts=False):
     """Tokens a second of real text with and without draft tokens, in turns."""
     lines = []
@@ -139,9 +128,9 @@ def last_drafts():
 def speculation_cuda():
     """A step's cost is what the ratio and the tokens a step leave: a proposer that costs nothing leaves verification alone."""
     lines = [[card(r), model_text(r["model_filename"]), r["spec_type"], r["spec_depth"], r.get("spec_vocab") or "all", f"{r['forced_accept']:g}", cache(r), r["n_depth"], f"{r['plain_avg_ts']:.0f}",
-              f"{r['avg_ts']:.0f}", f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{verified_step(r):.2f}", "yes" if r["checked"] else "no"] for r in last_drafts()]
+              f"{r['avg_ts']:.0f}", f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{verified_step(r):.2f}"] for r in last_drafts()]
     return table(["card", "model", "proposer", "draft tokens a step", "among token ids", "forced acceptance", "cache", "depth", "tok/s without", "with", "ratio", "accepted a step",
-                  "time of a step with draft tokens, relative to one without", "checked"], lines)
+                  "time of a step with draft tokens, relative to one without"], lines)
 
 
 def speculation_memory():
@@ -215,7 +204,6 @@ TABLES = {
     "serve-load": load,
     "service": service,
     "mask-cost": mask_cost,
-    "crowd-cuda": crowd,
     "spec-cpu": lambda: speculation("spec-cpu"),
     "spec-text-cuda": lambda: speculation("spec-text-cuda", with_texts=True),
     "spec-hybrid-cuda": lambda: speculation("spec-hybrid-cuda", with_texts=True),

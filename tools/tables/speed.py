@@ -102,16 +102,59 @@ def gemv(device):
     return table(["card", "n_out x n_in", "weights", *(f"{n} token{'s' if n > 1 else ''}" for n in tokens)], lines)
 
 
+def verdict(a, again, b):
+    """1 where b is faster than a beyond the noise and 1 %, -1 where it is slower, 0 where neither can be said: the rule of src/lab/sweep/compare.cpp without its
+    bootstrap, which decides none of these comparisons. `again` is a second measurement of a, or nothing."""
+    median = statistics.median
+    effect_of = lambda ratio: ratio - 1 if ratio >= 1 else 1 - 1 / ratio
+    spread = lambda times: 3 * median(abs(t - median(times)) for t in times) / median(times)
+    effects = [effect_of(median(times) / median(b)) for times in (a, again) if times]
+    noise = max(map(spread, filter(None, (a, again, b))))
+    if again:
+        noise = max(noise, abs(effect_of(median(a) / median(again))))
+    effect = min(effects, key=abs) if min(effects) * max(effects) > 0 else 0
+    return 0 if abs(effect) <= max(noise, 0.01) else 1 if effect > 0 else -1
+
+
+def where_it_wins(axis, verdicts):
+    """Where a format is faster, of (place, verdict) in order."""
+    decided = [(x, v) for x, v in verdicts if v]
+    turns = [(a, b) for a, b in zip(decided, decided[1:]) if a[1] != b[1]]
+    if len(turns) == 1:
+        (before, was), (after, _) = turns[0]
+        return f"up to {axis} {before}" if was > 0 else f"from {axis} {after}"
+    if turns:
+        return f"at {axis} " + ", ".join(str(x) for x, v in decided if v > 0)
+    if not decided:
+        return "cannot be told"
+    return "never" if decided[0][1] < 0 else "always" if len(decided) == len(verdicts) else "wherever it is decided"
+
+
 def crossovers():
-    """From or up to where a format beats f16; sentences of `ridge sweep --crossovers`, a line a problem. Problems that every format wins throughout are counted only."""
-    problems, formats = {}, []
-    for r in stored("crossovers-cuda", "crossovers-cpu"):
-        answer, _, problem = r["sentence"].removeprefix(f"{r['format']} beats {r['baseline']} ").partition(" on ")
-        problem, _, name = problem.partition(": ")[0].partition(" (")
-        where = card({"device_name": name.rstrip(")")})
-        problems.setdefault((where, problem), {})[r["format"]] = answer.partition(" in the measured range")[0].partition(", depth")[0]
-        if r["format"] not in formats:
-            formats.append(r["format"])
+    """From or up to where a format beats f16, a line a problem, computed from the rows of sweeps as `ridge sweep --crossovers` does. Problems that every format
+    wins throughout are counted only."""
+    series, formats = {}, []
+    for axis in ("batch", "depth"):
+        for r in stored("sweep-cuda", "sweep-cpu"):
+            cell = r.get("cell", {})
+            if axis in cell and cell.get("kernel", "best") == "best":
+                rest = tuple(sorted((k, v) for k, v in cell.items() if k not in (axis, "format", "kernel", "control")))
+                series.setdefault((axis, rest), {}).setdefault(cell[axis], {})[cell["format"], bool(cell.get("control"))] = r
+    problems = {}
+    for (axis, rest), places in series.items():
+        of = dict(rest)
+        name = f"gemv {of['n_out']}x{of['n_in']}" if of["bench"] == "gemv" else f"{of['bench']} {of['n_heads']}/{of['n_kv_heads']}/{of['head_dim']}"
+        name += "".join(f", {other} {of[other]}" for other in ("batch", "depth") if other in of)
+        found = list(dict.fromkeys(fmt for cells in places.values() for fmt, control in cells if fmt != "f16"))
+        for fmt in found:
+            samples = lambda cells, *key: cells[key]["samples_us"] if key in cells else []
+            verdicts = [(x, verdict(samples(cells, "f16", False), samples(cells, "f16", True), samples(cells, fmt, False))) for x, cells in sorted(places.items())
+                        if ("f16", False) in cells and (fmt, False) in cells]
+            if len(verdicts) < 2:
+                continue
+            problems.setdefault((card(of), name), {})[fmt] = where_it_wins(axis, verdicts)
+            if fmt not in formats:
+                formats.append(fmt)
     won = {}
     for (where, _), by in problems.items():
         won[where] = won.get(where, 0) + all(answer == "always" for answer in by.values())
@@ -339,7 +382,7 @@ def batches():
         for n in sorted(numbers):
             r = by.get(n)
             times = f" ({r['speed_tg'] / base[n]['speed_tg']:.2f}x)" if r and key[3] != "f16" and n in base else ""
-            cells.append(f"{r['speed_tg']:.0f}{times}{'' if r.get('checked') else ' unchecked'}" if r else "")
+            cells.append(f"{r['speed_tg']:.0f}{times}" if r else "")
         deepest = by[max(by)]
         lines.append([*key, *cells, f"{deepest['speed_pp']:.0f}" if deepest.get("speed_pp") else "", f"{deepest['pct_of_roof']:.0f}"])
     return table(["card", "model", "prompts", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prompts, tok/s", "% of bandwidth, most sequences"], lines)
@@ -401,14 +444,12 @@ def way_of(r):
     return (0, n), f"{n} GPU{'s' * (n > 1)}"
 
 
-def ranks(name="ranks-cuda"):
+def ranks():
     """One model on one GPU and on several, in one run. Every unchecked rate says so."""
     cells, ways = {}, set()
-    for r in stored(name):
+    for r in stored("ranks-cuda"):
         batch = r.get("kind") == "batch"
         what = f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token at depth {r['n_depth']}" if r["n_gen"] else f"a prompt of {r['n_prompt']}"
-        if forced := re.search("--kernel all_reduce=([a-z-]+)", r["command"]):
-            what += f", sums by {forced[1]}"
         way = way_of(r)
         ways.add(way)
         shared = re.search("@(?:shared|distinct)=[0-9]+", r["model_filename"])

@@ -1,7 +1,6 @@
 """Tables of the decision pages: what was tried, and the baselines that decided."""
 
 import re
-import statistics
 
 from tables import quality, speed
 from tables.rows import card, estimate, model_text, percent, stored, table
@@ -18,16 +17,6 @@ ATTENTION = {
     "27694f30": "like f34d5182, with 12 warps and K of two tiles side by side",
     "c4757734": "like 27694f30, with parts of four tiles at least (kept)",
 }
-INT_PRODUCTS = {
-    "base": "as it was: Q, K and V copied out of one buffer, a block's activations loaded in turn",
-    "new": "outputs written in place, all loads of activations under way at once, a kernel in front from 25 groups on, ends of four tokens at a time (kept)",
-    "paced2": "kept, and a block's weights in two pieces until activations have come",
-    "paced3": "kept, and a block's weights in three pieces",
-    "split2": "kept, and two blocks of a cluster share a row's groups",
-    "split4": "kept, and four blocks of a cluster share a row's groups",
-}
-BRICKS = {"w8a0": "8 warps; large products alone on their processors (as it was)", "w8a1": "8 warps, all products alone",
-          "w16a0": "16 warps where x fits; large products alone (kept)", "w16a1": "16 warps where x fits, all products alone"}
 
 
 def attention():
@@ -50,38 +39,6 @@ def packs():
         cells.setdefault((r["n_heads"], f"{r['n_heads']}/{r['n_kv_heads']}", r["kv"], r["n_keys"]), {})[r["variant"]] = r["median_us"]
     return table(["heads", "cache", "positions", *ways.values()],
                  [[*key[1:]] + [f"{cell[way]:.1f}" if way in cell else "" for way in ways] for key, cell in sorted(cells.items())])
-
-
-def quantise_inside():
-    """Decode with three draft tokens that hold, by how many groups of activations of several tokens every block rounds for itself."""
-    models = [("qwen2.5-1.5b", "f16"), ("qwen2.5-1.5b", "rotor-3"), ("llama-3.1-8b", "rotor-3")]
-    cells = {}
-    for r in stored("checks/quantise-inside-cuda"):
-        cells.setdefault(r["most_inside_of_several"], {})[(r["model_filename"].removeprefix("synth:").split("@")[0], r["type_k"])] = r["avg_ts"]
-    return table(["groups at most"] + [f"{m} {kv}" for m, kv in models],
-                 [[f"{most}{' (kept)' if most == 24 else ''}"] + [f"{cell[m]:.0f}" for m in models] for most, cell in cells.items()])
-
-
-def int_products():
-    """The four products of a layer in a chain on an H200; several turns are averaged."""
-    cells = {}
-    for r in stored("checks/int-products-tried-cuda"):
-        if r["problem"] == "layer" and r["machine"] == "NVIDIA H200":
-            cells.setdefault(r["variant"], {}).setdefault(r["what"], []).append(r["us_by_tokens"])
-    columns = [(shape, n) for shape in ("1.5B", "8B") for n in ("1", "2", "4", "8", "16")]
-    return table(["variant"] + [f"{shape}, {n}" for shape, n in columns],
-                 [[how] + [f"{statistics.mean(turn[n] for turn in cells[variant][shape]):.1f}" for shape, n in columns] for variant, how in INT_PRODUCTS.items()])
-
-
-def bricks():
-    """Products and models by blocks of so many warps; turns are averaged."""
-    cells = {}
-    for r in stored("checks/bricks-tried-cuda"):
-        what = r["model"].removeprefix("synth:").replace("@shared=1", "").replace("@weights=", " ") if "model" in r else f"{r['n_out']}x{r['n_in']} {r['weights']}, {r['n_tokens']}"
-        cells.setdefault(what, {}).setdefault(r["variant"], []).append(r["avg_ts"] if "model" in r else r["median_us"])
-    columns = [f"{shape} {kind}, {n}" for shape in ("17920x1536", "1536x8960", "28672x4096") for kind, n in (("q4_k", 1), ("q4_k", 4), ("f16", 1))]
-    columns += ["qwen2.5-1.5b q4_k_m", "llama-3.1-8b q4_k_m", "qwen2.5-1.5b f16"]
-    return table(["blocks", *columns], [[how] + [f"{statistics.mean(cells[c][variant]):.{1 if 'x' in c else 0}f}" for c in columns] for variant, how in BRICKS.items()])
 
 
 def experts():
@@ -112,28 +69,6 @@ def k_quants():
               f"{models[name, 'bricks-int8']['avg_ts'] / models[name, 'bricks']['avg_ts']:.2f}x"] for name in dict.fromkeys(name for name, _ in models)]
     return (table(["shape", "tokens", "q4_k: bricks, bricks-int8", "q5_k", "q6_k", "int4_g128"], lines) + [""] +
             table(["model, depth 0, tok/s", "bricks", "bricks-int8", ""], whole))
-
-
-def step_variants():
-    return table(["what", "variant", "cache, depth", "tok/s"],
-                 [[r["group"], r["what"] + (" (kept)" if r["base"] else ""), f"{r['kv']}, {r['depth']}", f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}"]
-                  for r in stored("checks/decode-variants-cuda")])
-
-
-def step_chain():
-    """Time from the end of the kernel before to a kernel's own end, in a layer of a step as it runs."""
-    found = stored("checks/decode-chain-cuda")
-    kernels = list(found[0]["end_to_end_us"])
-    lines = []
-    for r in found:
-        us = r["end_to_end_us"]
-        lines.append([f"{r['kv']}, {r['depth']}", r["shared_memory"], *(f"{us[k]:.2f}" for k in kernels), f"{sum(us.values()):.1f}"])
-    return table(["cache, depth", "shared memory split", *kernels, "layer us"], lines)
-
-
-def step_stages():
-    return table(["product", "before the wait", "from the wait to int8 activations", "sums", "ends"],
-                 [[r["product"], r["before_wait_cycles"], r["wait_to_int8_cycles"], r["sums_cycles"], r["end_cycles"]] for r in stored("checks/decode-stages-cuda")])
 
 
 def products():
@@ -253,15 +188,8 @@ TABLES = {
     "amx-tried-cpu": amx,
     "attention-tried-cuda": attention,
     "packs-tried-cuda": packs,
-    "quantise-inside-cuda": quantise_inside,
-    "int-products-tried-cuda": int_products,
-    "bricks-tried-cuda": bricks,
     "k-quants-cuda": k_quants,
     "experts-cuda": experts,
-    "ranks-tried-cuda": lambda: speed.ranks("checks/ranks-tried-cuda"),
-    "step-variants-cuda": step_variants,
-    "step-chain-cuda": step_chain,
-    "step-stages-cuda": step_stages,
     "baselines-cuda": products,
     "baseline-attention-cuda": baseline_attention,
     "attention-kernels-cpu": attention_kernels,
