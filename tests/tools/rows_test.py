@@ -106,5 +106,24 @@ class Results(unittest.TestCase):
             self.assertEqual(head.split("|")[1].strip(), "card", head)
 
 
+class Seeds(unittest.TestCase):
+    TEXT = (ROOT / "docs" / "seeds.md").read_text()
+
+    def count(self, pattern):
+        found = re.search(pattern, self.TEXT)
+        self.assertIsNotNone(found, f"docs/seeds.md: no '{pattern}'")
+        return [int(n) for n in found.groups()]
+
+    def test_the_counts_of_its_prose_are_those_of_its_tables(self):
+        states = re.findall(r"^\| S\d\.\d+ \|[^|]*\| ([^|]*) \|", self.TEXT, re.M)
+        self.assertEqual(set(states), {"works", "part"})
+        self.assertEqual(self.count(r"their (\d+)\s+requirements"), [len(states)])
+        self.assertEqual(self.count(r"(\d+) work, (\d+) work in part"), [states.count("works"), states.count("part")])
+
+    def test_the_count_of_unchecked_rows_is_theirs(self):
+        unchecked = sum(gaps_of(ages.rows_of(name)).get("unchecked", 0) for name in ages.files())
+        self.assertEqual(self.count(r"(\d+) stored rows ran with it"), [unchecked])
+
+
 if __name__ == "__main__":
     unittest.main()
