@@ -226,7 +226,7 @@ TEST(SpecDepth, OneSlowStepDoesNotEndProposals) {
 }
 
 /// A device records its steps again when it has too many: the first times of a number say nothing then, also where there
-/// are two of them. Where they are the first of all, the text rests once.
+/// are two of them. Where they are the first of all, the text pauses once.
 TEST(SpecDepth, FirstTimesThatWereSlowAreForgotten) {
   for (const int n_slow : {1, 2, 3})
     for (const int slow : {2, 3}) {  // proposals

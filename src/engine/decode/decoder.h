@@ -92,7 +92,7 @@ class Decoder {
   /// A device samples, and goes on by itself with single tokens. False, and nothing happened, where it cannot. `record`
   /// is of the step that has run since `start`, n_paused as paused_steps().
   bool sample_ahead(std::span<Row> rows, int n_paused, StepRecord record, StepHooks& hooks, Clock::time_point start);
-  /// A device goes on by itself, with draft tokens of its own for texts that have a head there and are not at rest.
+  /// A device goes on by itself, with draft tokens of its own for texts that have a head there and do not pause.
   /// False, and nothing happened, where it cannot.
   bool propose_ahead(std::span<const DecodeRow> rows, StepHooks& hooks);
   static bool take(Text& text, int32_t token);

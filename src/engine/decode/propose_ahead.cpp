@@ -20,7 +20,7 @@ class Decoder::Ahead {
 
   /// False, and nothing happened, where the device cannot go on with these texts by itself.
   bool begin(std::span<const DecodeRow> rows);
-  /// Until a text ends, rests or is to be tried again, or the hooks say so.
+  /// Until a text ends, pauses or is to be tried again, or the hooks say so.
   void run();
 
  private:
