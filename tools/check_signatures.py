@@ -19,7 +19,7 @@ MOST_PARAMETERS, MOST_BOOLS = 6, 1
 # joins it.
 KNOWN = """
 RankedSampling begin delta_step_ref described encode encode_row escape_of first_request format_of index_of
-magnitude pick put_map query_forms read_format result_row run store_row strip strip_ends tile_int_scores
+magnitude pick query_forms read_format run store_row strip strip_ends tile_int_scores
 tile_values tokenize tokens told tuple write_quoted write_row
 """.split()
 KERNELS = re.compile(r"(\.cu|_cuda\.h|_simd\.h|_body\.h|_(avx2|avx512|neon)\.cpp)$|/simd/")
