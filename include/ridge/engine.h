@@ -185,8 +185,8 @@ struct KvReport {
 /// Logits of consecutive positions: row i belongs to token index `first + i` of the prefilled span.
 using LogitsCallback = std::function<void(int first, int n_rows, const float* logits)>;  // [n_rows, vocab_size]
 
-/// Hidden states behind the model's last norm, as the output matrix reads them: row i belongs to token index `first + i`
-/// of the tokens read.
+/// Hidden states behind the model's last norm, as the output matrix reads them: row i belongs to token index `first +
+/// i` of the tokens read.
 using HiddenCallback = std::function<void(int first, int n_rows, const float* hidden)>;  // [n_rows, d_model]
 
 /// Sampler chain in llama.cpp's order: repeat penalty, top-k, top-p, min-p, temperature, sampling. temperature <= 0 is

@@ -63,8 +63,8 @@ typedef struct ridge_tokens {
 
 /// Gets a piece of text, n bytes without NUL, good during the call. Returns 1 to go on, 0 to stop.
 typedef int (*ridge_text_callback)(void* user, const char* text, size_t n);
-/// Gets rows [n_rows, n_cols] of the tokens first, first + 1, ... of the call, good during the call. Returns 1 to go on,
-/// 0 to stop: the call then returns RIDGE_INTERRUPTED and the session holds the tokens up to these rows.
+/// Gets rows [n_rows, n_cols] of the tokens first, first + 1, ... of the call, good during the call. Returns 1 to go
+/// on, 0 to stop: the call then returns RIDGE_INTERRUPTED and the session holds the tokens up to these rows.
 typedef int (*ridge_rows_callback)(void* user, size_t first, size_t n_rows, size_t n_cols, const float* rows);
 /// Hears of progress: `done` of `total` steps. Returns 1 to go on, 0 to stop.
 typedef int (*ridge_progress_callback)(void* user, int64_t done, int64_t total);
@@ -82,8 +82,8 @@ typedef struct ridge_load_options {
 } ridge_load_options;
 void ridge_load_options_init(ridge_load_options* options, size_t size);
 
-/// Reads a GGUF file, a Hugging Face directory, or `synth:SHAPE`. `options` may be NULL. Weights are mapped, not copied,
-/// where the kernels can read them so.
+/// Reads a GGUF file, a Hugging Face directory, or `synth:SHAPE`. `options` may be NULL. Weights are mapped, not
+/// copied, where the kernels can read them so.
 ridge_status ridge_model_load(const char* path, const ridge_load_options* options, ridge_model** model);
 void ridge_model_free(ridge_model* model);
 
@@ -120,8 +120,8 @@ typedef struct ridge_chat_options {
 } ridge_chat_options;
 void ridge_chat_options_init(ridge_chat_options* options, size_t size);
 /// The prompt of a conversation by the model's chat template; for a model without one as "Role: text" lines. `messages`
-/// is a JSON array in OpenAI's form. `text` and `tokens` get the prompt; either may be NULL, as `options`. Control tokens
-/// that a user's message spells stay plain text in `tokens`.
+/// is a JSON array in OpenAI's form. `text` and `tokens` get the prompt; either may be NULL, as `options`. Control
+/// tokens that a user's message spells stay plain text in `tokens`.
 ridge_status ridge_chat_prompt(const ridge_model* model, const char* messages, const ridge_chat_options* options,
                                ridge_text* text, ridge_tokens* tokens);
 
@@ -158,8 +158,8 @@ ridge_status ridge_decode(ridge_session* session, int32_t token, const float** l
 /// As ridge_prefill, handing on the logits [n_rows, vocab_size] of every token.
 ridge_status ridge_prefill_logits(ridge_session* session, const int32_t* tokens, size_t n, ridge_rows_callback on_rows,
                                   void* user);
-/// As ridge_prefill, handing on the hidden state [n_rows, d_model] of every token, behind the last norm: what embeddings
-/// of texts are made of.
+/// As ridge_prefill, handing on the hidden state [n_rows, d_model] of every token, behind the last norm: what
+/// embeddings of texts are made of.
 ridge_status ridge_prefill_hidden(ridge_session* session, const int32_t* tokens, size_t n, ridge_rows_callback on_rows,
                                   void* user);
 
@@ -281,7 +281,8 @@ typedef struct ridge_kld_options {
   void* user;
 } ridge_kld_options;
 void ridge_kld_options_init(ridge_kld_options* options, size_t size);
-/// Runs caches beside f16 on a text, as `ridge eval kld` does. `formats`: comma list as --kv takes it, n_results of them.
+/// Runs caches beside f16 on a text, as `ridge eval kld` does. `formats`: comma list as --kv takes it, n_results of
+/// them.
 ridge_status ridge_measure_kld(const ridge_model* model, const char* text, const char* formats,
                                const ridge_kld_options* options, ridge_kld* results, size_t n_results);
 
@@ -305,8 +306,8 @@ ridge_status ridge_codec_decode(const ridge_codec* codec, size_t n_rows, const v
 /// Codes of one format to codes of another.
 ridge_status ridge_codec_requantise(const ridge_codec* from, const ridge_codec* to, size_t n_rows, const void* codes,
                                     void* out);
-/// values [n_rows, head_dim] <- R values, or R^T values where `inverse` is 1: the rotation "none", "planar" or "hadamard"
-/// of a layer.
+/// values [n_rows, head_dim] <- R values, or R^T values where `inverse` is 1: the rotation "none", "planar" or
+/// "hadamard" of a layer.
 typedef struct ridge_rotation {
   const char* name;
   int32_t layer, head_dim, inverse;

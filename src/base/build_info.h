@@ -24,8 +24,8 @@ struct BuildInfo {
 };
 const BuildInfo& build_info();
 
-/// Whether one of these targets (BuildInfo::cuda_targets) is native code for a GPU of compute capability sm (86: 8.6). If
-/// not, the driver compiles PTX at the first start, which takes about a minute.
+/// Whether one of these targets (BuildInfo::cuda_targets) is native code for a GPU of compute capability sm (86: 8.6).
+/// If not, the driver compiles PTX at the first start, which takes about a minute.
 bool has_native_code(std::string_view cuda_targets, int sm);
 
 }  // namespace ridge

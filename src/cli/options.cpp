@@ -335,8 +335,8 @@ void add_rank_flags(CLI::App& app, int* n_stages) {
 
 namespace {
 
-/// What all ranks must have been asked for. Models may lie elsewhere on each machine: their bytes are compared when they
-/// are loaded. Keys of clients are nobody else's.
+/// What all ranks must have been asked for. Models may lie elsewhere on each machine: their bytes are compared when
+/// they are loaded. Keys of clients are nobody else's.
 std::string asked_for(const std::vector<std::string>& words) {
   const auto is_left_out = [](std::string_view flag) {
     return flag == "--api-key" || flag == "-m" || flag == "--model";

@@ -115,9 +115,9 @@ struct SpeculatedTexts {
 class DeviceSpeculation : public DeviceSteps {
  public:
   /// Behind finish(): each text keeps the first n_kept tokens of the step that was read last. Steps that were not read
-  /// are taken back, exactly where all steps that were not read before that one have kSpareRows rows of a text together.
-  /// Returns, of each text of the draft, the model's hidden states of the tokens which that step put into the cache for
-  /// good, [n_kept, d_model].
+  /// are taken back, exactly where all steps that were not read before that one have kSpareRows rows of a text
+  /// together. Returns, of each text of the draft, the model's hidden states of the tokens which that step put into the
+  /// cache for good, [n_kept, d_model].
   virtual std::vector<std::vector<float>> leave(std::span<const int> n_kept) = 0;
 };
 

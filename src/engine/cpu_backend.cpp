@@ -89,7 +89,8 @@ void CpuBackend::embed(std::span<const int32_t> tokens, View2<float> x) {
   if (plan_.embedding_scale != 1) scale(context_, x, plan_.embedding_scale);
 }
 
-/// What layers get of each token beside the residual stream: of an embedding of their own and of x, the tokens' embedding.
+/// What layers get of each token beside the residual stream: of an embedding of their own and of x, the tokens'
+/// embedding.
 void CpuBackend::embed_for_layers(std::span<const int32_t> tokens, View2<const float> x) {
   const Linear& of = weights_.layer_embedding;
   const auto n = ssize(tokens), d = int64_t(plan_.layers[0].d_input);

@@ -1,5 +1,5 @@
-// The forward pass on the CPU, as a class of two files: cpu_backend.cpp walks the plan, cpu_mixers.cpp has attention and
-// the mixers that keep a state.
+// The forward pass on the CPU, as a class of two files: cpu_backend.cpp walks the plan, cpu_mixers.cpp has attention
+// and the mixers that keep a state.
 #pragma once
 
 #include <memory>

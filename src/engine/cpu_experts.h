@@ -24,14 +24,16 @@ struct ExpertsCall {
   std::span<const Route> routes;  ///< [n, n_used]
   View2<float> sum;               ///< [n, d_model]: sum of weight * expert(x), written
 };
-/// Rows that the experts of n tokens work in at most: of few tokens all their choices, else those of a group of experts.
+/// Rows that the experts of n tokens work in at most: of few tokens all their choices, else those of a group of
+/// experts.
 int64_t expert_rows(const ExpertsPlan& plan, int64_t n);
 /// Floats of work.
 inline int64_t expert_floats(const ExpertsPlan& plan, int64_t d_model, int64_t n) {
   return 2 * expert_rows(plan, n) * (d_model + plan.d_ff);
 }
-/// `work`: [expert_floats()]. Experts of few rows are multiplied together, a group in two parallel regions; an expert has
-/// all its rows in one group. Experts add to a row in order of their number: a sum does not depend on the other rows.
+/// `work`: [expert_floats()]. Experts of few rows are multiplied together, a group in two parallel regions; an expert
+/// has all its rows in one group. Experts add to a row in order of their number: a sum does not depend on the other
+/// rows.
 void run_experts(CpuContext& context, const ExpertsCall& call, float* work);
 
 /// Experts of a model on a device that are in host memory. One call at a time, from any thread.

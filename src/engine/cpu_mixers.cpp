@@ -127,7 +127,8 @@ void CpuBackend::attend(int layer, const Rows& rows, HostKvMemory& memory) {
   project(w.o, w.o_bias, a.out_norm ? &w.attn_sub_norm : nullptr, rows.attn, slice_ ? &slice_->q : nullptr, rows.h);
 }
 
-/// The index's queries and weights of its heads, of the low-rank queries and of rows.h; `keys` gets a key a token, `tiles` will hold them.
+/// The index's queries and weights of its heads, of the low-rank queries and of rows.h; `keys` gets a key a token,
+/// `tiles` will hold them.
 KeyIndex CpuBackend::index_of(int layer, const Rows& rows, View2<const float> low, View2<float> keys,
                               const KvTiles& tiles) {
   constexpr float kNormEps = 1e-6f;  // whatever the model's other norms have

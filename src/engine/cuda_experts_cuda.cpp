@@ -157,9 +157,9 @@ ExpertChoice CudaRunner::kept_of(int i, const ExpertChoice& choice) const {
   return kept;
 }
 
-/// expert_out [n, d_model] = the sum of each token's experts, by the CPU: rows and choices go to the host, and the device
-/// waits until the sums come back. The device multiplies with those that it keeps, which the host leaves out, before it
-/// waits: they are in front of the sums [n_slots, d_model].
+/// expert_out [n, d_model] = the sum of each token's experts, by the CPU: rows and choices go to the host, and the
+/// device waits until the sums come back. The device multiplies with those that it keeps, which the host leaves out,
+/// before it waits: they are in front of the sums [n_slots, d_model].
 void CudaRunner::host_experts(int i, const ExpertChoice& choice, const MatmulCall& in, const MatmulCall& out) {
   const int64_t n = choice.n_tokens, row_bytes = 4 * n * plan_.d_model, choice_bytes = 4 * n * choice.n_used;
   const CudaLayer& layer = model_.layers[size_t(i)];
@@ -226,9 +226,9 @@ void CudaRunner::upload_places(int i) {
   gpu::upload(stream_, model_.layers[size_t(i)].expert_places.as<void>(), places.data(), int64_t(places.size_bytes()));
 }
 
-/// In front of a recorded step, every kStepsOfExchange steps or tokens of prompts: experts that are chosen often come to
-/// the places of those that are not. Copies read host memory at some 10 to 50 GB/s, so that kExchangeBytes take a few
-/// percent of the steps between. Empty places are filled at once: that is loading.
+/// In front of a recorded step, every kStepsOfExchange steps or tokens of prompts: experts that are chosen often come
+/// to the places of those that are not. Copies read host memory at some 10 to 50 GB/s, so that kExchangeBytes take a
+/// few percent of the steps between. Empty places are filled at once: that is loading.
 void CudaRunner::exchange_experts(const StepPlan& step) {
   constexpr int64_t kStepsOfExchange = 64, kExchangeBytes = int64_t(512) << 20;
   since_exchange_ += step.recorded ? 1 : step.n_tokens;

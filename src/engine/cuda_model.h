@@ -71,8 +71,8 @@ struct CudaLayer {
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
 
-/// Whether the experts of n tokens are packs, the shared expert among them. Else they are groups, in products for many, or
-/// packs where there are no such products, and the shared expert is on its own.
+/// Whether the experts of n tokens are packs, the shared expert among them. Else they are groups, in products for many,
+/// or packs where there are no such products, and the shared expert is on its own.
 inline bool takes_few_experts(const ExpertMatmuls& experts, const ExpertsPlan& plan, int64_t n) {
   if (n <= kMostIntTokens || !experts.can_group()) return n <= kFewRoutedTokens;
   const double slots = std::min(experts.gate_up.most_packed_slots(), experts.down.most_packed_slots());
@@ -86,8 +86,8 @@ inline bool streams_experts(const CudaLayer& layer, const ExpertsPlan& plan, int
   return layer.slot >= 0 && n > kFewRoutedTokens && n * plan.rule.n_used >= kTokensOfExpert * plan.n_experts;
 }
 
-/// Whether the device takes its part of n tokens whose experts the host computes: of as many as a recorded step may have.
-/// The host reads an expert once for all tokens of a longer one.
+/// Whether the device takes its part of n tokens whose experts the host computes: of as many as a recorded step may
+/// have. The host reads an expert once for all tokens of a longer one.
 inline bool keeps_experts(const ExpertsPlan& plan, int64_t n) { return plan.n_cached > 0 && n <= kMostRecordedRows; }
 
 /// Whether one token's products with experts can choose them from the scores (op/experts/int_experts_cuda.h).

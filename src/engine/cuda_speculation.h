@@ -1,6 +1,6 @@
 // Speculation on a device without the host in between: an MTP head proposes, the model verifies, all texts go on behind
-// the tokens that hold. Lengths are device data; the host reserves pages for the most that may hold, queues steps ahead,
-// and hears from the token ring what happened.
+// the tokens that hold. Lengths are device data; the host reserves pages for the most that may hold, queues steps
+// ahead, and hears from the token ring what happened.
 //
 // A step: the head reads the tokens that the step before gave, with the model's hidden states; it proposes, from its
 // own hidden states after the first; the model runs the last token and the proposals of every text, and all rows are

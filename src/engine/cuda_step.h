@@ -94,8 +94,8 @@ StepPlan plan_shape(const StepShape& shape, const PlannedSides& sides, const Mod
 
 /// What steps of a runner have in common.
 struct StepRule {
-  /// Where sequences may be further than the pool knows, the position that each may come to. The rows of such a step are
-  /// in the batch's order.
+  /// Where sequences may be further than the pool knows, the position that each may come to. The rows of such a step
+  /// are in the batch's order.
   std::span<const int> reach = {};
   int least_rows =
       1;  ///< of a recorded step, padding among them; above 1 attention of a row is cut as if it were alone

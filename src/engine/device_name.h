@@ -8,8 +8,8 @@
 
 namespace ridge {
 
-/// The numbers of "cuda[:N[,M...]]", in a build for AMD also of "hip[:N[,M...]]", in order, none for "cpu"; throws usage
-/// on other texts, and for a device named twice.
+/// The numbers of "cuda[:N[,M...]]", in a build for AMD also of "hip[:N[,M...]]", in order, none for "cpu"; throws
+/// usage on other texts, and for a device named twice.
 std::vector<int> parse_devices(std::string_view devices);
 /// The same where there may be one at most.
 std::optional<int> parse_device(std::string_view device);

@@ -17,9 +17,9 @@ void check_tokens(std::span<const int32_t> tokens, int vocab_size);
 
 class Engine {
  public:
-  /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model: config,
-  /// plan and info are the slice's, and all ranks make the same calls. The first rank that leads (Ranks::led(), lead.h)
-  /// has the whole model, and a backend that stands for all ranks; follow() makes the others' calls.
+  /// As Model::load(). Throws Error. With `ranks`, which must outlive it, this is one rank's slice of the model:
+  /// config, plan and info are the slice's, and all ranks make the same calls. The first rank that leads (Ranks::led(),
+  /// lead.h) has the whole model, and a backend that stands for all ranks; follow() makes the others' calls.
   Engine(const std::string& path, const LoadOptions& options, Ranks* ranks = nullptr);
 
   const ModelInfo& info() const { return info_; }

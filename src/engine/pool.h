@@ -70,8 +70,8 @@ class SequencePool {
   Result<SeqId> fork(SeqId seq, int n);
   /// Goes back to n positions. Exact for up to kSpareRows positions, and further where no window has moved on. Below
   /// the calibration length only 0 is exact once a centre or scales are set. A sequence with states goes back to
-  /// lengths whose state its slot has (op/cache/states.h), or to 0, in either mode; checkpoint() keeps others. One whose
-  /// sliding layers gave back pages that it would see again goes back to 0 only.
+  /// lengths whose state its slot has (op/cache/states.h), or to 0, in either mode; checkpoint() keeps others. One
+  /// whose sliding layers gave back pages that it would see again goes back to 0 only.
   Result<TrimReport> trim(SeqId seq, int n, TrimMode mode);
   /// Forgets all positions, the centre and the scales.
   void reset(SeqId seq);

@@ -7,11 +7,11 @@
 // GGUF files; io/packed.h says where checkpoints have it. A scale of 0x7F or 0xFF is no number.
 //
 // The encoder takes weights in units of the matrix's scale, which is the matrix's largest magnitude / 2688: 6 under the
-// largest scale, 448. Of each group it tries the e4m3 code nearest to the largest magnitude / 6, the two codes below it,
-// which clamp, and the six above it: there the largest weight can be a 4, below which steps are finer. The scale of least
-// square error wins, the smaller one of equals. Weights are rounded to the nearest code, ties to the even one:
-// |error| <= scale up to 6 scales. The mean square error of a group is at most the square of the first scale tried, or of
-// 3/512 where that is larger. Groups beyond 6 * 464 get the scale 0x7F, which encode_rows() refuses.
+// largest scale, 448. Of each group it tries the e4m3 code nearest to the largest magnitude / 6, the two codes below
+// it, which clamp, and the six above it: there the largest weight can be a 4, below which steps are finer. The scale of
+// least square error wins, the smaller one of equals. Weights are rounded to the nearest code, ties to the even one:
+// |error| <= scale up to 6 scales. The mean square error of a group is at most the square of the first scale tried, or
+// of 3/512 where that is larger. Groups beyond 6 * 464 get the scale 0x7F, which encode_rows() refuses.
 // Source: GGUF, block_nvfp4; NVIDIA's ModelOpt.
 #pragma once
 

@@ -14,8 +14,8 @@ namespace ridge::gpu {
 
 using StreamHandle = StreamType*;
 
-/// Shared memory that a block can have: on Hopper and on data centres' GPUs since; on the least of the others from Ampere
-/// on (sm_86, sm_89, sm_120; sm_80 has 163 KB); on AMD's.
+/// Shared memory that a block can have: on Hopper and on data centres' GPUs since; on the least of the others from
+/// Ampere on (sm_86, sm_89, sm_120; sm_80 has 163 KB); on AMD's.
 inline constexpr int kHopperSharedBytes = 227 << 10, kAmpereSharedBytes = 99 << 10, kAmdSharedBytes = 64 << 10;
 /// On the current device.
 int most_shared_bytes();
@@ -95,8 +95,8 @@ void clear(StreamHandle stream, void* device, int64_t bytes);
 /// From device memory to device memory; the two do not overlap.
 void copy(StreamHandle stream, void* to, const void* from, int64_t bytes);
 
-/// Calls function(data) on a thread of the runtime when everything queued before has run; what is queued behind waits for
-/// its end. It must not use the device. May be recorded: `data` must outlive the graph then.
+/// Calls function(data) on a thread of the runtime when everything queued before has run; what is queued behind waits
+/// for its end. It must not use the device. May be recorded: `data` must outlive the graph then.
 void call_host(StreamHandle stream, void (*function)(void* data), void* data);
 
 /// A new buffer with the values of `host`.

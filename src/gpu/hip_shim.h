@@ -1,5 +1,6 @@
 // What device code needs to compile for RDNA3 (gfx11, wavefronts of 32) from the sources that are compiled for CUDA:
-// CUDA's functions of warps and memory, and the instructions of gpu/tensor.h. Executed in an emulator, never on hardware.
+// CUDA's functions of warps and memory, and the instructions of gpu/tensor.h. Executed in an emulator, never on
+// hardware.
 //
 // clang++ -x hip reads it before everything else of a file (-include gpu/hip_shim.h): <cstring> names in std only the
 // overloads of memcpy that were declared before it.

@@ -1,5 +1,5 @@
-// The runtime of GPUs that a build is for, CUDA or HIP: its name and the types behind streams, recorded graphs and events,
-// for code that names no header of either.
+// The runtime of GPUs that a build is for, CUDA or HIP: its name and the types behind streams, recorded graphs and
+// events, for code that names no header of either.
 #pragma once
 
 #if defined(RIDGE_HIP) || defined(__HIP__)

@@ -18,17 +18,18 @@ inline constexpr bool kWarpgroups = false;
 /// 16-byte unit u of column n stands at unit u ^ n % 8. `first` is such a block's start, aligned to 1024 bytes, plus 32
 /// bytes for each 16 columns of k.
 __device__ uint64_t shared_columns(const void* first);
-/// The same of columns whose 32 columns of k are 64 bytes, [n][32] f16: unit u of column n stands at unit u ^ n / 2 % 4,
-/// and `first` is aligned to 512 bytes plus 32 for each 16 columns of k.
+/// The same of columns whose 32 columns of k are 64 bytes, [n][32] f16: unit u of column n stands at unit u ^ n / 2 %
+/// 4, and `first` is aligned to 512 bytes plus 32 for each 16 columns of k.
 __device__ uint64_t shared_short_columns(const void* first);
-/// Of the same order, `bytes` behind the first: one addition, where each of several starts would take five instructions.
+/// Of the same order, `bytes` behind the first: one addition, where each of several starts would take five
+/// instructions.
 __device__ uint64_t columns_behind(uint64_t columns, int bytes);
 /// Makes what this thread wrote to shared memory visible to products that are started after a barrier.
 __device__ void publish_shared();
 
 /// D += A B, or D = A B where kAdds is false. A warp of the four has 16 rows, and its words are those of mma_f16
-/// (gpu/tensor.h); so are the sums of 8 columns. Registers of `a` and `d` may be used again when the group of the product
-/// has ended.
+/// (gpu/tensor.h); so are the sums of 8 columns. Registers of `a` and `d` may be used again when the group of the
+/// product has ended.
 template <bool kAdds = true, int kColumnTiles>
 __device__ __forceinline__ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b);
 /// Before the first product, and after the registers of a product were written by other instructions.

@@ -20,7 +20,8 @@ inline constexpr int64_t kMaxJsonValues = int64_t(1) << 23;
 /// and invalid UTF-8; the failure names `where`, the line and the column.
 Result<Json> parse_json(std::string_view text, std::string_view where);
 
-/// The text with 1e308 for every bare Infinity, which is no JSON: Python writes it, and published configurations have it.
+/// The text with 1e308 for every bare Infinity, which is no JSON: Python writes it, and published configurations have
+/// it.
 std::string with_finite_numbers(std::string_view text);
 
 }  // namespace ridge::io

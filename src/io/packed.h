@@ -1,6 +1,6 @@
 // Matrices that checkpoints keep as several tensors, codes apart from scales, into the rows of one weight format. A
-// directory's tensors say which matrices are packed: excluded modules are plain tensors. M is [n_out, n_in]; in place of
-// NAME.weight there are
+// directory's tensors say which matrices are packed: excluded modules are plain tensors. M is [n_out, n_in]; in place
+// of NAME.weight there are
 //
 //   ridge    NAME.qweight I32 [n_out, n_in/8]   nibble t of word (o, j): input 8j + t
 //            NAME.scales F16 [n_out, n_in/128]  M = (q - 8) scale, groups of 128
@@ -11,18 +11,19 @@
 //   awq      NAME.qweight I32 [n_in, n_out/8]   nibble t of word (i, j): output 8j + {0,2,4,6,1,3,5,7}[t]
 //            NAME.scales F16 [n_groups, n_out], NAME.qzeros I32 [n_groups, n_out/8] in the order of qweight
 //   fp8      NAME.weight F8_E4M3 [n_out, n_in], NAME.weight_scale_inv or .weight_scale F32, F16 or BF16
-//            [ceil(n_out/r), ceil(n_in/c)]      M[o, i] = weight scale[o/r, i/c], blocks cut off at the edges; [n_out, 1]
-//                                               has a scale of every row, [1] one of the matrix
+//            [ceil(n_out/r), ceil(n_in/c)]      M[o, i] = weight scale[o/r, i/c], blocks cut off at the edges;
+//                                               [n_out, 1] has a scale of every row, [1] one of the matrix
 //   nvfp4    NAME.weight U8 [n_out, n_in/2], NAME.weight_scale F8_E4M3 [n_out, n_in/16], NAME.weight_scale_2 F32 [1]
 //            M[o, i] = e2m1 weight_scale[o, i/16] weight_scale_2; even i in the low nibble (ModelOpt)
 //            NAME.weight_packed, .weight_scale, .weight_global_scale: the same, divided by the global scale
 //            (compressed-tensors)
 //
 // What becomes of them, every value kept: int4_g128 where all zeros are 8 and groups are 128 inputs (or several), q4_0
-// where all are 8 and groups are of another multiple of 32, else q5_0, whose codes have room for code - zero; fp8 becomes
-// fp8_g32, or f32 where 32 divides neither rows nor blocks; nvfp4 becomes nvfp4. One format serves all int4 matrices of a
-// checkpoint. Where g_idx is not in order (act-order), columns are sorted by their groups, and Tensor::order says where
-// they came from. Scales of activations (input_scale, input_global_scale) are left out: activations stay floats.
+// where all are 8 and groups are of another multiple of 32, else q5_0, whose codes have room for code - zero; fp8
+// becomes fp8_g32, or f32 where 32 divides neither rows nor blocks; nvfp4 becomes nvfp4. One format serves all int4
+// matrices of a checkpoint. Where g_idx is not in order (act-order), columns are sorted by their groups, and
+// Tensor::order says where they came from. Scales of activations (input_scale, input_global_scale) are left out:
+// activations stay floats.
 // Sources: AutoGPTQ's, AutoAWQ's, DeepSeek's, ModelOpt's and compressed-tensors' checkpoints as published.
 #pragma once
 

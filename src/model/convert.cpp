@@ -281,7 +281,8 @@ std::vector<Fallback> choose_formats(std::vector<Job>& jobs, const QuantizeType&
   std::vector<Fallback> fallbacks;
   for (Job& job : jobs) {
     const int64_t n_in = job.spec.shape.back();
-    // Vectors, whatever shape they have, what chooses experts and the few weights of convolutions stay as exact as they are.
+    // Vectors, whatever shape they have, what chooses experts and the few weights of convolutions stay as exact as they
+    // are.
     const std::string_view name = job.spec.name;
     if (job.spec.shape.size() < 2 || name.ends_with(".bias") || name.find(".ffn_gate_inp") != name.npos ||
         name.find(".ssm_conv1d") != name.npos || is_vector(name, c)) {

@@ -44,14 +44,13 @@ struct Converted {
 /// Writes `out` and says what is in it, with the matrices that fell back to another format. Matrices get the format of
 /// `type`; norms and biases stay f32. Rows whose length the group does not divide get the format GGUF writers fall back
 /// to: q5_0 for q4_k, q5_1 for q5_k, q8_0 for q6_k, iq4_nl for iq4_xs and nvfp4, and f16 where even 32 does not divide
-/// them. Each matrix of nvfp4 has its scale in a tensor NAME.scale behind it (one value an expert); an embedding is q8_0
-/// there. Matrices in nvfp4 keep their blocks and scales.
-/// Hugging Face q and k rows are put into the GGUF pair convention of the architecture, and llama3 RoPE scaling becomes
-/// the tensor rope_freqs.weight, so that other GGUF readers compute the same. A GGUF input keeps its metadata. Ternary
-/// types are for the projections of the layers: embedding and output matrix keep their formats. A BitNet model is
-/// written from its codes. Nothing is left behind on failure. `progress` is told after each tensor. Matrices of less
-/// than 16 bits a weight go to another compressed format where type.requantizes says so; else that is a usage failure.
-/// BitNet's codes stay as they are.
+/// them. Each matrix of nvfp4 has its scale in a tensor NAME.scale behind it (one value an expert); an embedding is
+/// q8_0 there. Matrices in nvfp4 keep their blocks and scales. Hugging Face q and k rows are put into the GGUF pair
+/// convention of the architecture, and llama3 RoPE scaling becomes the tensor rope_freqs.weight, so that other GGUF
+/// readers compute the same. A GGUF input keeps its metadata. Ternary types are for the projections of the layers:
+/// embedding and output matrix keep their formats. A BitNet model is written from its codes. Nothing is left behind on
+/// failure. `progress` is told after each tensor. Matrices of less than 16 bits a weight go to another compressed
+/// format where type.requantizes says so; else that is a usage failure. BitNet's codes stay as they are.
 Result<Converted> convert_to_gguf(const std::string& in, const std::filesystem::path& out, const QuantizeType& type,
                                   const std::function<void(int done, int total, std::string_view tensor)>& progress);
 

@@ -1,4 +1,5 @@
-// Experts that stay in host memory while a device runs the rest of a model: which layers they are of, and what they take.
+// Experts that stay in host memory while a device runs the rest of a model: which layers they are of, and what they
+// take.
 #pragma once
 
 #include "model/plan.h"

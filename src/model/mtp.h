@@ -3,9 +3,9 @@
 //     x = join concat(norm(embedding of token t+1), norm(h_t)),   h_t: what the model's last layer gave
 //     y = one layer over the x of positions 0 to t,               logits = output norm(y), of token t+2
 //
-// The embedding and the output matrix are the model's, unless the head's file has others. In heads of Qwen, DeepSeek and
-// GLM, h_t is what the norm behind the model's last layer gave; the head's own y, which takes the place of h for further
-// tokens, goes through the norm behind it likewise.
+// The embedding and the output matrix are the model's, unless the head's file has others. In heads of Qwen, DeepSeek
+// and GLM, h_t is what the norm behind the model's last layer gave; the head's own y, which takes the place of h for
+// further tokens, goes through the norm behind it likewise.
 #pragma once
 
 #include <optional>
@@ -32,9 +32,9 @@ enum class FileNames : uint8_t {
 /// A tensor of a head in such files, by its name in a directory; `layer` counts the head's layers.
 std::string head_name(FileNames names, std::string_view name, int layer);
 
-/// The head in the model's own file: of Qwen3.5 and Qwen3-Next, with and without experts, and of plain layers mtp.* of a
-/// Hugging Face directory; of DeepSeek-V3, GLM-4.x and others with their experts the layer behind the last one; of their
-/// GGUF files the block behind the last one. Matrices are as the file has them. Nothing where there is no head.
+/// The head in the model's own file: of Qwen3.5 and Qwen3-Next, with and without experts, and of plain layers mtp.* of
+/// a Hugging Face directory; of DeepSeek-V3, GLM-4.x and others with their experts the layer behind the last one; of
+/// their GGUF files the block behind the last one. Matrices are as the file has them. Nothing where there is no head.
 Result<std::optional<MtpHead>> read_own_mtp_head(const Config& config, const Weights& model);
 
 /// Reads the head of a model from a safetensors file. An empty path is the random head of a `synth:...@mtp=1` model, or

@@ -116,8 +116,8 @@ struct ExpertsPlan {
   bool shared_gate = false;
   bool on_host = false;  ///< of a model on a device: in host memory, and the CPU computes them (model/expert_place.h)
   int n_cached = 0;      ///< of those on the host: so many, which are chosen most often, are on the device as well
-  /// x += norm(norm(dense(h)) + norm(experts(norm(x)))) for h = norm(x): the dense feed-forward is LayerPlan::dense. The
-  /// router reads x / sqrt(mean x^2 d_model) times a vector of its own, and each expert's weight has a factor.
+  /// x += norm(norm(dense(h)) + norm(experts(norm(x)))) for h = norm(x): the dense feed-forward is LayerPlan::dense.
+  /// The router reads x / sqrt(mean x^2 d_model) times a vector of its own, and each expert's weight has a factor.
   bool beside_dense = false;
 };
 
@@ -135,8 +135,8 @@ struct LayerPlan {
   ExpertsPlan experts;
   NormPlace norms = NormPlace::before;
   float residual_scale = 1;  ///< s
-  /// > 0: behind the feed-forward, x += norm(input_proj(gelu(input_gate x) * p)) for the layer's p of the token, so many
-  /// values (ModelPlan::layer_inputs).
+  /// > 0: behind the feed-forward, x += norm(input_proj(gelu(input_gate x) * p)) for the layer's p of the token, so
+  /// many values (ModelPlan::layer_inputs).
   int d_input = 0;
   bool scaled = false;  ///< behind the layer x is multiplied by a number of its own
 

@@ -139,8 +139,8 @@ int64_t mapped_matrix_bytes(const Weights& weights);
 /// and those that io/packed.h unpacks; norms and biases are copied.
 Result<LoadedModel> load_model(const std::string& path);
 
-/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S] (without the "synth:" prefix) asks for,
-/// before any of it is made.
+/// What SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S] (without the "synth:" prefix) asks
+/// for, before any of it is made.
 struct SynthPlan {
   Config config;
   const WeightFormat* format = nullptr;
@@ -165,8 +165,8 @@ enum class SynthMatrices : uint8_t {
   rows,    ///< rows, to be cut before they are packed
   shapes,  ///< formats and shapes alone
 };
-/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S]. `spec` is
-/// without the "synth:" prefix.
+/// Random weights at a true shape: SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1][@shared=1][@skew=S]. `spec`
+/// is without the "synth:" prefix.
 Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
                                      SynthMatrices matrices = SynthMatrices::packed);
 std::vector<std::string> synth_shape_names();

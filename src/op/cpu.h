@@ -15,9 +15,9 @@
 
 namespace ridge {
 
-/// Instruction sets kernels are written for. A build has those of its processor's family, in rising order; each includes
-/// the ones before it. neon means ARMv8.2 with the dot products of int8; avx2 means AVX2+FMA+F16C; avx512 means AVX-512
-/// F/BW/DQ/VL + VNNI + VBMI.
+/// Instruction sets kernels are written for. A build has those of its processor's family, in rising order; each
+/// includes the ones before it. neon means ARMv8.2 with the dot products of int8; avx2 means AVX2+FMA+F16C; avx512
+/// means AVX-512 F/BW/DQ/VL + VNNI + VBMI.
 enum class Isa : uint8_t { scalar, neon, avx2, avx512 };
 std::string_view isa_name(Isa isa);
 /// Those of this build.

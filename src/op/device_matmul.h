@@ -66,7 +66,8 @@ struct MatmulBytes {
 };
 
 /// Up to four matrices of one width, with the kernels of device_linear.h. Matrices of one packing and format share a
-/// launch. Where their columns are sorted (Linear::order), x is sorted likewise first; those of one launch are sorted alike.
+/// launch. Where their columns are sorted (Linear::order), x is sorted likewise first; those of one launch are sorted
+/// alike.
 class DeviceMatmul {
  public:
   DeviceMatmul() = default;

@@ -60,8 +60,8 @@ std::span<const LinearVariant> gemm_variants();  ///< the same, and behind them 
 
 /// y = W x with the selected kernel.
 void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
-/// The products of several matrices with rows of the same x, all of one n_in: the bits of single calls, in fewer parallel
-/// regions.
+/// The products of several matrices with rows of the same x, all of one n_in: the bits of single calls, in fewer
+/// parallel regions.
 void linear(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all);
 inline void linear(CpuContext& context, View2<const float> x, std::initializer_list<LinearOutput> all) {
   linear(context, x, std::span(all.begin(), all.size()));

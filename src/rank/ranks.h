@@ -99,8 +99,8 @@ class Ranks {
   AlignedBuffer parts_, packed_;
 };
 
-/// How long ranks wait for what stands behind a file, a whole cache or a computation of the first rank alone: no wait in
-/// a pass is longer.
+/// How long ranks wait for what stands behind a file, a whole cache or a computation of the first rank alone: no wait
+/// in a pass is longer.
 double file_seconds(const Ranks& ranks);
 
 /// Floats from which on all_reduce() adds a part of the values on each rank and sends the sums around; below every rank

@@ -1,4 +1,5 @@
-// A grammar that rules a part of an answer, or a limit of its reasoning: what stands in front of the part comes in stages.
+// A grammar that rules a part of an answer, or a limit of its reasoning: what stands in front of the part comes in
+// stages.
 //
 //     reasoning   may_open -> reasoning -> answer
 //     harmony     words (analysis or final) -> reasoning -> answer

@@ -22,8 +22,8 @@ class Structures {
   explicit Structures(const Engine& engine, size_t max_bytes = kMaxGrammarBytes)
       : engine_(engine), max_bytes_(max_bytes) {}
 
-  /// A constraint for every choice of a request with `response_format`, `grammar`, a `tool_choice` that wants a call, or
-  /// a budget of its reasoning (`form`); null when it has none of them. A grammar begins behind the reasoning that
+  /// A constraint for every choice of a request with `response_format`, `grammar`, a `tool_choice` that wants a call,
+  /// or a budget of its reasoning (`form`); null when it has none of them. A grammar begins behind the reasoning that
   /// `form` tells of, in harmony with the final channel. Throws ApiError.
   Maker read(const Json& body, const Json& tools, const AnswerForm& form);
   size_t kept_bytes();

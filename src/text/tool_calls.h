@@ -25,7 +25,8 @@ enum class ToolFormat : uint8_t {
   mistral,  ///< [TOOL_CALLS][{"name": "f", "arguments": ...}], or [TOOL_CALLS]f[ARGS]...
   granite,  ///< <|tool_call|>[{"name": "f", "arguments": ...}]
   deepseek,  ///< <｜tool▁call▁begin｜>function<｜tool▁sep｜>f, a line ```json, ..., ```<｜tool▁call▁end｜>
-  json,  ///< {"name": "f", "arguments": ...} of a tool of the request as the begin of the answer, or behind ```json or <tool_call>
+  json,  ///< {"name": "f", "arguments": ...} of a tool of the request as the begin of the answer, or behind ```json or
+         ///< <tool_call>
   harmony,  ///< messages to functions (gpt-oss, text/harmony.h)
 };
 

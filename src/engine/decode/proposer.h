@@ -80,8 +80,8 @@ ProposerMaker draft_proposers(const Model& target, const Model& draft, const Ses
 /// What an MTP head proposes.
 struct MtpDrafts {
   double p_min = 0;  ///< a draft ends at a token less probable
-  /// Draft tokens are among the first so many ids, of whose logits alone the head makes: 0: among all. The text does not
-  /// change; a token behind them is never drafted.
+  /// Draft tokens are among the first so many ids, of whose logits alone the head makes: 0: among all. The text does
+  /// not change; a token behind them is never drafted.
   int vocab = 0;
 };
 /// As draft_proposers(), by the head of `target` for the tokens after the next one (model/mtp.h). It knows the text

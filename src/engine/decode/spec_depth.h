@@ -64,8 +64,8 @@ class SpecCost {
     int64_t at = 0;  // step of the newest
   };
   bool is_old() const;
-  /// Tokens that a text's proposals are to bring, over what they cost all texts in tokens of steps without proposals, and
-  /// a margin since both are estimates: of the number of proposals for which that is most.
+  /// Tokens that a text's proposals are to bring, over what they cost all texts in tokens of steps without proposals,
+  /// and a margin since both are estimates: of the number of proposals for which that is most.
   double gain(double acceptance, int n_texts, int n_others) const;
   /// What a step without proposals takes that the proposer sees, in paused steps.
   double listening() const { return std::max(1.0, heard_.value()); }

@@ -71,8 +71,8 @@ struct MemoryPlan {
   int64_t total() const;
   int64_t of(std::string_view name) const;
   int64_t step_bytes() const { return step_weight_bytes + step_kv_bytes; }
-  /// Tokens a second of all sequences together, when they hold n_ctx positions and reading is all that takes time. Not of
-  /// a plan with experts in host memory, which has a bandwidth of its own.
+  /// Tokens a second of all sequences together, when they hold n_ctx positions and reading is all that takes time. Not
+  /// of a plan with experts in host memory, which has a bandwidth of its own.
   double tokens_per_second(double read_gb_s) const { return 1e9 * n_sessions * read_gb_s / double(step_bytes()); }
 };
 

@@ -6,9 +6,9 @@
 // that a step of the second must read at least (weights once, every sequence's cache), and the share of the read
 // bandwidth measured in the same run.
 //
-// With draft tokens the generation is timed a second time, behind the same lengths: draft tokens are accepted by chance,
-// as in bench decode with forced acceptance, so that texts mean nothing and end apart. The time is that of as many
-// tokens, of all sequences together.
+// With draft tokens the generation is timed a second time, behind the same lengths: draft tokens are accepted by
+// chance, as in bench decode with forced acceptance, so that texts mean nothing and end apart. The time is that of as
+// many tokens, of all sequences together.
 #pragma once
 
 #include "engine/decode/text.h"

@@ -38,7 +38,8 @@ struct SpecBenchRow : ModelBenchRow {
   int n_prompt = 0, n_gen = 0, n_depth = 0;
   std::vector<double> seconds, plain_seconds;  ///< of each repetition, with and without speculation
   std::vector<double> prompt_seconds, plain_prompt_seconds;
-  /// Of a device, all that is allocated behind a repetition: buffers do not shrink. Without: before there was a proposer.
+  /// Of a device, all that is allocated behind a repetition: buffers do not shrink. Without: before there was a
+  /// proposer.
   int64_t device_bytes = 0, plain_device_bytes = 0;
   std::vector<double> repeated;         ///< repeated_share() of each text
   SpecReport spec;                      ///< of all repetitions

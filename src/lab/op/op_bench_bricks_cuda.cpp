@@ -1,6 +1,6 @@
 // bricks: device_f16_gemv, float activations with weights in bricks on f16 tensor cores. bricks-int8: device_int_gemv,
-// activations of 15 bits on integer tensor cores. -overlap: with programmatic dependent launch, each call's weights read
-// while the one before it ends.
+// activations of 15 bits on integer tensor cores. -overlap: with programmatic dependent launch, each call's weights
+// read while the one before it ends.
 #include <cmath>
 
 #include "lab/op/op_data.h"

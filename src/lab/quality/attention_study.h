@@ -3,8 +3,8 @@
 //
 // The absolute error alone would flatter a cache whose output shrinks to nothing, so cosine and norm ratio stand beside
 // it. How large the scores are and how far cached rows are from exact ones stand there too: together they say why a
-// cache costs what it costs. Layers may have heads, windows and scales of their own. They may read another layer's K and
-// V, or keep latent rows: K and V in one, whose output stays in the latent space. Every part is asked twice: as the
+// cache costs what it costs. Layers may have heads, windows and scales of their own. They may read another layer's K
+// and V, or keep latent rows: K and V in one, whose output stays in the latent space. Every part is asked twice: as the
 // model is, and with an outlier channel planted in K (a channel times 20, the query's divided by 20: the exact scores
 // stay what they were, only coding gets harder).
 #pragma once
@@ -60,8 +60,8 @@ struct AttentionError {
   double mean_top_weight() const;    ///< the largest weight of a query's softmax
 };
 
-/// The rows through layer `layer` of a memory, which is to keep them, with room for them in slot 0 and all pages, against
-/// the exact answer.
+/// The rows through layer `layer` of a memory, which is to keep them, with room for them in slot 0 and all pages,
+/// against the exact answer.
 AttentionError attention_error(CpuContext& context, const AttentionShape& shape, int layer, const LayerRows& rows,
                                HostKvMemory& memory);
 

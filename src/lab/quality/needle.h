@@ -1,6 +1,6 @@
 // Needle retrieval for models that are no assistants: a random token sequence is planted in a text, its first tokens
-// come again at the end, and the model should predict the rest. Copying from far back is what small models do in context
-// too. A small model finds part of the tokens, so a cache is compared with the base on the same probes.
+// come again at the end, and the model should predict the rest. Copying from far back is what small models do in
+// context too. A small model finds part of the tokens, so a cache is compared with the base on the same probes.
 #pragma once
 
 #include "lab/quality/engine_timelines.h"

@@ -1,5 +1,5 @@
-// Canaries: lists of JSON objects and of pieces of code whose last one a cache completes. JSON must parse, brackets must
-// match.
+// Canaries: lists of JSON objects and of pieces of code whose last one a cache completes. JSON must parse, brackets
+// must match.
 #include "lab/quality/task_words.h"
 #include "lab/quality/tasks.h"
 

@@ -1,4 +1,5 @@
-// Needles: a code is told in four equal sentences, one behind the other, at some depth of a text, and asked for at its end.
+// Needles: a code is told in four equal sentences, one behind the other, at some depth of a text, and asked for at its
+// end.
 #include "lab/quality/task_words.h"
 #include "lab/quality/tasks.h"
 

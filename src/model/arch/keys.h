@@ -1,5 +1,6 @@
-// What Ridge does with each key of a GGUF file and each field of a config.json: in one table a container, grouped by what is to be said of them.
-// A key that changes results is used, or refused by its name; none is left aside in silence.
+// What Ridge does with each key of a GGUF file and each field of a config.json: in one table a container, grouped by
+// what is to be said of them. A key that changes results is used, or refused by its name; none is left aside in
+// silence.
 #pragma once
 
 #include <set>

@@ -3,8 +3,8 @@
 // the middle of each tile, and each pair shrinks by as much as it turns inside a tile.
 //
 // Attention adds to the score of a key what its tile's centre takes from it: the product of a query q and a centre c
-// turned to tile t is the sum over pairs of (q1 c1 + q2 c2) cos + (q2 c1 - q1 c2) sin of the tile, so one row of a table
-// times weights that a query has once.
+// turned to tile t is the sum over pairs of (q1 c1 + q2 c2) cos + (q2 c1 - q1 c2) sin of the tile, so one row of a
+// table times weights that a query has once.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The rotations (rotate.h) and the centre (tiles.h) of a row that a warp holds in registers, or in shared memory. Device code.
+// The rotations (rotate.h) and the centre (tiles.h) of a row that a warp holds in registers, or in shared memory.
+// Device code.
 #pragma once
 
 #include "gpu/launch.h"

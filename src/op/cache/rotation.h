@@ -16,7 +16,8 @@ double planar_angle(int layer, int pair);
 
 /// R of one layer, prepared for use.
 ///   planar    Givens rotations of pairs (2i, 2i+1) by planar_angle
-///   hadamard  signs, then a normalised Walsh-Hadamard transform of each part (hadamard_part()); sign of element i is the top bit of splitmix32(layer * 0x9E3779B9 + i)
+///   hadamard  signs, then a normalised Walsh-Hadamard transform of each part (hadamard_part()); sign of element i is
+///             the top bit of splitmix32(layer * 0x9E3779B9 + i)
 class RowRotation {
  public:
   RowRotation(Rotation kind, int layer, int head_dim);

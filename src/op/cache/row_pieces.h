@@ -1,5 +1,5 @@
-// Rows of a cache that are held as rows, a piece of a row at a time: the threads of a block share the decoding of a tile.
-// Device code.
+// Rows of a cache that are held as rows, a piece of a row at a time: the threads of a block share the decoding of a
+// tile. Device code.
 #pragma once
 
 #include <type_traits>
@@ -118,7 +118,8 @@ struct RowRange {
   __device__ void set(const std::byte* at, int64_t bytes, int number) { rows = at, row_bytes = bytes, format = number; }
 };
 
-/// How n_threads threads, at least as many as a row has pieces, share rows: a thread has one piece of every step-th row.
+/// How n_threads threads, at least as many as a row has pieces, share rows: a thread has one piece of every step-th
+/// row.
 struct PieceOfRows {
   int first;      ///< value of a row
   int row, step;  ///< its first row; kTilePositions of threads that are too many

@@ -16,8 +16,8 @@
 //   int8         byte i
 //   q4           low nibble of byte i (i < 4) or high nibble of byte i - 4: nibble = code - 8 in two's complement
 //   rotor-4      nibble i: bit 3 is the sign, bits 0-2 the rank of the magnitude
-//   rotor-3      code in nibble i of the group's word 0, 1 or 2; of every fourth group, bit b of the code is the top bit
-//                of nibble i of word b
+//   rotor-3      code in nibble i of the group's word 0, 1 or 2; of every fourth group, bit b of the code is the top
+//                bit of nibble i of word b
 //
 // Scales are f16. Scale (block s of 32 channels, or 0 for one a row) of position p has number
 // (4 s + p%8/2) 8 + 2 (p/8) + p%2, which is (4 s + c) 8 + i in V's terms: the eight scales that a lane meets lie

@@ -45,8 +45,8 @@ __device__ __forceinline__ void send(const Call& call, const uint32_t (&words)[3
     send_to(call, call.rank.rank + step < n ? call.rank.rank + step : call.rank.rank + step - n, words);
 }
 
-/// Takes the packets of the ranks whose bits are set in `missing`, all in one look, so that ranks do not wait one behind
-/// another. Most: ranks that there may be. False when one did not come in time.
+/// Takes the packets of the ranks whose bits are set in `missing`, all in one look, so that ranks do not wait one
+/// behind another. Most: ranks that there may be. False when one did not come in time.
 template <int Most>
 __device__ __forceinline__ bool receive(const Call& call, uint32_t missing, uint4 (&packets)[Most]) {
   OneShotEnd* const end = call.rank.end;

@@ -3,11 +3,11 @@
 // which goes to stamps.
 //
 // A packet is three floats and a stamp. A thread sends one packet to each other rank (in two shots: to the owner of its
-// warp) and waits for the packets of the same three floats; blocks know nothing of each other. Block b always serves the same places of the staging memory,
-// and the stamp is the number of calls that block b took part in, counted in device memory: a recorded graph replays
-// correctly. Staging is double: a rank that sends packets of call k + 2 has had a packet of call k + 1 from every other
-// rank, or from an owner that had one, which was sent after the whole grid of that rank's call k had ended. So nothing
-// is overwritten that somebody has yet to read.
+// warp) and waits for the packets of the same three floats; blocks know nothing of each other. Block b always serves
+// the same places of the staging memory, and the stamp is the number of calls that block b took part in, counted in
+// device memory: a recorded graph replays correctly. Staging is double: a rank that sends packets of call k + 2 has had
+// a packet of call k + 1 from every other rank, or from an owner that had one, which was sent after the whole grid of
+// that rank's call k had ended. So nothing is overwritten that somebody has yet to read.
 //
 // All blocks of a grid must run at once. A grid has no more than kOneShotBlocks for each multiprocessor.
 #pragma once

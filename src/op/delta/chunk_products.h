@@ -124,8 +124,8 @@ __device__ __forceinline__ void multiply_below(RowProduct<kTokens> product, Sums
   multiply_below(product, left_sums, [](int) { return true; });
 }
 
-/// state *= keep;  state += change keys^T over tokens, rows of kKeys keys in shared memory, the first of the state's groups
-/// at `keys`.
+/// state *= keep;  state += change keys^T over tokens, rows of kKeys keys in shared memory, the first of the state's
+/// groups at `keys`.
 template <int kKeys, int kGroups>
 __device__ __forceinline__ void move_state(Sums (&state)[kGroups], float keep, Sums (&change)[kSteps],
                                            const uint4* keys, int r, int c) {

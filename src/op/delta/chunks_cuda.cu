@@ -163,8 +163,8 @@ constexpr int kKeyWarps = kKeys >= 128 ? 2 : 1;
 template <int kKeys>
 constexpr int kBlockColumns = kColumns / kKeyWarps<kKeys>;
 
-/// Two warps add their sums [16 columns, tokens]: of `known` both get all, of `out` each gets the tokens for which mine().
-/// `room` is shared memory that all warps have read.
+/// Two warps add their sums [16 columns, tokens]: of `known` both get all, of `out` each gets the tokens for which
+/// mine(). `room` is shared memory that all warps have read.
 template <class Mine>
 __device__ void add_partner(uint4* room, Sums (&known)[kSteps], Sums (&out)[kSteps], const Mine& mine) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
@@ -189,8 +189,8 @@ __device__ void add_partner(uint4* room, Sums (&known)[kSteps], Sums (&out)[kSte
        [](float(&to)[4], const float4& from) { to[0] += from.x, to[1] += from.y, to[2] += from.z, to[3] += from.w; });
 }
 
-/// A warp has 16 columns of a value head's state and some of their keys, transposed, as sums: [16 columns, keys]. So are
-/// U, R and out: [16 columns, tokens]. Blocks: (value heads, columns, spans).
+/// A warp has 16 columns of a value head's state and some of their keys, transposed, as sums: [16 columns, keys]. So
+/// are U, R and out: [16 columns, tokens]. Blocks: (value heads, columns, spans).
 template <int kKeys>
 __global__ void __launch_bounds__(kThreads) chunked_state_kernel(const DeviceDelta d, int n_stages) {
   constexpr int kParts = kKeyWarps<kKeys>, kGroups = kKeys / 16 / kParts;

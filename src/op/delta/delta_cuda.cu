@@ -1,6 +1,6 @@
 // Tokens go through the matrix of a value head one by one. A block has 32 columns of a head, whose values stay in its
-// registers from the first token of a sequence to its last, and makes what the rule reads, the convolution of the head's
-// columns. A launch later a warp norms and gates what the rule gave.
+// registers from the first token of a sequence to its last, and makes what the rule reads, the convolution of the
+// head's columns. A launch later a warp norms and gates what the rule gave.
 #include <algorithm>
 
 #include "gpu/tensor.h"
@@ -90,10 +90,10 @@ struct Taps {
 
 // A block has 32 columns of a head, so that a few sequences fill the device. A lane has a column, a warp some keys of
 // it, whose entries stay in registers. What is read from memory in one place is asked for together, the next token's
-// inputs while this one is computed, and the code is short, because a launch finds none of it near. Lengths, what a state knows of a key and what it gives to a query
-// are sums that are made side by side: the rule's output is keep S^T q + (q k) change, with S from before the token.
-// Outputs go to memory; gate_kernel, one launch later, norms them over the head and moves the tail on, which all
-// blocks of a key head read.
+// inputs while this one is computed, and the code is short, because a launch finds none of it near. Lengths, what a
+// state knows of a key and what it gives to a query are sums that are made side by side: the rule's output is keep S^T
+// q + (q k) change, with S from before the token. Outputs go to memory; gate_kernel, one launch later, norms them over
+// the head and moves the tail on, which all blocks of a key head read.
 
 constexpr int kPartColumns = 32, kPartWarps = 8;
 

@@ -7,7 +7,8 @@
 namespace ridge {
 
 /// A convolution of each channel over the `kernel` newest tokens, the last weight on the token itself. In a state its
-/// inputs before the next token are a matrix [kernel - 1, channels], the oldest first, `offset` floats behind the start.
+/// inputs before the next token are a matrix [kernel - 1, channels], the oldest first, `offset` floats behind the
+/// start.
 struct TapShape {
   int kernel = 0;
   int64_t channels = 0, offset = 0;
@@ -20,8 +21,8 @@ __device__ inline float tap_at(const TapShape& s, const float* tail, int at, int
   return at < 0 ? tail[(at + s.kernel - 1) * s.channels + channel] : input(at);
 }
 
-/// The convolution of a channel at rows first .. end of a span, kRows at most, each added to `start`: visit(row, sum). All
-/// inputs are asked for before the first sum.
+/// The convolution of a channel at rows first .. end of a span, kRows at most, each added to `start`: visit(row, sum).
+/// All inputs are asked for before the first sum.
 template <int kRows, class Input, class Visit>
 __device__ inline void convolve_rows(const TapShape& s, const float* weights, const float* tail, int first, int end,
                                      int64_t channel, const Input& input, float start, const Visit& visit) {

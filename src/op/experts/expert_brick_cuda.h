@@ -58,8 +58,8 @@ struct ExpertBrick {
   }
 };
 
-/// The next brick of a warp's ring of kStages bricks, of which `at` is the place in bytes; feed(place) asks for the brick
-/// that comes there after it. ring: 16 lane bytes into its start.
+/// The next brick of a warp's ring of kStages bricks, of which `at` is the place in bytes; feed(place) asks for the
+/// brick that comes there after it. ring: 16 lane bytes into its start.
 template <int kStages, class Feed>
 __device__ __forceinline__ ExpertBrick take_brick(uint8_t* ring, int& at, int lane, const Feed& feed) {
   gpu::copy_wait<kStages - 1>();

@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kWarps = 8, kRows = 4;  // of a block, of a warp
 
-/// Values of a block that are multiplied in a row of code, for several slots: of 256 times eight the compiler would make
-/// minutes of work, and no faster code.
+/// Values of a block that are multiplied in a row of code, for several slots: of 256 times eight the compiler would
+/// make minutes of work, and no faster code.
 template <class F>
 constexpr int kFewUnrolled = F::kGroup <= 32 ? F::kGroup : 8;
 

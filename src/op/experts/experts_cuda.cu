@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(kRouteThreads, 2)
   }
 }
 
-/// Choice and packs of up to kMostAtOnce tokens by one block: a warp chooses for every 32nd token, and an expert has a bit
-/// of each token that takes it. Of up to 32 kFewSegments experts.
+/// Choice and packs of up to kMostAtOnce tokens by one block: a warp chooses for every 32nd token, and an expert has a
+/// bit of each token that takes it. Of up to 32 kFewSegments experts.
 __global__ void __launch_bounds__(kPackThreads) choose_and_pack_kernel(const ExpertChoice c, const ExpertRouter r) {
   constexpr int kMost = ExpertPack::kMost, kMostScores = 32 * kFewSegments + 1;
   constexpr int kWarps = kPackThreads / 32, kWords = kMostAtOnce / kWarps;

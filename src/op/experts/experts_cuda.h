@@ -75,8 +75,8 @@ void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const Ex
 void device_choose_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router);
 
 /// The part of a choice that a device computes of a layer in host memory: `kept` has as many experts as places, and its
-/// numbers become the places of the chosen experts, below 0 where they have none. places [n_experts]; below 0: none. Numbers of
-/// rows of padding (StepRow, one a token) become -1 in both. Packs are those of `kept`.
+/// numbers become the places of the chosen experts, below 0 where they have none. places [n_experts]; below 0: none.
+/// Numbers of rows of padding (StepRow, one a token) become -1 in both. Packs are those of `kept`.
 void device_place_experts(gpu::StreamHandle stream, const ExpertChoice& choice, const int32_t* places,
                           const StepRow* rows, const ExpertChoice& kept);
 

@@ -1,6 +1,6 @@
-// Products of one token to four with their experts on a device, int4_g128 times integers: gate and up with the norm in front, which
-// choose the experts from the scores, and the sum over the experts that they chose. Activations are rounded as
-// op/gemv/int_gemv_cuda.h has it, in two planes.
+// Products of one token to four with their experts on a device, int4_g128 times integers: gate and up with the norm in
+// front, which choose the experts from the scores, and the sum over the experts that they chose. Activations are
+// rounded as op/gemv/int_gemv_cuda.h has it, in two planes.
 #pragma once
 
 #include "op/experts/experts_cuda.h"
@@ -12,7 +12,8 @@ inline constexpr int64_t kMostIntTokens = 4;
 
 /// Pointers are device memory.
 struct IntExpertsCall {
-  /// Of up to kMostIntTokens tokens, without packs. Gate and up read the scores and write experts and weights, which the sum reads.
+  /// Of up to kMostIntTokens tokens, without packs. Gate and up read the scores and write experts and weights, which
+  /// the sum reads.
   ExpertChoice choice;
   ExpertRouter router;  ///< how to choose from them
   /// Gate and up: [n_tokens, n_in]. The sum: [n_tokens, n_chosen, n_in], in order of the experts' number. Aligned to 8

@@ -36,8 +36,8 @@ struct XPlan {
   PlanesOfX to;
 };
 
-/// Eight values of a row of n, two and two as products with weights have them; 0 behind its end. `pairs`: of n even and a
-/// row that can be read two values at a time.
+/// Eight values of a row of n, two and two as products with weights have them; 0 behind its end. `pairs`: of n even and
+/// a row that can be read two values at a time.
 __device__ __forceinline__ void load_unit(const float* row, int unit, int n, bool pairs, float (&values)[8]) {
   const int k = unit / 4 * 32 + unit % 4 * 2;
 #pragma unroll

@@ -23,8 +23,8 @@ struct GroupPlan {
   BrickGlu glu;
 };
 
-/// Stores a warp's sums of an area. `units`: what its rows are multiplied by, those of the upper half of a tile and of the
-/// lower one.
+/// Stores a warp's sums of an area. `units`: what its rows are multiplied by, those of the upper half of a tile and of
+/// the lower one.
 template <class Area>
 __device__ void store_groups(const GroupPlan& p, int column_area, int first_of_tiles, int first_column,
                              const float (&sum)[Area::kTiles][Area::kColumnTiles][4], float2 units) {

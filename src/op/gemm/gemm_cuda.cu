@@ -6,9 +6,9 @@
 namespace ridge {
 namespace {
 
-// A block makes a tile of y of 32 rows and 32 columns. Its warps take turns with steps of 16 columns of x and w, each through
-// shared memory of its own, transposed so that a lane's values lie together; a lane has 4 x 8 sums. At the end the warps'
-// sums are added in order.
+// A block makes a tile of y of 32 rows and 32 columns. Its warps take turns with steps of 16 columns of x and w, each
+// through shared memory of its own, transposed so that a lane's values lie together; a lane has 4 x 8 sums. At the end
+// the warps' sums are added in order.
 constexpr int kTile = 32, kDepth = 16, kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kPitch = kTile + 4;
 constexpr int kLaneRows = 4, kLaneColumns = 8, kLoads = kTile * kDepth / 4 / 32;

@@ -65,8 +65,9 @@ areas::Outputs make_area_outputs(const BrickMatrix& w, const BrickCall& call, in
 
 int blocks_of(const BrickCall& call) { return call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors(); }
 
-/// On Hopper: calls f(shape) for the narrowest area that holds all columns, or the widest. Every area reads all of x once
-/// more, so areas are higher where x is much of what a block reads, and not where the sums of many blocks must be added.
+/// On Hopper: calls f(shape) for the narrowest area that holds all columns, or the widest. Every area reads all of x
+/// once more, so areas are higher where x is much of what a block reads, and not where the sums of many blocks must be
+/// added.
 template <class Function>
 auto with_hopper_shape(const BrickMatrix& w, const BrickCall& call, int planes, const Function& f) {
   const int64_t n_columns = call.n_tokens * planes;
@@ -81,7 +82,8 @@ auto with_hopper_shape(const BrickMatrix& w, const BrickCall& call, int planes, 
   return x_bytes / blocks_of(call) < 256 << 10 ? narrowest(Shapes<1>()) : narrowest(Shapes<2>());
 }
 
-/// Calls f(shape, most bytes of a block). With less memory than Hopper's, areas are as large as two steps leave room for.
+/// Calls f(shape, most bytes of a block). With less memory than Hopper's, areas are as large as two steps leave room
+/// for.
 template <class F, class Function>
 auto with_shape(const BrickMatrix& w, const BrickCall& call, int planes, const Function& f) {
   return areas::with_most_bytes([&](auto most) {

@@ -44,8 +44,8 @@ struct Plain : BrickDefaults {
 };
 
 /// fp8_g32: a code above its zero bit is an f16, 2^-8 times too small, once its sign has moved from bit 14 to 15. Words
-/// hold the codes of elements 4i + 2, 4i, 4i + 3, 4i + 1, so that those of a word of the fragment are the upper bytes of
-/// both halves. Behind the codes float scales, [row][group of the brick].
+/// hold the codes of elements 4i + 2, 4i, 4i + 3, 4i + 1, so that those of a word of the fragment are the upper bytes
+/// of both halves. Behind the codes float scales, [row][group of the brick].
 struct BrickFP8 : BrickDefaults {
   using Block = FP8_G32::Block;
   static constexpr int kGroup = 32, kColumns = 128, kBytes = 2304, kScaleSteps = 2, kGemvStages = 4, kScales = 2048;
@@ -215,9 +215,9 @@ struct BrickMXFP4 : StepWords<128, Mxfp4Places>, BrickDefaults {
   }
 };
 
-/// nvfp4: codes as in mxfp4. Behind them the scales of 16 columns, eight bytes a row, then the matrix's scale as a float
-/// for rows r and for rows r + 8, which are two matrices' in a pair, and eight bytes of nothing. A scale above its zero
-/// bit is an f16, 2^-8 times too small, once its sign has moved from bit 14 to 15.
+/// nvfp4: codes as in mxfp4. Behind them the scales of 16 columns, eight bytes a row, then the matrix's scale as a
+/// float for rows r and for rows r + 8, which are two matrices' in a pair, and eight bytes of nothing. A scale above
+/// its zero bit is an f16, 2^-8 times too small, once its sign has moved from bit 14 to 15.
 struct BrickNVFP4 : StepWords<128, Mxfp4Places>, BrickDefaults {
   using Block = NVFP4::Block;
   static constexpr int kGroup = 64, kColumns = 128, kBytes = 1168, kScaleSteps = 1, kGemvStages = 7;

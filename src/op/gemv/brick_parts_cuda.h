@@ -17,9 +17,11 @@
 //   kScaleSteps              steps of 16 columns that share a scale; 0 when there are none
 //   kUnit, kLower            results are kUnit, for rows r + 8 kUnit * kLower times what they should be
 //   kHasMin                  a weight is scale * code - min
-//   kHasMatrixScale          scales have a factor of the whole matrix, put_matrix_scale(half, scale, brick): of rows r, r + 8
+//   kHasMatrixScale          scales have a factor of the whole matrix, put_matrix_scale(half, scale, brick): of rows r,
+//                            r + 8
 //   kHasStart                products start with values for rows r, and kLower times them for rows r + 8
-//   kSums, kSumFactor        sums of x over 32 / kSums columns, times kSumFactor: of minima, or what products start with
+//   kSums, kSumFactor        sums of x over 32 / kSums columns, times kSumFactor: of minima, or what products
+//                            start with
 //   kGemvStages              bricks in a warp's ring in the GEMV
 //   kXUnits                  eights of x that a lane of the GEMV has under way together: registers
 //   code(row, k)             of a row of blocks, as unsigned bits
@@ -165,9 +167,9 @@ struct Nibbles : StepWords<kBrickColumns, NibblePlaces> {
   }
 };
 
-/// Codes of five bits: nibbles, then a word of single bits a lane and chunk, [chunk][lane]. The nibble of a row r is the
-/// code's lower four bits, that of a row r + 8 its upper four. The other bits of step s, of columns 2c + h + 8i, are bit
-/// 16h + 8i + 2s + 1 for row r and the one below for row r + 8: a shift brings both beside their nibbles.
+/// Codes of five bits: nibbles, then a word of single bits a lane and chunk, [chunk][lane]. The nibble of a row r is
+/// the code's lower four bits, that of a row r + 8 its upper four. The other bits of step s, of columns 2c + h + 8i,
+/// are bit 16h + 8i + 2s + 1 for row r and the one below for row r + 8: a shift brings both beside their nibbles.
 template <int kBrickColumns>
 struct FiveBits {
   static constexpr int kHigh = 8 * kBrickColumns, kCodeBytes = 10 * kBrickColumns, kLowerOf = 8;

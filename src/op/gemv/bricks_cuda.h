@@ -3,8 +3,8 @@
 // A brick is 16 rows (a tile) times as many columns as its format puts together, its bytes one after another: codes,
 // then scales. Codes lie so that a lane's 16 bytes are its A fragments of mma.m16n8k16 (gpu/tensor.h), see
 // brick_parts_cuda.h. Nothing is rounded: the codes and scales are the file's, and a brick has as many bytes as its
-// blocks have in the file (nvfp4: 16 more, for the scale of the matrix). Bricks of a tile follow one another, then comes the next tile. Rows are padded to whole
-// tiles and columns to whole bricks, with weights that are zero.
+// blocks have in the file (nvfp4: 16 more, for the scale of the matrix). Bricks of a tile follow one another, then
+// comes the next tile. Rows are padded to whole tiles and columns to whole bricks, with weights that are zero.
 #pragma once
 
 #include <cstdint>
@@ -73,8 +73,8 @@ BrickMatrix make_brick_matrix(BrickFormat format, int64_t n_in, std::span<const 
 /// Whether bricks of the format keep a scale of the whole matrix.
 bool keeps_matrix_scale(BrickFormat format);
 
-/// Rows of a matrix in device memory, blocks as in the file, and the scale of the whole matrix, which is 1 but in formats
-/// that keep it.
+/// Rows of a matrix in device memory, blocks as in the file, and the scale of the whole matrix, which is 1 but in
+/// formats that keep it.
 struct BrickSource {
   BrickSource(const void* from = nullptr, float of_matrix = 1) : rows(from), scale(of_matrix) {}
   const void* rows;

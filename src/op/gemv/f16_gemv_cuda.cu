@@ -364,8 +364,8 @@ struct Launch {
   int n_blocks, n_threads, shared_bytes;
 };
 
-/// A row of the weights has `n_chained` times what the matrix has. There may be no room for x beside the rings of so many
-/// warps: phases are of 0 bricks then.
+/// A row of the weights has `n_chained` times what the matrix has. There may be no room for x beside the rings of so
+/// many warps: phases are of 0 bricks then.
 template <class F, int kTokens>
 Launch cut(const BrickMatrix& w, const BrickCall& call, int n_chained, int most_warps) {
   Launch launch{};

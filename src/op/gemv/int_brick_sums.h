@@ -12,8 +12,8 @@
 //
 // An image has for every super-block and token 512 bytes of values, [chunk][plane][c][step] words of four columns
 // 2c, 2c + 8, 2c + 1, 2c + 9 of a step of 16, as a lane's word of the brick has; then 32 bits for each sub-block, the
-// sum of x in fine steps (2^-6 of it as a float where minima are fields of six bits at bit 6, else an int); behind those
-// of all tokens the fine step of each. A fine step is 1 / 254 of the step of the first plane.
+// sum of x in fine steps (2^-6 of it as a float where minima are fields of six bits at bit 6, else an int); behind
+// those of all tokens the fine step of each. A fine step is 1 / 254 of the step of the first plane.
 #pragma once
 
 #include "op/gemv/brick_k_formats_cuda.h"

@@ -37,8 +37,8 @@ __device__ void make_factor(const IntTokens& in, int token, float* squares, floa
   if (lane == 0) factors[token] = guarded_factor(mean, rsqrtf(mean));
 }
 
-/// Blocks: (tokens, parts), of which one has a group a warp; ternary: one part, which is all of a token. With a norm the
-/// last part makes the token's factor beside the others.
+/// Blocks: (tokens, parts), of which one has a group a warp; ternary: one part, which is all of a token. With a norm
+/// the last part makes the token's factor beside the others.
 template <IntKind kKind>
 __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
   __shared__ float tops[kQuantizeWarps];

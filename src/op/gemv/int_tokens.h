@@ -165,8 +165,8 @@ struct Walk {
   }
 };
 
-/// body(token, group, values of x, of the norm's weight) for this lane's columns of the groups that are this warp's. Loads
-/// come in batches, whose latencies overlap; the norm's weights do not wait for the grid before.
+/// body(token, group, values of x, of the norm's weight) for this lane's columns of the groups that are this warp's.
+/// Loads come in batches, whose latencies overlap; the norm's weights do not wait for the grid before.
 template <IntKind kKind, class Body>
 __device__ void for_groups(const IntTokens& in, const Body& body) {
   using Values = IntValues<kKind>;

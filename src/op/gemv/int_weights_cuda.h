@@ -1,5 +1,5 @@
-// Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary; the k-quants lie in
-// bricks (op/gemv/bricks_cuda.h).
+// Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary; the k-quants lie
+// in bricks (op/gemv/bricks_cuda.h).
 //
 // A tile is 16 rows times 128 columns (a group), int_tile_bytes(kind) long; the tiles of 16 rows follow one another, so
 // that rows are read as one stream. Rows past the last are zero. Lane 4 r + c of a warp owns rows r and r + 8 of a

@@ -9,8 +9,8 @@
 //
 // Column 4 k + j (k < 8) of 32, whose code has kLow low bits and kHigh high bits (PanelUnit):
 //   kLow 8  vector k                            kHigh 1  bit k of the one vector behind the low bits
-//   kLow 4  vector k % 4, low nibble (k < 4)    kHigh 2  vector k / 4 behind the low bits, bits 2 (k % 4), 2 (k % 4) + 1
-//           or high nibble
+//   kLow 4  vector k % 4, low nibble (k < 4)    kHigh 2  vector k / 4 behind the low bits,
+//           or high nibble                              bits 2 (k % 4), 2 (k % 4) + 1
 //   kLow 2  vector k / 4, bits 2 (k % 4), 2 (k % 4) + 1
 // Activations are rounded to integers per token and 32 columns (quantize_group_ref): to 15 bits in two planes, or to 8
 // bits in one plane.
@@ -45,11 +45,12 @@ inline constexpr int kPanelRows = 16;
 inline constexpr int kPanelGroup = 32;   ///< columns that share a scale of the activations
 inline constexpr int kPanelChunk = 256;  ///< columns of a token's activations that lie together
 
-/// What a row's scales are in the head of a unit: one fp16; a power of two in a byte; an fp16 for kScaled columns; or an
-/// fp16 d and an integer for kScaled columns. Integers are signed bytes, 6 bits (32 for 0 where there are no minima), nibbles beside minima, or odd
-/// in nibbles, 2 n + 1 of parts of d.
+/// What a row's scales are in the head of a unit: one fp16; a power of two in a byte; an fp16 for kScaled columns; or
+/// an fp16 d and an integer for kScaled columns. Integers are signed bytes, 6 bits (32 for 0 where there are no
+/// minima), nibbles beside minima, or odd in nibbles, 2 n + 1 of parts of d.
 enum class PanelScales : uint8_t { f16, power, halves, bytes, six_bits, nibbles, odd, odd_quarters, odd_eighths };
-/// Where minima are: none; fp16 behind the scales; integers times the block's -dmin, or eighths of d with the scale's sign.
+/// Where minima are: none; fp16 behind the scales; integers times the block's -dmin, or eighths of d with the scale's
+/// sign.
 enum class PanelMinima : uint8_t { none, f16, integers, eighths };
 
 /// Levels of formats whose codes are no integers in steps of one, plus kZero. A table of 8 is there twice.
@@ -84,7 +85,7 @@ struct PanelCodes {
 
 // clang-format off
 template <class F> struct PanelUnitOf;
-//                                                       low high scaled zero scales  minima             levels  bytes of a row's head
+// PanelCodes<low, high, scaled, zero, scales, minima, levels, bytes of a row's head>
 template <> struct PanelUnitOf<Q8_0>     : PanelCodes<8, 0, 32, 128> {};
 template <> struct PanelUnitOf<Q4_0>     : PanelCodes<4, 0, 32, 8> {};
 template <> struct PanelUnitOf<Int4G128> : PanelCodes<4, 0, 32, 8> {};
@@ -96,19 +97,30 @@ template <> struct PanelUnitOf<Q5_K>     : PanelCodes<4, 1, 32, 0, PanelScales::
 template <> struct PanelUnitOf<Q6_K>     : PanelCodes<4, 2, 16, 32, PanelScales::bytes> {};
 template <> struct PanelUnitOf<Q3_K>     : PanelCodes<2, 1, 16, 4, PanelScales::six_bits> {};
 template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelScales::nibbles, PanelMinima::integers> {};
-template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelScales::f16, PanelMinima::none, kIq4PanelLevels> {};
-template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelScales::six_bits, PanelMinima::none, kIq4PanelLevels> {};
-template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelScales::power, PanelMinima::none, kFp4PanelLevels> {};
-template <> struct PanelUnitOf<NVFP4>    : PanelCodes<4, 0, 16, 12, PanelScales::halves, PanelMinima::none, kFp4PanelLevels, 8> {};
+template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128,
+            PanelScales::f16, PanelMinima::none, kIq4PanelLevels> {};
+template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128,
+            PanelScales::six_bits, PanelMinima::none, kIq4PanelLevels> {};
+template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12,
+            PanelScales::power, PanelMinima::none, kFp4PanelLevels> {};
+template <> struct PanelUnitOf<NVFP4>    : PanelCodes<4, 0, 16, 12,
+            PanelScales::halves, PanelMinima::none, kFp4PanelLevels, 8> {};
 template <> struct PanelUnitOf<TQ2_0>    : PanelCodes<2, 0, 32, 1> {};
 template <> struct PanelUnitOf<TQ1_0>    : PanelCodes<2, 0, 32, 1, PanelScales::f16, PanelMinima::none, nullptr, 2> {};
-template <> struct PanelUnitOf<IQ1_S>    : PanelCodes<2, 0, 32, 1, PanelScales::odd, PanelMinima::eighths, nullptr, 2 + 4> {};
-template <> struct PanelUnitOf<IQ1_M>    : PanelCodes<2, 1, 16, 9, PanelScales::odd_eighths, PanelMinima::none, kIq1PanelLevels, 2 + 8> {};
-template <> struct PanelUnitOf<IQ2_XXS>  : PanelCodes<2, 1, 32, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 4> {};
-template <> struct PanelUnitOf<IQ2_XS>   : PanelCodes<2, 1, 16, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
-template <> struct PanelUnitOf<IQ2_S>    : PanelCodes<2, 1, 16, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
-template <> struct PanelUnitOf<IQ3_XXS>  : PanelCodes<4, 0, 32, 62, PanelScales::odd_quarters, PanelMinima::none, kIq3XxsPanelLevels, 2 + 4> {};
-template <> struct PanelUnitOf<IQ3_S>    : PanelCodes<4, 0, 32, 15, PanelScales::odd, PanelMinima::none, kIq3SPanelLevels, 2 + 4> {};
+template <> struct PanelUnitOf<IQ1_S>    : PanelCodes<2, 0, 32, 1,
+            PanelScales::odd, PanelMinima::eighths, nullptr, 2 + 4> {};
+template <> struct PanelUnitOf<IQ1_M>    : PanelCodes<2, 1, 16, 9,
+            PanelScales::odd_eighths, PanelMinima::none, kIq1PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ2_XXS>  : PanelCodes<2, 1, 32, 43,
+            PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 4> {};
+template <> struct PanelUnitOf<IQ2_XS>   : PanelCodes<2, 1, 16, 43,
+            PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ2_S>    : PanelCodes<2, 1, 16, 43,
+            PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ3_XXS>  : PanelCodes<4, 0, 32, 62,
+            PanelScales::odd_quarters, PanelMinima::none, kIq3XxsPanelLevels, 2 + 4> {};
+template <> struct PanelUnitOf<IQ3_S>    : PanelCodes<4, 0, 32, 15,
+            PanelScales::odd, PanelMinima::none, kIq3SPanelLevels, 2 + 4> {};
 // clang-format on
 
 template <class... Formats>

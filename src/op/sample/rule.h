@@ -5,8 +5,8 @@
 // numbers, sample_weight(): their sums are exact in any order, which is what lets many threads add them up. One token:
 //
 //   1. penalty: logits of the last repeat_last_n tokens, each id once, are divided by it if positive, else multiplied
-//   2. greedy (exponent 0) takes the best. A best that is not finite is no token: Sampler throws, a device marks what it
-//      hands out (kNotFiniteToken)
+//   2. greedy (exponent 0) takes the best. A best that is not finite is no token: Sampler throws, a device marks what
+//      it hands out (kNotFiniteToken)
 //   3. top_k keeps the k best, if not 0
 //   4. top_p keeps the best until their weights at temperature 1 reach top_p of those kept by 3; always one
 //   5. min_p keeps logits >= best + log_min_p

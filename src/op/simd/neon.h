@@ -1,5 +1,6 @@
-// The vector operations of op/simd/avx512.h for NEON with dot products. A vector is a pair of registers, so that kernels
-// have the shape of AVX2 and its order of sums: results are the same bits on both. Include only from *_neon.cpp files.
+// The vector operations of op/simd/avx512.h for NEON with dot products. A vector is a pair of registers, so that
+// kernels have the shape of AVX2 and its order of sums: results are the same bits on both. Include only from *_neon.cpp
+// files.
 #pragma once
 
 #include "op/simd/bytes_neon.h"

@@ -5,7 +5,8 @@
 
 namespace ridge::serve {
 
-/// The chat that a body of /v1/messages or of its count_tokens asks for. Throws ApiError that names the place in `body`.
+/// The chat that a body of /v1/messages or of its count_tokens asks for. Throws ApiError that names the place in
+/// `body`.
 Json anthropic_chat(const Json& body);
 /// Throws ApiError.
 ApiRequest read_anthropic_request(const ApiModel& model, const Json& body);
