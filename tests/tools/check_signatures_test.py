@@ -16,7 +16,8 @@ class CheckSignatures(unittest.TestCase):
         self.assertEqual(found("void f(int a, int b, int c, int d, int e, bool f);\n"), [])
 
     def test_seven_parameters_are_not(self):
-        self.assertEqual(found("\nint f(int a, int b, const std::map<int, int>& c, int d,\n      int e, int f, int g) {\n"),
+        self.assertEqual(
+            found("\nint f(int a, int b, const std::map<int, int>& c, int d,\n      int e, int f, int g) {\n"),
                          ["src/a.h:2: f takes 7 parameters"])
 
     def test_two_bools_are_not(self):
@@ -32,7 +33,8 @@ class CheckSignatures(unittest.TestCase):
         self.assertEqual(check_signatures.faults([("src/a.cpp", known)], ["f"]), [])
         for gone in ("int g(int a);\n", "int f(int a, bool b);\n"):
             self.assertEqual(check_signatures.faults([("src/a.cpp", gone)], ["f"]),
-                             ["tools/check_signatures.py: KNOWN has f, and no function of this name needs it: remove it"])
+                             ["tools/check_signatures.py: KNOWN has f, and no function of this name needs it: "
+                              "remove it"])
 
 
 if __name__ == "__main__":
