@@ -52,7 +52,7 @@ void print_table(const lab::DeviceCeilings& ceilings) {
   print_bandwidths(ceilings, ceilings.read_gb_s(), "KiB");
   fmt::print("\n{}", lab::edge_columns().table(ceilings.edges));
   if (const lab::StreamResult* best = ceilings.best_read())
-    fmt::print("\nGB = 10^9 bytes loaded and stored. The roof is `{}`: {:.1f} GB/s.\n", best->name,
+    fmt::print("\nGB = 10^9 bytes loaded and stored. Memory bandwidth is that of `{}`: {:.1f} GB/s.\n", best->name,
                ceilings.read_gb_s());
 }
 

@@ -167,7 +167,7 @@ Action declare_bench_op(CLI::App& app, lab::Op op) {
             "samples end after this long a problem, five at least");
   add_whole(app, "--sets", f.params.max_sets, 1, 4096,
             "sets of buffers that calls take turns over, at most; 1: a warm cache");
-  add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for the roof; 0: as bench bandwidth chooses");
+  add_whole(app, "--roof-size", f.roof_mib, 0, 1 << 20, "MiB read for memory bandwidth; 0: as bench bandwidth chooses");
   add_whole(app, "--seed", f.params.seed, 0, INT64_MAX, "seed of the data");
   in_group(app, "Machine");
   add_place_flags(app, f.place);

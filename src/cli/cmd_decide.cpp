@@ -258,7 +258,7 @@ static Action declare_decide(CLI::App& app) {
   add_whole(app, "--samples", p.samples, 5, 100000, "samples of an attention cell");
   add_real(app, "--max-seconds", p.max_seconds, 0.01, 3600, "seconds of an attention cell's samples");
   add_whole(app, "--roof-mib", p.roof_mib, 0, 1 << 20,
-            "MiB of the buffer that attention's read roof is measured with; 0: as bench bandwidth");
+            "MiB of the buffer that attention's read bandwidth is measured with; 0: as bench bandwidth");
   add_whole(app, "--eval-ctx", p.eval_ctx, 0, 1 << 24, "tokens of a window of the text; 0: 1024");
   add_whole(app, "--chunks", p.eval_chunks, 1, 1 << 20, "windows, at most");
   app.add_flag("--no-check", f.no_check, "do not compare with the reference kernels before requests are timed");

@@ -76,7 +76,7 @@ right with its 95 % interval (Wilson), the base's beside it, the items that only
 how likely chance splits them so (McNemar's exact p). --kv-window, --kv-sinks and their kind give every cache of
 --kv one policy. Texts longer than the model was trained for are not applicable.)",
     R"(ridge eval tasks -m model.gguf -f wiki.test.raw --quick
-ridge eval tasks -m model.gguf -f wiki.test.raw --kv f16,q4_0:hadamard,rotor-4,rotor-4/rotor-3 --kv-window 96 --kv-sinks 4
+ridge eval tasks -m model.gguf -f wiki.test.raw --kv f16,q4_0:hadamard,rotor-4/rotor-3 --kv-window 96 --kv-sinks 4
 ridge eval tasks -m model.gguf -f wiki.test.raw --only needle --contexts 8192,16384,32768 --results tasks.jsonl)",
     declare_eval_tasks};
 

@@ -177,7 +177,7 @@ int run_plan(const PlanFlags& flags) {
       fmt::print(stderr, "no tokens/s: a decode step also reads experts in host memory, with another bandwidth\n");
     else if (!bandwidth && !flags.output.quiet)
       fmt::print(stderr,
-                 "no tokens/s: the read roof of this machine is not known (measure it: ridge bench bandwidth --results "
+                 "no tokens/s: this machine's read bandwidth is not known (measure it: ridge bench bandwidth --results "
                  "FILE, then give --roof-file FILE or --roof-gbs X)\n");
   }
   bool within = true;

@@ -83,7 +83,8 @@ static Action declare_profile(CLI::App& app) {
 
 extern const Command profile_command = {
     "profile", "where the time of a forward pass goes, op by op",
-    R"(Divides the time of decode passes (with -p: of a prompt's pass) over ops on the CPU and kernels on a GPU. Ops and the gaps between them add up to the pass. --trace writes one pass for ui.perfetto.dev.)",
+    R"(Divides the time of decode passes (with -p: of a prompt's pass) over ops on the CPU and kernels on a GPU.
+Ops and the gaps between them add up to the pass. --trace writes one pass for ui.perfetto.dev.)",
     R"(ridge profile -m synth:qwen2.5-1.5b@weights=q4_0 -d 4096 --kv-quant rotor-3
 ridge profile -m model.gguf -p 512 --trace step.json)",
     declare_profile};

@@ -159,8 +159,17 @@ std::string stop_text(const GenerateResult& result) {
   return std::string(stop_reason_name(result.reason));
 }
 
-void print_end(const Model& model, const Session& session, const GenerateResult& result, const RunFlags& flags,
-               const Speculation* spec) {
+/// A run that has ended.
+struct Ended {
+  const Model& model;
+  const Session& session;
+  const KvChoice& kv;
+  const GenerateResult& result;
+  const Speculation* spec;  ///< null: without draft tokens
+};
+
+void print_end(const RunFlags& flags, const Ended& run) {
+  const auto& [model, session, choice, result, spec] = run;
   const KvReport kv = session.kv_report();
   fmt::print(stderr, "prefill  {} tokens, {:.2f} s, {:.1f} tok/s\n", result.n_prompt, result.prefill_seconds,
              tokens_per_second(result.n_prompt, result.prefill_seconds));
@@ -184,8 +193,8 @@ void print_end(const Model& model, const Session& session, const GenerateResult&
     fmt::print(stderr, "context full: all {} tokens are used (raise --ctx-size, or set -n)\n", kv.n_ctx);
 }
 
-lab::Row result_row(const RunFlags& flags, const Model& model, const Session& session, const KvChoice& choice,
-                    const GenerateResult& result, uint64_t seed, const Speculation* spec) {
+lab::Row result_row(const RunFlags& flags, const Ended& run, uint64_t seed) {
+  const auto& [model, session, choice, result, spec] = run;
   const KvReport kv = session.kv_report();
   lab::Row row;
   row["model"] = model.info().path;
@@ -303,8 +312,9 @@ int run(const RunFlags& flags) {
     }
   }
   end_text(!flags.quiet());
+  const Ended ended{model, session, kv, result, speculation};
   if (flags.output.json) {
-    lab::Row row = result_row(flags, model, session, kv, result, generate.sampler.seed, speculation);
+    lab::Row row = result_row(flags, ended, generate.sampler.seed);
     if (read.answer) row["text"] = message["content"];
     for (const char* part : {"reasoning_content", "tool_calls"})
       if (message.contains(part)) row[part] = message[part];
@@ -314,7 +324,7 @@ int run(const RunFlags& flags) {
     fmt::print("{}\n{} {} {:.2f} {:.2f}\n", fmt::join(result.tokens, " "), result.n_prompt, result.tokens.size(),
                tokens_per_second(result.n_prompt, result.prefill_seconds),
                tokens_per_second(result.n_decoded, result.decode_seconds));
-  if (!flags.quiet()) print_end(model, session, result, flags, speculation);
+  if (!flags.quiet()) print_end(flags, ended);
   if (!not_kept.empty()) fmt::print(stderr, "warning: {}\n", not_kept);
   if (not_saved) std::rethrow_exception(not_saved);
   return exit_code_of(result.reason != StopReason::interrupted);

@@ -87,9 +87,9 @@ static Action declare_top(CLI::App& app) {
 extern const Command top_command = {
     "top", "watch a server in the terminal, and chat with it",
     R"(Five pages: chat; requests, queue and throughput; norms and coding errors of the cache by layer and page;
-pools and memory; time of the ops by layer, where the server runs with --trace-ops. F1 and F2 (or 1 to 5) turn pages, Tab moves the focus, Esc stops an answer, Ctrl-R resets
-the chat, q or Ctrl-C ends. The server may be on another machine. --once prints the requests page as text,
---json what /props, /status and /kv say.)",
+pools and memory; time of the ops by layer, where the server runs with --trace-ops. F1 and F2 (or 1 to 5) turn
+pages, Tab moves the focus, Esc stops an answer, Ctrl-R resets the chat, q or Ctrl-C ends. The server may be on
+another machine. --once prints the requests page as text, --json what /props, /status and /kv say.)",
     R"(ridge top
 ridge top http://gpu-box:8080 --api-key-file key.txt
 ridge top --once)",

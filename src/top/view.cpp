@@ -103,22 +103,20 @@ struct Range {
   }
 };
 
-/// Layers down, pages across: several pages a cell, the largest of them, where they are too many.
-void put_map(Canvas& canvas, int top, int bottom, int column, int width, const Pool& pool, bool is_k, bool error,
-             size_t first, size_t chosen, const Range& range) {
-  for (int row = top; row < bottom && first < pool.layers.size(); ++row, ++first) {
-    const Layer& layer = pool.layers[first];
-    const std::vector<Measure>& pages = is_k ? layer.k.pages : layer.v.pages;
-    const size_t a_cell = std::max<size_t>(1, (pages.size() + size_t(width) - 1) / size_t(width));
-    for (size_t page = 0; page < pages.size(); page += a_cell) {
-      double value = 0;
-      for (size_t i = page; i < std::min(pages.size(), page + a_cell); ++i)
-        value = std::max(value, value_of(pages[i], error));
-      canvas.heat(row, column + int(page / a_cell), heat_level(value, range.low, range.high));
-    }
-    if (is_k)
-      canvas.put_right(row, column - 1, fmt::format("{}{:>3}", first == chosen ? ">" : " ", layer.layer),
-                       first == chosen ? Style::bold : Style::dim);
+/// How many cells a row of a map has, and what their colours say.
+struct MapCells {
+  int width;
+  bool error;
+};
+/// The pages of a layer across: several pages a cell, the largest of them, where they are too many.
+void put_pages(Canvas& canvas, int row, int column, const MapCells& cells, const std::vector<Measure>& pages,
+               const Range& range) {
+  const size_t a_cell = std::max<size_t>(1, (pages.size() + size_t(cells.width) - 1) / size_t(cells.width));
+  for (size_t page = 0; page < pages.size(); page += a_cell) {
+    double value = 0;
+    for (size_t i = page; i < std::min(pages.size(), page + a_cell); ++i)
+      value = std::max(value, value_of(pages[i], cells.error));
+    canvas.heat(row, column + int(page / a_cell), heat_level(value, range.low, range.high));
   }
 }
 
@@ -254,9 +252,13 @@ void draw_cache(const View& view, Canvas& canvas, int top, int bottom) {
   const int room = std::max(1, bottom - row - 3);
   const size_t first = n <= size_t(room) ? 0 : std::min(n - size_t(room), chosen - std::min(chosen, size_t(room) / 2));
   const int end = std::min(bottom, row + std::min(room, int(n)));
-  put_map(canvas, row, end, 5, half - 1, *pool, true, error, first, chosen, k);
-  put_map(canvas, row, end, 5 + half, half - 1, *pool, false, error, first, chosen, v);
-  row = end;
+  for (size_t i = first; row < end; ++row, ++i) {
+    const Layer& l = pool->layers[i];
+    canvas.put_right(row, 4, fmt::format("{}{:>3}", i == chosen ? ">" : " ", l.layer),
+                     i == chosen ? Style::bold : Style::dim);
+    put_pages(canvas, row, 5, {half - 1, error}, l.k.pages, k);
+    put_pages(canvas, row, 5 + half, {half - 1, error}, l.v.pages, v);
+  }
   if (row < bottom && canvas.columns() >= 60) {
     canvas.put(row, 5, "low ", Style::dim);
     for (int level = 1; level <= kHeatLevels; ++level) canvas.heat(row, 8 + level, level);

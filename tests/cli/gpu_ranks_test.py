@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs `ridge --device cuda --tp` as processes under mpirun, a GPU each: text and logits of one GPU, files of caches, benches,
-a server, which GPU a process takes, and processes that are killed or stopped in the middle of a step.
+"""Runs `ridge --device cuda --tp` as processes under mpirun, a GPU each: text and logits of one GPU, files of caches,
+benches, a server, which GPU a process takes, and processes that are killed or stopped in the middle of a step.
 
 Usage: gpu_ranks_test.py RIDGE MODELS   exits 77 where there is no mpirun, no NCCL, or fewer than two GPUs
 """
@@ -54,9 +54,11 @@ def check_texts(ask, model, folder, most):
     expected = ask(1, first)
     for n in (2, 2, most):
         got = ask(n, first)
-        expect(f"{n} processes write one GPU's text, once", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
+        expect(f"{n} processes write one GPU's text, once", got.returncode == 0 and got.stdout.strip()
+               == expected.stdout.strip(), got)
     got = ask(2, first + ["--spec-type", "lookup"])
-    expect("and so they do with speculation", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
+    expect("and so they do with speculation", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(),
+           got)
 
     ids = folder / "ids.json"
     ids.write_text(json.dumps([(7 + 31 * i) % 500 for i in range(40)]))
@@ -67,7 +69,8 @@ def check_texts(ask, model, folder, most):
         logits[n] = logits_in(out) if got.returncode == 0 else []
     square = sum(a * a for a in logits[1])
     error = sum((a - b) ** 2 for a, b in zip(logits[1], logits[2]))
-    expect("logits are one GPU's but for the order of sums", len(logits[1]) == len(logits[2]) > 0 and error < 2e-4 * square, got)
+    expect("logits are one GPU's but for the order of sums", len(logits[1]) == len(logits[2]) > 0 and error < 2e-4
+           * square, got)
 
     for kv in ("f16", "rotor-3:rounding=nearest"):
         then = text(4, " and") + ["--kv-quant", kv]  # few: texts may part where two tokens are nearly as likely
@@ -84,7 +87,8 @@ def check_texts(ask, model, folder, most):
 def check_measures(ask, model, corpus):
     got = ask(2, ["bench", "decode", "-m", model, "-p", "8", "-n", "4", "-r", "1", "-o", "json"])
     rows = json.loads(got.stdout) if got.returncode == 0 else []
-    expect("a bench is checked, and shown once", len(rows) == 2 and all(row["checked"] and row["n_ranks"] == 2 for row in rows), got)
+    expect("a bench is checked, and shown once", len(rows) == 2 and all(row["checked"] and row["n_ranks"] == 2
+                                                                        for row in rows), got)
     got = ask(2, ["bench", "batch", "-m", model, "-npp", "8", "-ntg", "4", "-npl", "4", "-o", "json"])
     rows = json.loads(got.stdout) if got.returncode == 0 else []
     expect("so is one of a batch", len(rows) == 1 and rows[0]["checked"] and rows[0]["n_ranks"] == 2, got)
@@ -135,7 +139,8 @@ def check_places(ask, model, n_here):
 
 def hurt(ridge, model, n, sign, marker, victim):
     """Sends a signal to one of n processes while they take steps; the outcome, and the seconds until the job ended."""
-    words = MPIRUN + ["-np", str(n), ridge, "bench", "decode", "-m", model, "-p", "0", "-n", "256", "-r", "100000", "--no-check",
+    words = MPIRUN + ["-np", str(n), ridge, "bench", "decode", "-m", model, "-p", "0", "-n", "256", "-r", "100000",
+                      "--no-check",
                       "--seed", marker, *GPUS, "--tp", str(n), "--rank-timeout", "4", "-o", "jsonl"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         begin = time.monotonic()
@@ -169,11 +174,13 @@ def main():
     check_measures(ask, model, models / "wikitext-2-excerpt.txt")
     check_places(ask, model, n_here)
     check_server(ridge, model)
-    for n, sign, marker, victim in ((2, signal.SIGKILL, "78001", 1), (2, signal.SIGKILL, "78002", 0), (2, signal.SIGSTOP, "78003", 1),
+    for n, sign, marker, victim in ((2, signal.SIGKILL, "78001", 1), (2, signal.SIGKILL, "78002", 0),
+                                    (2, signal.SIGSTOP, "78003", 1),
                                     *[(most, signal.SIGKILL, "78004", 2)] * (most > 2)):
         got, seconds = hurt(ridge, model, n, sign, marker, victim)
         expect("    it ran until then", "n_gen" not in got.stdout and "error: --" not in got.stderr, got)
-        expect(f"{sign.name} of process {victim} of {n}: the job ends in bounded time", got.returncode != 0 and seconds < 30, got)
+        expect(f"{sign.name} of process {victim} of {n}: the job ends in bounded time",
+               got.returncode != 0 and seconds < 30, got)
         if sign == signal.SIGSTOP:
             expect("the one that hangs is named", "no answer from rank 1" in got.stderr, got)
         time.sleep(1)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Runs `ridge --tp` and `--pp` as processes under mpirun: equal text, files of caches, benches and evaluations, and faults: ranks that
-are killed, stopped, late or missing, that have another program, file or flags, or too few companions.
+"""Runs `ridge --tp` and `--pp` as processes under mpirun: equal text, files of caches, benches and evaluations, and
+faults: ranks that are killed, stopped, late or missing, that have another program, file or flags, or too few
+companions.
 
 Usage: ranks_test.py RIDGE MODELS   exits 77 where there is no mpirun or the build has no MPI
 """
@@ -47,7 +48,8 @@ def expect(what, holds, outcome):
 
 def hurt(ridge, model, sign, marker, victim, n=2, shared=("--tp", "2")):
     """Sends a signal to one of n ranks in the middle of a long text; mpirun's outcome and the seconds it then took."""
-    words = MPIRUN + ["-np", str(n), ridge, "run", "-m", model, "-p", "Once", "-n", "3000", "--ignore-eos", "--seed", marker,
+    words = MPIRUN + ["-np", str(n), ridge, "run", "-m", model, "-p", "Once", "-n", "3000", "--ignore-eos", "--seed",
+                      marker,
                       *shared, "--rank-timeout", "3", "--quiet"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         begin = time.monotonic()
@@ -63,10 +65,12 @@ def hurt(ridge, model, sign, marker, victim, n=2, shared=("--tp", "2")):
 
 
 def check_differences(ridge, text, model, other):
-    """Ranks that are not alike end before the first step, with the first difference and whose it is. Models may lie elsewhere."""
+    """Ranks that are not alike end before the first step, with the first difference and whose it is. Models may lie
+    elsewhere."""
     def together(second, second_ridge=ridge):
         begin = time.monotonic()
-        got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", "--rank-timeout", "5", ":", "-np", "1", second_ridge] +
+        got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", "--rank-timeout", "5", ":", "-np", "1",
+                                                         second_ridge] +
                   second + ["--tp", "2", "--rank-timeout", "5"])
         expect("    within 30 s, without a text", time.monotonic() - begin < 30 and not got.stdout.strip(), got)
         return got
@@ -90,7 +94,8 @@ def check_differences(ridge, text, model, other):
         got = together(text, changed)
         expect("another program is named", got.returncode == 2 and "the program of rank 1" in got.stderr, got)
     begin = time.monotonic()
-    got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", "--rank-timeout", "3", ":", "-np", "1", "sleep", "50"])
+    got = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", "--rank-timeout", "3", ":", "-np", "1", "sleep",
+                                                     "50"])
     expect("a rank that never starts is not waited for", time.monotonic() - begin < 30 and got.returncode != 0 and
            "the job's other ranks had not started after 3 s" in got.stderr, got)
 
@@ -121,7 +126,8 @@ def check_measures(ridge, model, corpus, folder):
     got = ask(["profile", "-m", model, "-r", "2", "--json", "--trace", str(trace)])
     row = json.loads(got.stdout) if got.returncode == 0 else {"parts": []}
     parts = {part["op"]: part["calls"] for part in row["parts"]}
-    expect("a profile has two sums a layer and one gather", parts.get("all_reduce") == 16 and parts.get("gather") == 1 and
+    expect("a profile has two sums a layer and one gather", parts.get("all_reduce") == 16 and parts.get("gather") == 1
+           and
            json.loads(trace.read_text())["traceEvents"], got)
 
     base = folder / "base.kld"
@@ -155,7 +161,8 @@ def check_measures(ridge, model, corpus, folder):
 def check_states(ridge, model, folder):
     """Files of caches under mpirun: one rank writes, all go on, and the number of ranks may change."""
     def ask(n, prompt, flags):
-        words = [ridge, "run", "-m", model, "-p", prompt, "-n", "8", "--temp", "0", "--isa", "scalar", "--quiet"] + flags
+        words = [ridge, "run", "-m", model, "-p", prompt, "-n", "8", "--temp", "0", "--isa", "scalar",
+                 "--quiet"] + flags
         return run(words if n == 1 else MPIRUN + ["-np", str(n)] + words + ["--tp", str(n)])
 
     for kv in ("f16", "rotor-3:rounding=nearest"):
@@ -167,9 +174,11 @@ def check_states(ridge, model, folder):
         expected = ask(1, " and", cache + ["--load-state", states[1]])
         for writers, readers in ((2, 1), (2, 4), (2, 2), (1, 4)):
             got = ask(readers, " and", cache + ["--load-state", states[writers]])
-            expect(f"a {kv} state of {writers} goes on with {readers}", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
+            expect(f"a {kv} state of {writers} goes on with {readers}", got.returncode == 0 and got.stdout.strip()
+                   == expected.stdout.strip(), got)
     got = ask(2, " and", ["--load-state", states[2]])
-    expect("a state of another cache is refused once", got.returncode == 4 and got.stderr.count("this cache has f16") == 1, got)
+    expect("a state of another cache is refused once", got.returncode == 4 and got.stderr.count("this cache has f16")
+           == 1, got)
 
     held = str(folder / "prompt.kv")
     prompt = ["-p", "The capital of France is the biggest city", "-n", "4", "--temp", "0", "--isa", "scalar"]
@@ -185,7 +194,8 @@ def check_states(ridge, model, folder):
 
 def check_stages(ridge, model, corpus, folder):
     """Layers split over stages: what one process says, and files that go on with any layout."""
-    jobs = {"alone": (1, []), "tp": (2, ["--tp", "2"]), "pp": (2, ["--pp", "2"]), "both": (4, ["--tp", "2", "--pp", "2"])}
+    jobs = {"alone": (1, []), "tp": (2, ["--tp", "2"]), "pp": (2, ["--pp", "2"]),
+            "both": (4, ["--tp", "2", "--pp", "2"])}
 
     def ask(job, words):
         n, flags = jobs[job]
@@ -217,7 +227,8 @@ def check_stages(ridge, model, corpus, folder):
 
     values = {}
     for job in ("alone", "pp"):
-        got = ask(job, ["eval", "kld", "-m", model, "-f", str(corpus), "-c", "64", "--chunks", "1", "--kv", "q8_0", "--json"])
+        got = ask(job, ["eval", "kld", "-m", model, "-f", str(corpus), "-c", "64", "--chunks", "1", "--kv", "q8_0",
+                        "--json"])
         values[job] = [(row["ppl"], row["kld"]) for row in json.loads(got.stdout)] if got.returncode == 0 else None
     expect("divergences of stages are those of one process", values["alone"] == values["pp"], got)
 
@@ -229,7 +240,8 @@ def check_stages(ridge, model, corpus, folder):
     rows = json.loads(got.stdout) if got.returncode == 0 else []
     expect("so is one of a batch", len(rows) == 1 and rows[0]["checked"] and rows[0]["pp"] == 2, got)
     got = ask("both", ["profile", "-m", model, "-r", "2", "--json"])
-    parts = {part["op"]: part["calls"] for part in (json.loads(got.stdout) if got.returncode == 0 else {"parts": []})["parts"]}
+    parts = {part["op"]: part["calls"] for part in (json.loads(got.stdout) if got.returncode == 0
+                                                    else {"parts": []})["parts"]}
     expect("a profile has the border, and the sums of the first stage", parts.get("border") == 2 and
            parts.get("all_reduce") == 8 and parts.get("gather") == 1, got)
     got = ask("both", first + ["--spec-type", "lookup"])
@@ -248,19 +260,23 @@ def check_stages(ridge, model, corpus, folder):
     got = run(MPIRUN + ["-np", "1", ridge] + first + ["--pp", "2", ":", "-np", "1", ridge] + first + ["--tp", "2"])
     expect("ranks of another layout are named", got.returncode == 2 and "the command line of rank 1" in got.stderr, got)
     got = run(MPIRUN + ["-np", "2", ridge] + first + ["--pp", "2", "--device", "cuda:0,1"])
-    expect("GPUs of processes form no stages", got.returncode == 2 and "layers are not split over GPUs of several processes" in got.stderr, got)
+    expect("GPUs of processes form no stages",
+           got.returncode == 2 and "layers are not split over GPUs of several processes" in got.stderr, got)
 
 
 def check_faults(ridge, model):
     """A rank that is killed or stopped ends its job, whose processes are gone then. The jobs wait side by side."""
     pairs = (4, ("--tp", "2", "--pp", "2"))  # ranks 2 and 3 are the second stage
-    cases = ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0), (signal.SIGSTOP, "77002", 1), (signal.SIGSTOP, "77006", 0),
+    cases = ((signal.SIGKILL, "77001", 1), (signal.SIGKILL, "77003", 0), (signal.SIGSTOP, "77002", 1),
+             (signal.SIGSTOP, "77006", 0),
              (signal.SIGKILL, "77004", 3, *pairs), (signal.SIGSTOP, "77005", 2, *pairs))
     with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
         outcomes = list(pool.map(lambda case: hurt(ridge, model, *case), cases))
     for (sign, marker, victim, *_), (got, seconds) in zip(cases, outcomes):
-        most = 45 if (sign, victim) == (signal.SIGSTOP, 0) else 30  # between passes the first rank has ten times the time
-        expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < most, got)
+        # between passes the first rank has ten times the time
+        most = 45 if (sign, victim) == (signal.SIGSTOP, 0) else 30
+        expect(f"{sign.name} of process {victim}: the job ends in bounded time", got.returncode != 0 and seconds < most,
+               got)
         if sign == signal.SIGKILL:
             expect("the signal is named", "signal 9" in got.stderr or "no answer from rank" in got.stderr, got)
         if sign == signal.SIGSTOP:
@@ -278,33 +294,41 @@ def main():
         return 77
     expect("a process alone is no job: usage", alone.returncode == 2 and "mpirun -np N" in alone.stderr, alone)
 
-    text = ["run", "-m", model, "-p", "The capital of France is", "-n", "16", "--temp", "0", "--isa", "scalar", "--quiet"]
+    text = ["run", "-m", model, "-p", "The capital of France is", "-n", "16", "--temp", "0", "--isa", "scalar",
+            "--quiet"]
     expected = run([ridge] + text)
     for n in ("2", "4"):
         got = run(MPIRUN + ["-np", n, ridge] + text + ["--tp", n])
-        expect(f"{n} ranks write one rank's text, once", got.returncode == 0 and got.stdout.strip() == expected.stdout.strip(), got)
+        expect(f"{n} ranks write one rank's text, once", got.returncode == 0 and got.stdout.strip()
+               == expected.stdout.strip(), got)
 
     for n, says in ((1, "the job has 1 rank "), (3, "the job has 3 ranks ")):
         got = run(MPIRUN + ["-np", str(n), ridge] + text + ["--tp", "2"])
         expect(f"{n} ranks of 2 are usage", got.returncode == 2 and says in got.stderr and not got.stdout.strip(), got)
     os.environ["RIDGE_SEED"] = "7"
     reordered = 'sleep 3; exec env -u RIDGE_THREADS RIDGE_THREADS=1 "$@"'
-    late = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", ":", "-np", "1", "sh", "-c", reordered, "sh", ridge] + text +
+    late = run(MPIRUN + ["-np", "1", ridge] + text + ["--tp", "2", ":", "-np", "1", "sh", "-c", reordered, "sh",
+                                                      ridge] + text +
                ["--tp", "2"])
     del os.environ["RIDGE_SEED"]
-    expect("a rank that starts late is waited for, and its variables may be in another order", late.stdout.strip() == expected.stdout.strip(), late)
+    expect("a rank that starts late is waited for, and its variables may be in another order",
+           late.stdout.strip() == expected.stdout.strip(), late)
     check_differences(ridge, text, model, other)
     got = run(MPIRUN + ["-np", "2", ridge] + text[:-3] + ["--quiet", "--tp", "2", "--device", "cuda:0,1"])
-    expect("several GPUs for each process are refused", got.returncode == 2 and "every process has one GPU" in got.stderr, got)
+    expect("several GPUs for each process are refused", got.returncode == 2 and "every process has one GPU"
+           in got.stderr, got)
     if run([ridge] + text[:-3] + ["--device", "cuda"]).returncode == 6:  # no GPU, or a build without CUDA
         got = run(MPIRUN + ["-np", "2", ridge] + text[:-3] + ["--quiet", "--tp", "2", "--device", "cuda"])
-        expect("a rank without a GPU is named", got.returncode == 6 and "rank 0 (" in got.stderr and "no GPU" in got.stderr, got)
+        expect("a rank without a GPU is named", got.returncode == 6 and "rank 0 (" in got.stderr and "no GPU"
+               in got.stderr, got)
 
-    bench = ["bench", "collective", "--bytes", "4096,400000", "-r", "3", "--max-seconds", "1", "--roof-size", "1", "-o", "jsonl",
+    bench = ["bench", "collective", "--bytes", "4096,400000", "-r", "3", "--max-seconds", "1", "--roof-size", "1", "-o",
+             "jsonl",
              "--quiet"]
     got = run(MPIRUN + ["-np", "3", ridge] + bench + ["--tp", "3"])
     rows = [json.loads(line) for line in got.stdout.splitlines()]
-    expect("sums of three ranks are timed, once", got.returncode == 0 and [row["bytes"] for row in rows] == [4096, 400000]
+    expect("sums of three ranks are timed, once", got.returncode == 0 and [row["bytes"] for row in rows]
+           == [4096, 400000]
            and all(row["checked"] and row["n_ranks"] == 3 and len(row["samples_us"]) == 3 for row in rows), got)
 
     with tempfile.TemporaryDirectory() as folder:

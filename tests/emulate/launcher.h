@@ -20,8 +20,8 @@ struct ridge_launch {
 };
 /// The library's only function. Returns 1 when the kernel has run, 0 when the emulated GPU is to run it.
 using ridge_run = int (*)(const ridge_launch*);
-/// The library's only variable, of the name ridge_shared_bytes: what a block may have, which the emulated device reports
-/// then. Static shared memory counts.
+/// The library's only variable, of the name ridge_shared_bytes: what a block may have, which the emulated device
+/// reports then. Static shared memory counts.
 }
 
 namespace emulate {

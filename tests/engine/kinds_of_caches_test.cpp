@@ -1,5 +1,5 @@
-// Caches whose layers differ: heads of two sizes, layers that read the rows of others, layers without rows. What comes out
-// is held by parity_test.cpp; here is what the cache makes of such layers.
+// Caches whose layers differ: heads of two sizes, layers that read the rows of others, layers without rows. What comes
+// out is held by parity_test.cpp; here is what the cache makes of such layers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

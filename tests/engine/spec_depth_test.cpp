@@ -56,7 +56,8 @@ struct Crowd {
   std::vector<const SpecDepth*> texts;
 };
 
-/// Of n_texts with up to `most` proposals, of which `holds` in ten hold: the seconds that n tokens take over plain steps'.
+/// Of n_texts with up to `most` proposals, of which `holds` in ten hold: the seconds that n tokens take over plain
+/// steps'.
 double relative_seconds(int holds, int n_tokens, const TrueCost& cost_of = {0, 0.1}, int n_texts = 1, int most = 8) {
   Crowd crowd(n_texts, cost_of, 0.01);
   double seconds = 0;
@@ -124,15 +125,15 @@ struct Noise {
   double first;          ///< times as long the first step takes, and the first one with proposals
 };
 
-/// Proposals hold with one probability, or text of which nearly all hold, so often, takes turns with text of which nearly
-/// none holds, every 10 to 70 proposals.
+/// Proposals hold with one probability, or text of which nearly all hold, so often, takes turns with text of which
+/// nearly none holds, every 10 to 70 proposals.
 struct Luck {
   double holds;
   bool changes;
 };
 
-/// Steps of n_texts that take 0.2 ms, and more with proposals. The most that any 512 tokens a text take, over plain steps,
-/// in true times; the policy sees the measured ones.
+/// Steps of n_texts that take 0.2 ms, and more with proposals. The most that any 512 tokens a text take, over plain
+/// steps, in true times; the policy sees the measured ones.
 double worst_window(unsigned seed, const Noise& noise, const Luck& luck, const TrueCost& cost_of, int n_texts) {
   constexpr double kPlain = 2e-4;
   constexpr int kWindow = 512, kTokens = 2048;
@@ -168,8 +169,9 @@ double worst_window(unsigned seed, const Noise& noise, const Luck& luck, const T
   return worst;
 }
 
-// 200 texts and crowds of four, each with a cost and a share of proposals that hold drawn at random: none loses more than
-// a fiftieth over any 512 tokens, whatever the first measurements say, and 3 % where the text changes all the time.
+// 200 texts and crowds of four, each with a cost and a share of proposals that hold drawn at random: none loses more
+// than a fiftieth over any 512 tokens, whatever the first measurements say, and 3 % where the text changes all the
+// time.
 TEST(SpecDepth, NoWindowOfATextLosesMoreThanAFiftieth) {
   for (const Noise& noise : {Noise{0, 0, 1}, Noise{0, 0, 10}, Noise{0.05, 0.01, 1}, Noise{0.05, 0.01, 10}})
     for (const auto& [n_texts, most_first, changes] :
@@ -225,8 +227,8 @@ TEST(SpecDepth, OneSlowStepDoesNotEndProposals) {
   EXPECT_GT(spec_depths(cost, 1, one, 4)[0], 0);
 }
 
-/// A device records its steps again when it has too many: the first times of a number say nothing then, also where there
-/// are two of them. Where they are the first of all, the text rests once.
+/// A device records its steps again when it has too many: the first times of a number say nothing then, also where
+/// there are two of them. Where they are the first of all, the text pauses once.
 TEST(SpecDepth, FirstTimesThatWereSlowAreForgotten) {
   for (const int n_slow : {1, 2, 3})
     for (const int slow : {2, 3}) {  // proposals

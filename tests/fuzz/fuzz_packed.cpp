@@ -1,5 +1,5 @@
-// Fuzz target of packed matrices: a configuration, a NUL byte and a safetensors image give tensors of weight formats, or a
-// reason.
+// Fuzz target of packed matrices: a configuration, a NUL byte and a safetensors image give tensors of weight formats,
+// or a reason.
 #include <algorithm>
 
 #include "fuzz/touch.h"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Rewrites JSON files with one array of numbers a line: arrays.py FILE...   (--check: says which files differ, exits 1)"""
+"""Rewrites JSON files with one array of numbers a line: arrays.py FILE...   (--check: says which files differ, exits
+1)"""
 import json
 import pathlib
 import sys

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Writes weight_blocks.json: blocks of GGUF weight types and their values as the Python package gguf decodes them (pip install gguf).
+"""Writes weight_blocks.json: blocks of GGUF weight types and their values as the Python package gguf decodes them (pip
+install gguf).
 
-Per type: where scales stand (`scales`: byte, bits to keep, bits to set); some blocks with random codes and their values, float32 in hex;
-SHA-256 of the values of 2048 random blocks, in which every code occurs. Random bytes are the low bytes of SplitMix64 with seed 1.
+Per type: where scales stand (`scales`: byte, bits to keep, bits to set); some blocks with random codes and their
+values, float32 in hex; SHA-256 of the values of 2048 random blocks, in which every code occurs. Random bytes are the
+low bytes of SplitMix64 with seed 1.
 """
 
 import hashlib
@@ -40,14 +42,17 @@ def entry(name):
     values = gguf.quants.dequantize(blocks, kind).astype("<f4")
     assert np.isfinite(values).all()
     n = 2 if group == 256 else 4
-    return {"name": name.lower(), "gguf_type": int(kind), "group": group, "block_bytes": size, "scales": scales, "blocks": blocks[:n].tobytes().hex(),
+    return {"name": name.lower(), "gguf_type": int(kind), "group": group, "block_bytes": size, "scales": scales,
+            "blocks": blocks[:n].tobytes().hex(),
             "values": values[:n].tobytes().hex(), "sha256": hashlib.sha256(values.tobytes()).hexdigest()}
 
 
 def main():
-    names = ["Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "MXFP4"]
+    names = ["Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+             "MXFP4"]
     text = ",\n".join(json.dumps(entry(name)) for name in names)
-    pathlib.Path(__file__).with_suffix(".json").write_text(f'{{"source": "gguf {gguf_version()}", "types": [\n{text}\n]}}\n', encoding="utf-8")
+    pathlib.Path(__file__).with_suffix(".json").write_text(
+        f'{{"source": "gguf {gguf_version()}", "types": [\n{text}\n]}}\n', encoding="utf-8")
 
 
 def gguf_version():

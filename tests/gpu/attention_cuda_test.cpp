@@ -11,8 +11,8 @@ TEST_F(AttentionCuda, TilesOfEveryPairOfKinds) {
     for (const char* v : kTileFormats) check({.k = side(k), .v = side(v)}, Kernel::tiles);
 }
 
-// Shapes of two public notes on AMD chips: 3-bit caches at 20 heads over 5 of 128 values, int8 K at 24 over 4 of 256; one kv head of
-// each. Two lengths: their difference is what a tile costs (tools/tables/amd.py).
+// Shapes of two public notes on AMD chips: 3-bit caches at 20 heads over 5 of 128 values, int8 K at 24 over 4 of 256;
+// one kv head of each. Two lengths: their difference is what a tile costs (tools/tables/amd.py).
 std::vector<Case> published_shapes(int n_past) {
   std::vector<Case> cases;
   for (const auto& [k, v] : {std::pair("f16", "f16"), {"rotor-3", "rotor-3"}, {"q8_0", "q4_0"}})

@@ -6,7 +6,7 @@
 #include "base/metrics.h"
 #include "cases/delta_problem.h"
 #include "cases/delta_spans.h"
-#include "cases/guessed_steps.h"
+#include "cases/drafted_steps.h"
 #include "gpu/device_data.h"
 #include "op/norm_rope/norm_rope.h"
 #include "op/norm_rope/norm_rope_cuda.h"
@@ -173,16 +173,16 @@ TEST_F(DeltaCuda, WrongTokensThatAreTakenBackChangeNoBit) {
     const DeltaProblem before = whole;
     std::vector<float> states = before.states, out;
     run(whole, {{.first = 0, .n = kTokens, .slot = 1, .n_past = 5}}, 0, 2);
-    for (const GuessedStep& guessed : kGuessedSteps) {
+    for (const DraftedStep& drafted : kDraftedSteps) {
       DeltaProblem step = before;
-      step.n = guessed.n_rows();
-      step.qkv = guessed.rows(before.qkv, shape.channels());
-      step.a = guessed.rows(before.a, shape.n_value_heads), step.b = guessed.rows(before.b, shape.n_value_heads);
-      step.out = guessed.rows(before.out, shape.values());
+      step.n = drafted.n_rows();
+      step.qkv = drafted.rows(before.qkv, shape.channels());
+      step.a = drafted.rows(before.a, shape.n_value_heads), step.b = drafted.rows(before.b, shape.n_value_heads);
+      step.out = drafted.rows(before.out, shape.values());
       step.states = states;
-      run(step, {{.first = 0, .n = int(step.n), .slot = 1, .n_past = 5 + guessed.first}}, 0, 2);
+      run(step, {{.first = 0, .n = int(step.n), .slot = 1, .n_past = 5 + drafted.first}}, 0, 2);
       states = step.states;
-      out.insert(out.end(), step.out.begin(), step.out.begin() + guessed.right * shape.values());
+      out.insert(out.end(), step.out.begin(), step.out.begin() + drafted.right * shape.values());
     }
     EXPECT_EQ(out, whole.out);
     const int64_t n = shape.state_values(), end = LayerStates{nullptr, 0, 2}.number(1, 5 + kTokens) * n;

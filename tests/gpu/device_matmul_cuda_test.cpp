@@ -194,7 +194,8 @@ TEST_F(DeviceMatmulCuda, ScratchOfManyTokensIsThatOfAPart) {
   }
 }
 
-/// Every packing over sorted columns (act-order): what the same matrix makes of inputs and norms that are sorted already.
+/// Every packing over sorted columns (act-order): what the same matrix makes of inputs and norms that are sorted
+/// already.
 TEST_F(DeviceMatmulCuda, SortedColumnsMeetSortedInputs) {
   std::vector<int32_t> order(kIn);
   std::iota(order.begin(), order.end(), 0);

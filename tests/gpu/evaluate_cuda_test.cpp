@@ -10,9 +10,10 @@ namespace {
 
 class EvaluateCuda : public OnDevice {};
 
-/// The reference's sums, and sums of the CPU's widest vectors: where the order of a sum moves a code of a cache, results
-/// move by what no rounding of floats explains. Rows of rotor-3 on an H200 are 6e-7 of their squares from the
-/// reference's, as if one code in 700,000 differed; perplexity is 2.8e-4 from the reference's, of AVX-512's sums 3.5e-4.
+/// The reference's sums, and sums of the CPU's widest vectors: where the order of a sum moves a code of a cache,
+/// results move by what no rounding of floats explains. Rows of rotor-3 on an H200 are 6e-7 of their squares from the
+/// reference's, as if one code in 700,000 differed; perplexity is 2.8e-4 from the reference's, of AVX-512's
+/// sums 3.5e-4.
 TEST_F(EvaluateCuda, IsTheCpus) {
   const std::string path = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
   const Model cpu = Model::load(path, {.n_threads = 2, .isa = "scalar"}), vectors = Model::load(path, {.n_threads = 2}),

@@ -78,8 +78,8 @@ void expect_same_bits(const Model& model, const char* kv, const Place& place, st
 
 Model load_exact(const std::string& spec) { return Model::load(spec, {.device = "cuda", .kernels = {"rows=four"}}); }
 
-/// Behind 29 tokens six more cross the border of a tile, and behind 123 that of a rotor format's window too. Behind 1467
-/// attention has several parts, whose borders move where a tile begins.
+/// Behind 29 tokens six more cross the border of a tile, and behind 123 that of a rotor format's window too. Behind
+/// 1467 attention has several parts, whose borders move where a tile begins.
 TEST_F(ExactCuda, TokensHaveTheirBitsInPassesOfUpToFour) {
   const Model model = load_exact("synth:tiny-64@weights=int4_g128");
   expect_same_bits(model, "f16", {0, 29}, {2, 3, 4});

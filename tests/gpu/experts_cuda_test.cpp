@@ -426,8 +426,8 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
     }
 }
 
-/// Integers of one token: gate and up choose, norm and multiply; the sum has their choice, or chooses too. Rows of several
-/// groups a warp, more tiles than a batch has, heights that are no whole tiles, every rule of a choice.
+/// Integers of one token: gate and up choose, norm and multiply; the sum has their choice, or chooses too. Rows of
+/// several groups a warp, more tiles than a batch has, heights that are no whole tiles, every rule of a choice.
 TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
   struct Case {
     int n_experts;

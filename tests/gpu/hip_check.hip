@@ -1,5 +1,5 @@
-// Decode attention over p8 and rotor-3 caches, compiled for RDNA3 from the sources of the CUDA build: fewer instances than
-// its files have. tools/hip_check.py looks at the assembly.
+// Decode attention over p8 and rotor-3 caches, compiled for RDNA3 from the sources of the CUDA build: fewer instances
+// than its files have. tools/hip_check.py looks at the assembly.
 #include "op/attn/tile_split_cuda.h"
 
 namespace ridge::tiles {

@@ -35,8 +35,8 @@ class IntPacksCuda : public OnDevice {
         for (const Linear& m : matrices[role]) of_role[role].push_back(&m);
       product = DeviceExpertMatmul(stream, of_role, no_biases, n_roles == 2);
     }
-    /// A row of an expert's matrix times x, and how far integers of x may be from it: of a group an activation is off by
-    /// half a step, its largest value / 127 / 254, and by the roundings that make it (x, inverse, step: 3); sums of
+    /// A row of an expert's matrix times x, and how far integers of x may be from it: of a group an activation is off
+    /// by half a step, its largest value / 127 / 254, and by the roundings that make it (x, inverse, step: 3); sums of
     /// integers are exact, groups are added in floats.
     double times(int role, int expert, int64_t row, const float* x, double& error) const {
       const float* const w = &values[size_t(role * kExperts + expert)][size_t(row * n_in)];
@@ -76,8 +76,8 @@ class IntPacksCuda : public OnDevice {
   }
 };
 
-/// Fewer tiles than blocks and more, rows of one group and of many, heights that are no whole tiles; packs of one slot to
-/// four, empty ones behind them. The last slot is of no pack.
+/// Fewer tiles than blocks and more, rows of one group and of many, heights that are no whole tiles; packs of one slot
+/// to four, empty ones behind them. The last slot is of no pack.
 TEST_F(IntPacksCuda, ProductsAreWithinTheirRounding) {
   for (const auto& [n_out, n_in] :
        {std::pair<int64_t, int64_t>{37, 128}, {16, 384}, {200, 512}, {5, 2048}, {4100, 640}, {24, 4096}})

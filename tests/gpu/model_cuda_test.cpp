@@ -187,8 +187,8 @@ TEST_F(ModelCuda, ModelsOfManyArchitecturesAreTheReferences) {
       const auto tokens = tokens_of(n, cpu.info().vocab_size, uint64_t(n));
       const double error =
           compare(all_logits(device, tokens, "f32", "f32"), all_logits(cpu, tokens, "f32", "f32")).nmse;
-      // Groups of experts round x to f16, 2^-12 of it. So gate and up are off by 2^-24 of their squares each, what their
-      // slopes of 1.1 and 1 leave of both by 4.4 times that, and the product behind them adds 2^-24 of its own.
+      // Groups of experts round x to f16, 2^-12 of it. So gate and up are off by 2^-24 of their squares each, what
+      // their slopes of 1.1 and 1 leave of both by 4.4 times that, and the product behind them adds 2^-24 of its own.
       const double bound = std::string_view(name) == "gpt_oss_mxfp4" ? 2 * 5.4 * 0x1p-24 : 1e-8;  // two layers
       EXPECT_LT(error, bound) << name << ", " << n << " tokens";
       RecordProperty(fmt::format("nmse_{}_{}", name, n), fmt::format("{:.1e}", error));
@@ -668,8 +668,9 @@ TEST_F(ModelCuda, StatesAreTheSameBitsHoweverTheyMove) {
   EXPECT_LT(compare(one_by_one, of_prompt).nmse, 1e-10) << "a prompt is its tokens";
 }
 
-/// The kernels of one token that models with experts run, and those before them, which are there by name. An activation of experts has 15 bits in place of 22: a product is off by some 3e-5 of its size, and so are the
-/// logits of two layers, 1e-9 and little more when squared.
+/// The kernels of one token that models with experts run, and those before them, which are there by name. An activation
+/// of experts has 15 bits in place of 22: a product is off by some 3e-5 of its size, and so are the logits of two
+/// layers, 1e-9 and little more when squared.
 TEST_F(ModelCuda, TokensByExpertsAreThoseOfTheKernelsBefore) {
   const char* spec = "synth:tiny-delta-128@weights=int4_g128";
   const Model ours = Model::load(spec, {.device = "cuda"}),

@@ -396,7 +396,8 @@ TEST_F(PlanCuda, WhatADeviceDoesNotRunIsRefusedByName) {
           "experts of one format, shape and scale");
 }
 
-/// Of a device with as little shared memory as an AMD card has: what no block can hold is refused when caches are opened.
+/// Of a device with as little shared memory as an AMD card has: what no block can hold is refused when caches are
+/// opened.
 TEST_F(PlanCuda, RowsThatDoNotFitInSharedMemoryAreRefusedByName) {
   if (gpu::most_shared_bytes() >= gpu::kAmpereSharedBytes) GTEST_SKIP() << "they fit";
   CpuContext context(1, Isa::scalar);

@@ -323,7 +323,7 @@ TEST_F(SpeculationCuda, SixteenTextsAreQueuedAhead) {
 }
 
 /// Draft tokens hold where they are what is sampled: texts are those without. One text needs the host for its tokens,
-/// for as long as it lasts; one finds that draft tokens do not pay, and rests while the others go on.
+/// for as long as it lasts; one finds that draft tokens do not pay, and pauses while the others go on.
 TEST_F(SpeculationCuda, ManyTextsAreThoseOfSingleTokens) {
   const Model model = Model::load("synth:tiny@layers=1@weights=f32@mtp=1", {.device = "cuda"});
   ManyTexts many{{{20, 3, 90, kGreedy, -1}, {31, 2, 90, kSampled, -1}, {12, 4, 90, kSampled, 0, true}}};

@@ -173,7 +173,7 @@ TEST_F(Doctor, ADecodeRowAboveItsCeiling) {
   here.rows.push_back({{"cpu_info", "Some CPU"}, {"n_gen", 8}, {"in_cache", true}, {"pct_of_roof", 400}});
   expect("ceilings", Finding::ok, "30.0");
   here.rows.push_back({{"cpu_info", "Some CPU"}, {"n_gen", 8}, {"in_cache", false}, {"pct_of_roof", 120}});
-  expect("ceilings", Finding::problem, "120 % of its roof", "measure that row again");
+  expect("ceilings", Finding::problem, "120 % of the bandwidth of its run", "measure that row again");
 }
 
 TEST_F(Doctor, RowsOfAnyContentAreRead) {

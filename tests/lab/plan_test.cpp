@@ -39,8 +39,8 @@ TEST(Plan, EveryPartIsWhatTheEngineAllocates) {
         const MemoryPlan plan = plan_of(model, kv, path == kStories ? 300 : 700, 3);
         const PlanCheck check = check_plan(path, plan, place);
         SCOPED_TRACE(fmt::format("{} {} {}", path, kv, isa_name(isa)));
-        // Layers that share K and V take a prompt through a windowed cache in parts. The plan counts kernels' scratch of
-        // whole steps there, which is an upper bound.
+        // Layers that share K and V take a prompt through a windowed cache in parts. The plan counts kernels' scratch
+        // of whole steps there, which is an upper bound.
         const bool in_parts = name == "synth:tiny-gemma4-e" && std::string_view(kv) != "f16";
         if (!in_parts) {
           EXPECT_LE(check.difference(plan), kPlanTolerance);

@@ -8,7 +8,7 @@
 #include "base/metrics.h"
 #include "cases/delta_chunks.h"
 #include "cases/delta_problem.h"
-#include "cases/guessed_steps.h"
+#include "cases/drafted_steps.h"
 #include "op/delta/kernels.h"
 
 namespace ridge {
@@ -62,15 +62,15 @@ TEST_P(GatedDelta, StatesAreThereBehindEveryTokenOfAShortStep) {
     const std::vector<float> qkv = whole.qkv, a = whole.a, b = whole.b;
     whole.run(context, std::array{DeltaProblem::span(0, kTokens, 1)});
     std::vector<float> out;
-    for (const GuessedStep& guessed : kGuessedSteps) {
+    for (const DraftedStep& drafted : kDraftedSteps) {
       DeltaProblem step = whole;
-      step.n = guessed.n_rows();
-      step.qkv = guessed.rows(qkv, shape.channels());
-      step.a = guessed.rows(a, shape.n_value_heads), step.b = guessed.rows(b, shape.n_value_heads);
+      step.n = drafted.n_rows();
+      step.qkv = drafted.rows(qkv, shape.channels());
+      step.a = drafted.rows(a, shape.n_value_heads), step.b = drafted.rows(b, shape.n_value_heads);
       step.states = states;
-      step.run(context, std::array{DeltaProblem::span(0, int(step.n), 1, kPast + guessed.first)}, 2);
+      step.run(context, std::array{DeltaProblem::span(0, int(step.n), 1, kPast + drafted.first)}, 2);
       states = step.states;
-      out.insert(out.end(), step.out.begin(), step.out.begin() + guessed.right * shape.values());
+      out.insert(out.end(), step.out.begin(), step.out.begin() + drafted.right * shape.values());
     }
     EXPECT_EQ(std::memcmp(whole.out.data(), out.data(), 4 * out.size()), 0);
     const LayerStates left{states.data(), values, 2};

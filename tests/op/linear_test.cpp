@@ -371,7 +371,8 @@ TEST(Linears, SortedColumnsMeetTheirX) {
 }
 
 TEST(Panels, EveryKindOfProcessorGivesTheSameBits) {
-  // A digest of the outputs over all formats, the same on x86 and ARM. No function of a mathematics library makes the data.
+  // A digest of the outputs over all formats, the same on x86 and ARM. No function of a mathematics library makes the
+  // data.
   constexpr int kOut = 53, kTokens = 9;
   Rng rng(29);
   std::map<std::string_view, XXH3_state_t> digests;

@@ -5,8 +5,8 @@
 
 #include <cmath>
 
+#include "cases/drafted_steps.h"
 #include "cases/guarded.h"
-#include "cases/guessed_steps.h"
 
 namespace ridge {
 namespace {
@@ -27,11 +27,11 @@ struct Problem {
   }
 
   /// A sequence in slot 1 of 2: [n, inner].
-  std::vector<float> run(const std::vector<GuessedStep>& steps, int n_threads, SlotNumbers slots = 2) const {
+  std::vector<float> run(const std::vector<DraftedStep>& steps, int n_threads, SlotNumbers slots = 2) const {
     CpuContext context(n_threads);
     const int64_t inner = shape.inner();
     std::vector<float> states(size_t(slots.n_states() * shape.state_values()), 0.0f), out(size_t(n * inner), 7.0f);
-    for (const GuessedStep& step : steps) {
+    for (const DraftedStep& step : steps) {
       const KvSpan span{.first_row = 0, .n_rows = step.n_rows(), .n_past = step.first, .slot = 1};
       std::vector<float> rows = step.rows(in, shape.columns()), given(size_t(span.n_rows * inner));
       mamba2(context, {.shape = shape,
@@ -106,7 +106,7 @@ TEST(Mamba, HasTheSameBitsHoweverTheTokensAreCut) {
     EXPECT_EQ(problem.run(cut_steps({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 11), 1), whole);
     EXPECT_EQ(problem.run(cut_steps({2, 9}, 11), 3), whole);
     EXPECT_EQ(problem.run(cut_steps({2, 9}, 11), 3, {2, 2}), whole);
-    EXPECT_EQ(problem.run(kGuessedSteps, 1, {2, 2}), whole) << "behind wrong tokens";
+    EXPECT_EQ(problem.run(kDraftedSteps, 1, {2, 2}), whole) << "behind wrong tokens";
   }
 }
 

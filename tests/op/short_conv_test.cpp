@@ -3,19 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include "cases/drafted_steps.h"
 #include "cases/guarded.h"
-#include "cases/guessed_steps.h"
 
 namespace ridge {
 namespace {
 
 /// A sequence of tokens through the op, in slot 1 of 2.
 std::vector<float> run(const std::vector<float>& bcx, const std::vector<float>& weights, int kernel, int channels,
-                       const std::vector<GuessedStep>& steps, SlotNumbers slots = 2) {
+                       const std::vector<DraftedStep>& steps, SlotNumbers slots = 2) {
   CpuContext context(2);
   const int64_t n = ssize(bcx) / (3 * channels), values = int64_t(kernel - 1) * channels;
   std::vector<float> states(size_t(slots.n_states() * values), 0.0f), out(size_t(n * channels), 7.0f);
-  for (const GuessedStep& step : steps) {
+  for (const DraftedStep& step : steps) {
     const KvSpan span{.first_row = 0, .n_rows = step.n_rows(), .n_past = step.first, .slot = 1};
     const std::vector<float> rows = step.rows(bcx, 3 * channels);
     std::vector<float> given(size_t(span.n_rows * channels));
@@ -62,7 +62,7 @@ TEST(ShortConv, HasTheSameBitsHoweverTheTokensAreCut) {
   EXPECT_EQ(run(bcx, weights, 3, channels, cut_steps({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, n)), whole);
   EXPECT_EQ(run(bcx, weights, 3, channels, cut_steps({1, 7}, n)), whole);
   EXPECT_EQ(run(bcx, weights, 3, channels, cut_steps({1, 7}, n), {2, 2}), whole);
-  EXPECT_EQ(run(bcx, weights, 3, channels, kGuessedSteps, {2, 2}), whole) << "behind wrong tokens";
+  EXPECT_EQ(run(bcx, weights, 3, channels, kDraftedSteps, {2, 2}), whole) << "behind wrong tokens";
 }
 
 }  // namespace

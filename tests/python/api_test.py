@@ -36,7 +36,8 @@ class Api(unittest.TestCase):
         sizes = dict(line.split() for line in subprocess.check_output([C_TESTS, "sizes"], text=True).splitlines())
         ours = {"ridge_text": _library.Text, "ridge_tokens": _library.TokenBuffer}
         ours |= {one.__doc__: one for one in vars(_library).values()
-                 if isinstance(one, type) and issubclass(one, ctypes.Structure) and (one.__doc__ or "").startswith("ridge_")}
+                 if isinstance(one, type) and issubclass(one, ctypes.Structure)
+                 and (one.__doc__ or "").startswith("ridge_")}
         self.assertEqual({name: int(size) for name, size in sizes.items()},
                          {name: ctypes.sizeof(one) for name, one in ours.items()})
         header = (TREE / "include/ridge/ridge.h").read_text()
@@ -78,7 +79,8 @@ class Api(unittest.TestCase):
             result = model.generate(PROMPT, 40, temperature=0, stop=text[20:24])
             self.assertEqual((result.text, result.stop), (text[:20], "stop string"))
             heard = []
-            result = model.generate(PROMPT, 40, temperature=0, on_text=lambda piece: len(heard.append(piece) or heard) < 3)
+            result = model.generate(PROMPT, 40, temperature=0, on_text=lambda piece: len(heard.append(piece) or heard)
+                                    < 3)
             self.assertEqual((result.stop, len(heard)), ("interrupted", 3))
             self.assertEqual(model.generate(PROMPT, temperature=0, ignore_end=True).stop, "context full")
             with self.assertRaises(ZeroDivisionError):
@@ -178,7 +180,8 @@ class Api(unittest.TestCase):
         with tiny() as model:
             alone = model.session().generate(PROMPT, 60, temperature=0).text
             found = []
-            threads = [threading.Thread(target=lambda: found.append(model.session().generate(PROMPT, 60, temperature=0).text))
+            generate = lambda: found.append(model.session().generate(PROMPT, 60, temperature=0).text)
+            threads = [threading.Thread(target=generate)
                        for _ in range(4)]
             for thread in threads:
                 thread.start()

@@ -1,7 +1,8 @@
 """An agent that edits files by tools, over any of the server's APIs. Standard library only.
 
-A dialect says how one API writes tools, calls and results; `send` takes the body of a request and gives the answer as a dict.
-The model is made to call by tool_choice, and schemas leave it one way to write the arguments: small models can be agents so.
+A dialect says how one API writes tools, calls and results; `send` takes the body of a request and gives the answer as a
+dict. The model is made to call by tool_choice, and schemas leave it one way to write the arguments: small models can be
+agents so.
 """
 import json
 import pathlib
@@ -11,7 +12,8 @@ from ridge_server import check
 
 
 def one_way(**values):
-    return {"type": "object", "properties": {name: {"const": value} for name, value in values.items()}, "required": list(values),
+    return {"type": "object", "properties": {name: {"const": value} for name, value in values.items()},
+            "required": list(values),
             "additionalProperties": False}
 
 
@@ -37,7 +39,8 @@ class Chat:
         self.messages = [{"role": "system", "content": "You edit files."}, {"role": "user", "content": prompt}]
 
     def body(self, tool):
-        tools = [{"type": "function", "function": {"name": name, "description": about, "parameters": schema}} for name, (about, schema) in TOOLS.items()]
+        tools = [{"type": "function", "function": {"name": name, "description": about, "parameters": schema}} for name,
+                 (about, schema) in TOOLS.items()]
         choice = {"type": "function", "function": {"name": tool}} if tool else "none"
         return {"messages": self.messages, "tools": tools, "tool_choice": choice, "max_tokens": 120 if tool else 12}
 
@@ -60,9 +63,11 @@ class Messages:
         self.messages = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
 
     def body(self, tool):
-        tools = [{"name": name, "description": about, "input_schema": schema} for name, (about, schema) in TOOLS.items()]
+        tools = [{"name": name, "description": about, "input_schema": schema} for name,
+                 (about, schema) in TOOLS.items()]
         choice = {"type": "tool", "name": tool} if tool else {"type": "none"}
-        return {"system": [{"type": "text", "text": "You edit files."}], "messages": self.messages, "tools": tools, "tool_choice": choice,
+        return {"system": [{"type": "text", "text": "You edit files."}], "messages": self.messages, "tools": tools,
+                "tool_choice": choice,
                 "max_tokens": 120 if tool else 12}
 
     def take(self, answer):
@@ -72,7 +77,8 @@ class Messages:
         return [(call["id"], call["name"], call["input"]) for call in calls]
 
     def give(self, results):
-        self.messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": text} for call, text in results]})
+        self.messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": text}
+                                                          for call, text in results]})
 
 
 class Responses:
@@ -83,15 +89,18 @@ class Responses:
         self.input, self.previous = prompt, None
 
     def body(self, tool):
-        tools = [{"type": "function", "name": name, "description": about, "parameters": schema} for name, (about, schema) in TOOLS.items()]
+        tools = [{"type": "function", "name": name, "description": about, "parameters": schema} for name,
+                 (about, schema) in TOOLS.items()]
         choice = {"type": "function", "name": tool} if tool else "none"
         more = {"previous_response_id": self.previous} if self.previous else {}
-        return {"instructions": "You edit files.", "input": self.input, "tools": tools, "tool_choice": choice, "max_output_tokens": 120 if tool else 12, **more}
+        return {"instructions": "You edit files.", "input": self.input, "tools": tools, "tool_choice": choice,
+                "max_output_tokens": 120 if tool else 12, **more}
 
     def take(self, answer):
         check(answer["status"] == "completed" or answer["output"][-1]["type"] == "message", answer)
         self.previous = answer["id"]
-        return [(item["call_id"], item["name"], json.loads(item["arguments"])) for item in answer["output"] if item["type"] == "function_call"]
+        return [(item["call_id"], item["name"], json.loads(item["arguments"])) for item in answer["output"]
+                if item["type"] == "function_call"]
 
     def give(self, results):
         self.input = [{"type": "function_call_output", "call_id": call, "output": text} for call, text in results]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The APIs of ridge serve over plain HTTP: events, errors and heads as their clients expect them, and an agent that edits files.
+"""The APIs of ridge serve over plain HTTP: events, errors and heads as their clients expect them, and an agent that
+edits files.
 
 Usage: apis_test.py RIDGE
 """
@@ -51,7 +52,8 @@ def messages_stream_as_they_answer(server):
     body = {"model": "claude", "max_tokens": 16, "seed": 3, "system": "Tell stories.", "messages": USER}
     whole, stream = ask(server, "/v1/messages", body), events(server, "/v1/messages", body)
     check([event["type"] for event in stream[:3]] == ["message_start", "ping", "content_block_start"], stream[:3])
-    check([event["type"] for event in stream[-3:]] == ["content_block_stop", "message_delta", "message_stop"], stream[-3:])
+    check([event["type"] for event in stream[-3:]] == ["content_block_stop", "message_delta", "message_stop"],
+          stream[-3:])
     text = "".join(event["delta"]["text"] for event in stream if event["type"] == "content_block_delta")
     check([{"type": "text", "text": text}] == whole["content"], (text, whole))
     check(stream[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}, stream[-2])
@@ -65,7 +67,8 @@ def messages_are_refused_in_their_form(server):
     def refused(status, kind, body, headers={}, path="/v1/messages"):
         got, head, text = post(server, path, body, headers)
         error = json.loads(text)
-        check(got == status and error["type"] == "error" and error["error"]["type"] == kind and error["error"]["message"], (got, text))
+        check(got == status and error["type"] == "error" and error["error"]["type"] == kind
+              and error["error"]["message"], (got, text))
         check(head["request-id"] == error["request_id"] and error["request_id"].startswith("req_"), (head, text))
         return error["error"]["message"]
 
@@ -74,7 +77,8 @@ def messages_are_refused_in_their_form(server):
     refused(400, "invalid_request_error", b"{no json")
     refused(400, "invalid_request_error", b"[" * 100_000)
     for part in ("image", "document"):
-        message = refused(400, "invalid_request_error", {**body, "messages": [{"role": "user", "content": [{"type": part, "source": {}}]}]})
+        message = refused(400, "invalid_request_error",
+                          {**body, "messages": [{"role": "user", "content": [{"type": part, "source": {}}]}]})
         check(message.startswith(f'messages[0].content[0].type: "{part}" is not supported'), message)
     long = {**body, "messages": [{"role": "user", "content": "word " * 5000}]}
     check(refused(400, "invalid_request_error", long).startswith("prompt is too long: "), "too long")
@@ -105,7 +109,8 @@ def responses_are_stored(server):
         return answer.status, json.loads(answer.read())
 
     check(call("GET") == (200, first), "get")
-    second = ask(server, "/v1/responses", {"input": "And then?", "previous_response_id": first["id"], "max_output_tokens": 8})
+    second = ask(server, "/v1/responses", {"input": "And then?", "previous_response_id": first["id"],
+                                           "max_output_tokens": 8})
     check(second["usage"]["input_tokens"] > first["usage"]["total_tokens"], (first["usage"], second["usage"]))
     check(call("DELETE") == (200, {"id": first["id"], "object": "response", "deleted": True}), "delete")
     check(call("GET")[0] == 404, "deleted")
@@ -114,10 +119,12 @@ def responses_are_stored(server):
 
 
 def structured_answers_follow_their_schema(server):
-    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "old": {"type": "boolean"}}, "required": ["city", "old"],
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "old": {"type": "boolean"}},
+              "required": ["city", "old"],
               "additionalProperties": False}
     form = {"type": "json_schema", "schema": schema}
-    answer = ask(server, "/v1/responses", {"input": "Where?", "text": {"format": {**form, "name": "city"}}, "max_output_tokens": 60})
+    answer = ask(server, "/v1/responses", {"input": "Where?", "text": {"format": {**form, "name": "city"}},
+                                           "max_output_tokens": 60})
     texts = [answer["output"][0]["content"][0]["text"]]
     answer = ask(server, "/v1/messages", {"max_tokens": 60, "messages": USER, "output_config": {"format": form}})
     texts.append(answer["content"][0]["text"])
@@ -133,7 +140,8 @@ def agents_edit_files(server):
 
 def several_models_take_turns(program):
     size = STORIES.stat().st_size / 2**30
-    flags = ["--kv-gib", 0.05, "--memory-gib", 2.5 * (0.05 + size), "--ctx-size", 512, "--parallel", 2, "--model", f"second={STORIES}", "--model", f"third={STORIES}"]
+    flags = ["--kv-gib", 0.05, "--memory-gib", 2.5 * (0.05 + size), "--ctx-size", 512, "--parallel", 2, "--model",
+             f"second={STORIES}", "--model", f"third={STORIES}"]
     with RidgeServer(program, f"first={STORIES}", *flags) as server:
         def loaded():
             return [model["id"] for model in server.get("/v1/models")["data"] if model["status"]["value"] == "loaded"]
@@ -141,7 +149,8 @@ def several_models_take_turns(program):
         check(loaded() == ["first"], loaded())
         texts = []
         for name in ("first", "second", "third", "first"):
-            status, answer = server.call("POST", "/v1/completions", {"model": name, "prompt": "Once", "max_tokens": 8, "seed": 1})
+            status, answer = server.call("POST", "/v1/completions", {"model": name, "prompt": "Once", "max_tokens": 8,
+                                                                     "seed": 1})
             check(status == 200 and answer["model"] == name, answer)
             texts.append(answer["choices"][0]["text"])
         check(len(set(texts)) == 1 and loaded() == ["first", "third"], (texts, loaded()))
@@ -151,7 +160,8 @@ def several_models_take_turns(program):
         check(code == 0, server.errors())
 
 
-TESTS = [messages_stream_as_they_answer, messages_are_refused_in_their_form, responses_stream_as_they_answer, responses_are_stored,
+TESTS = [messages_stream_as_they_answer, messages_are_refused_in_their_form, responses_stream_as_they_answer,
+         responses_are_stored,
          structured_answers_follow_their_schema, agents_edit_files]
 
 
@@ -160,7 +170,8 @@ def main():
         with_template, keys = pathlib.Path(folder) / "stories.gguf", pathlib.Path(folder) / "keys"
         with_template.write_bytes(gguf_with_text(STORIES.read_bytes(), "tokenizer.chat_template", TEMPLATE))
         keys.write_text(KEY + "\n")
-        with RidgeServer(sys.argv[1], with_template, "--ctx-size", 2048, "--api-key-file", keys, "--alias", "stories") as server:
+        with RidgeServer(sys.argv[1], with_template, "--ctx-size", 2048, "--api-key-file", keys, "--alias",
+                         "stories") as server:
             failures = run(TESTS, server)
     return 1 if failures + run([several_models_take_turns], sys.argv[1]) else 0
 

@@ -3,10 +3,10 @@
 
 Usage: attempts.py RIDGE [--scale X] [--seed N] [--only NAME]
 
-Not part of the tests: --scale 1 takes some minutes on two processors. What must hold: no process ends by a signal that was not
-sent, nothing hangs, no answer is a 500 or later, an innocent request beside all of it gives the same text bit for bit, memory
-is flat, and the time for a body grows with its length alone. Prints a line an attempt and a JSON object of counts; exits 1
-where something broke, with the input that did it in a file of the temporary folder.
+Not part of the tests: --scale 1 takes some minutes on two processors. What must hold: no process ends by a signal that
+was not sent, nothing hangs, no answer is a 500 or later, an innocent request beside all of it gives the same text bit
+for bit, memory is flat, and the time for a body grows with its length alone. Prints a line an attempt and a JSON object
+of counts; exits 1 where something broke, with the input that did it in a file of the temporary folder.
 """
 import argparse
 import collections
@@ -30,33 +30,43 @@ from ridge_server import REFERENCE, ROOT, STORIES, RidgeServer, check, run
 PROBE = {"prompt": "Once upon a time", "max_tokens": 24, "seed": 11}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": [1, 2, {\"y\": null}]}"}}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {
-    "type": "object", "properties": {"x": {"type": "integer"}, "s": {"type": "string", "maxLength": 4}}, "required": ["x"]}}}
-CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    "type": "object", "properties": {"x": {"type": "integer"}, "s": {"type": "string", "maxLength": 4}},
+    "required": ["x"]}}}
+CHAT = {"messages": [{"role": "system", "content": "Be brief."},
+                     {"role": "user", "content": [{"type": "text", "text": "hi"}]},
                      {"role": "assistant", "content": None, "tool_calls": [CALL]},
                      {"role": "tool", "tool_call_id": "call_1", "content": "7"}, {"role": "user", "content": "and?"}],
         "tools": [TOOL], "tool_choice": "auto", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "seed": 1, "n": 1,
         "stop": ["x"], "logit_bias": {"3": -1}, "stream": False, "parallel_tool_calls": True}
 SEEDS = [
-    ("/v1/completions", {"prompt": "The dog", "max_tokens": 3, "temperature": 0.7, "top_k": 5, "logprobs": 2, "echo": True}),
-    ("/v1/completions", {"prompt": ["a", [1, 2, 3]], "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}),
+    ("/v1/completions", {"prompt": "The dog", "max_tokens": 3, "temperature": 0.7, "top_k": 5, "logprobs": 2,
+                         "echo": True}),
+    ("/v1/completions", {"prompt": ["a", [1, 2, 3]], "max_tokens": 2, "stream": True,
+                         "stream_options": {"include_usage": True}}),
     ("/v1/completions", {"prompt": "a", "max_tokens": 3, "grammar": "root ::= \"a\" [b-d]* | \"e\""}),
     ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "tools": [TOOL], "tool_choice": "required"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "tools": [TOOL],
+                              "tool_choice": "required"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "response_format": {
         "type": "json_schema", "json_schema": {"name": "n", "schema": TOOL["function"]["parameters"]}}}),
     ("/v1/messages", {"max_tokens": 3, "system": [{"type": "text", "text": "s"}], "messages": [
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}, {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1}}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"},
+                                          {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "7"}]}],
-        "tools": [{"name": "f", "input_schema": TOOL["function"]["parameters"]}], "tool_choice": {"type": "any"}, "stream": True}),
+        "tools": [{"name": "f", "input_schema": TOOL["function"]["parameters"]}], "tool_choice": {"type": "any"},
+                      "stream": True}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
                                  {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
                                  {"type": "function_call_output", "call_id": "c", "output": "7"}],
-                       "instructions": "i", "max_output_tokens": 3, "tools": [{"type": "function", **TOOL["function"]}], "stream": True}),
-    ("/completion", {"prompt": "a", "n_predict": 3, "logit_bias": [[5, 1], [6, False]], "json_schema": {"type": "object"}, "stop": ["x"], "stream": True}),
+                       "instructions": "i", "max_output_tokens": 3, "tools": [{"type": "function", **TOOL["function"]}],
+                       "stream": True}),
+    ("/completion", {"prompt": "a", "n_predict": 3, "logit_bias": [[5, 1], [6, False]],
+                     "json_schema": {"type": "object"}, "stop": ["x"], "stream": True}),
     ("/v1/embeddings", {"input": ["a", [1, 2, 3]], "dimensions": 8, "encoding_format": "base64", "pooling": "last"}),
-    ("/apply-template", CHAT), ("/tokenize", {"content": "a b", "add_special": True}), ("/detokenize", {"tokens": [1, 2, 3]}),
+    ("/apply-template", CHAT), ("/tokenize", {"content": "a b", "add_special": True}),
+    ("/detokenize", {"tokens": [1, 2, 3]}),
 ]
 
 
@@ -65,9 +75,12 @@ def nested(depth, inside="1", pair="[]"):
 
 
 def odd_values(rng):
-    return rng.choice([None, True, 0, -1, 7, 1e308, -1e-320, 2**63, 2**64, "", "x", "é\ud83d", "\u0000", "a" * 5000, [], {}, [[]], [None], {"type": 5},
-                       {"a": {}}, ["x"] * 300, {str(i): i for i in range(200)}, "{" * 300, nested(2000), '{"a":' + nested(3000) + "}",
-                       [{"type": 5, "text": "x"}], [{"type": "text", "text": 3}], {"$ref": "#"}, {"anyOf": [{}] * 50}, "root ::= root", "<|im_end|>"])
+    return rng.choice([None, True, 0, -1, 7, 1e308, -1e-320, 2**63, 2**64, "", "x", "é\ud83d", "\u0000", "a" * 5000, [],
+                       {}, [[]], [None], {"type": 5},
+                       {"a": {}}, ["x"] * 300, {str(i): i for i in range(200)}, "{" * 300, nested(2000),
+                       '{"a":' + nested(3000) + "}",
+                       [{"type": 5, "text": "x"}], [{"type": "text", "text": 3}], {"$ref": "#"}, {"anyOf": [{}] * 50},
+                       "root ::= root", "<|im_end|>"])
 
 
 def places(value, path=()):
@@ -95,11 +108,13 @@ def changed(body, rng):
         elif kind == 1 and isinstance(holder, list):
             holder.extend([holder[key]] * rng.randrange(1, 40))
         elif kind == 2 and isinstance(holder, dict):
-            holder[rng.choice(["", "type", "role", "content", "x" * 500, "schema", "n", "min_p", "thinking"])] = odd_values(rng)
+            holder[rng.choice(["", "type", "role", "content", "x" * 500, "schema", "n", "min_p",
+                               "thinking"])] = odd_values(rng)
         elif kind == 3 and isinstance(holder[key], str):
             text = holder[key]
             at = rng.randrange(len(text) + 1)
-            holder[key] = text[:at] + rng.choice(["\"", "\\", "{", "]", "<", "\n", "\u200b", "(" * 100]) + text[at + rng.randrange(3):]
+            holder[key] = text[:at] + rng.choice(["\"", "\\", "{", "]", "<", "\n", "\u200b",
+                                                  "(" * 100]) + text[at + rng.randrange(3):]
         else:
             holder[key] = odd_values(rng)
     return body
@@ -147,14 +162,16 @@ class Attempts:
         self.program, self.scale, self.seed = program, scale, seed
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ridge-attempts-"))
         self.third = self.folder / "third.gguf"
-        subprocess.run([program, "quantize", STORIES, self.third, "--type", "q4_0", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([program, "quantize", STORIES, self.third, "--type", "q4_0", "--quiet"], check=True,
+                       stdout=subprocess.DEVNULL)
         self.counts = {}
 
     def n(self, count):
         return max(4, int(count * self.scale))
 
     def ridge(self, *words, timeout=120, **options):
-        return subprocess.run([self.program, *map(str, words)], capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+        return subprocess.run([self.program, *map(str, words)], capture_output=True, text=True, errors="replace",
+                              timeout=timeout, check=False,
                               stdin=subprocess.DEVNULL, **options)
 
     def serve(self, model, *flags):
@@ -162,7 +179,8 @@ class Attempts:
 
 
 class Innocent(threading.Thread):
-    """One request again and again, and the server's health, while others attack: the same text each time, health at once."""
+    """One request again and again, and the server's health, while others attack: the same text each time, health at
+    once."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -286,17 +304,22 @@ def crowds(a):
 def deep_documents(a):
     """Nesting wherever JSON is read: in bodies, in strings of bodies, in schemas and grammars."""
     def call(arguments):
-        return {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": arguments}}]},
+        return {"messages": [{"role": "user", "content": "a"},
+                             {"role": "assistant",
+                              "tool_calls": [{**CALL, "function": {"name": "f", "arguments": arguments}}]},
                              {"role": "tool", "tool_call_id": "call_1", "content": arguments}], "max_tokens": 2}
 
     bodies = []
     for depth in (60, 1000, 75_500, 400_000):
-        for text in ('{"a":' + nested(depth) + "}", nested(depth, "1", "{}"), '{"a":' * depth + "1" + "}" * depth, "[" * depth):
+        for text in ('{"a":' + nested(depth) + "}", nested(depth, "1", "{}"), '{"a":' * depth + "1" + "}" * depth,
+                     "[" * depth):
             bodies += [("/v1/chat/completions", json.dumps(call(text))), ("/apply-template", json.dumps(call(text))),
                        ("/v1/completions", json.dumps({"prompt": "a", "max_tokens": 1, "grammar": "root ::= " + text}))]
         for key in ("messages", "tools", "response_format", "prompt", "stop", "logit_bias", "chat_template_kwargs"):
-            bodies.append(("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": "a"}}], "{key}": {nested(depth)}}}'))
-        bodies.append(("/v1/completions", json.dumps({"prompt": "a", "max_tokens": 1, "grammar": "root ::= " + nested(depth, '"a"', "()")})))
+            bodies.append(("/v1/chat/completions",
+                           f'{{"messages": [{{"role": "user", "content": "a"}}], "{key}": {nested(depth)}}}'))
+        bodies.append(("/v1/completions", json.dumps({"prompt": "a", "max_tokens": 1,
+                                                      "grammar": "root ::= " + nested(depth, '"a"', "()")})))
     bodies = bodies if a.scale >= 1 else bodies[::3]
     seen = collections.Counter()
     with a.serve(STORIES) as server:
@@ -312,10 +335,12 @@ def deep_documents(a):
 
 
 def long_documents(a):
-    """Time grows with the length: eight times the bytes may take 24 times as long, not 64. /health answers beside them."""
+    """Time grows with the length: eight times the bytes may take 24 times as long, not 64. /health answers beside
+    them."""
     many = {
         "objects in a list": lambda n: '{"content": "x", "y": [' + "{}," * (n // 3) + "{}]}",
-        "keys of an object": lambda n: '{"content": "x", "y": {' + ",".join(f'"{i:07}":1' for i in range(n // 12)) + "}}",
+        "keys of an object": lambda n: '{"content": "x", "y": {' + ",".join(f'"{i:07}":1' for i in range(n // 12))
+        + "}}",
         "fields of a request": lambda n: '{"content": "x", ' + ",".join(f'"{i:07}":1' for i in range(n // 12)) + "}",
         "messages": lambda n: '{"messages": [' + ",".join(['{"role":"user","content":"a"}'] * (n // 31)) + "]}",
         "tools": lambda n: json.dumps({"messages": [{"role": "user", "content": "a"}], "tools": [TOOL] * (n // 250)}),
@@ -325,7 +350,8 @@ def long_documents(a):
         "stops": lambda n: json.dumps({"prompt": "a", "max_tokens": 1, "stop": ["a" * (n // 2)] * 2}),
         "brackets of text": lambda n: json.dumps({"messages": [{"role": "user", "content": "<|" * (n // 2)}]}),
     }
-    paths = {"messages": "/apply-template", "tools": "/apply-template", "arguments": "/apply-template", "stops": "/v1/completions",
+    paths = {"messages": "/apply-template", "tools": "/apply-template", "arguments": "/apply-template",
+             "stops": "/v1/completions",
              "brackets of text": "/apply-template"}
     slow, times = [], {}
     with a.serve(STORIES) as server:
@@ -400,7 +426,8 @@ def states(a):
         path.write_bytes(data)
         done = a.ridge(*words, "--prompt-cache", cache)
         if done.returncode != 0 or done.stdout != text:
-            check(False, f"exit {done.returncode}, {done.stdout!r} with {keep(bytes(data), f'state-{number}')}: {done.stderr[-300:]}")
+            check(False, f"exit {done.returncode}, {done.stdout!r} with {keep(bytes(data), f'state-{number}')}: "
+                         f"{done.stderr[-300:]}")
     folder, n_starts = a.folder / "states", a.n(8)
     prompt = {"prompt": "Once upon a time there was a little girl. " * 10, "max_tokens": 12, "seed": 5}
     for number in range(n_starts):
@@ -421,13 +448,15 @@ def states(a):
 def kills(a):
     """Writers killed at any moment: what they write appears whole or not at all, and the next one is not disturbed."""
     rows, made = a.folder / "rows.jsonl", a.folder / "made.gguf"
-    measure = ("eval", "ppl", "-m", STORIES, "-f", ROOT / "README.md", "-c", 64, "--chunks", 1, "--quiet", "--results", rows)
+    measure = ("eval", "ppl", "-m", STORIES, "-f", ROOT / "README.md", "-c", 64, "--chunks", 1, "--quiet", "--results",
+               rows)
     quantize = ("quantize", REFERENCE, made, "--type", "q4_0", "--allow-requantize", "--force", "--quiet")
     check(a.ridge(*quantize).returncode == 0, "quantize fails")
     wanted, count = made.read_bytes(), a.n(60)
     for number in range(count):
         rng = random.Random(a.seed + number)
-        process = subprocess.Popen([a.program, *map(str, measure if number % 2 else quantize)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([a.program, *map(str, measure if number % 2 else quantize)],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(rng.random() * (0.06 if number % 2 else 1.5))  # about as long as they take
         process.send_signal(rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM)))
         process.wait(60)
@@ -455,9 +484,12 @@ def signals(a):
     for number in range(a.n(6)):
         with a.serve(STORIES, "--patience", 1) as server:
             body = ('{"content": "x", "y": [' + "{}," * 2_000_000 + "{}]}").encode()
-            for path, data in [("/tokenize", body)] * 4 + [("/v1/completions", json.dumps({"prompt": "a", "max_tokens": 1500, "stream": True}).encode())] * 8:
+            for path, data in [("/tokenize", body)] * 4 + [("/v1/completions",
+                                                            json.dumps({"prompt": "a", "max_tokens": 1500,
+                                                                        "stream": True}).encode())] * 8:
                 connection = socket.create_connection(("127.0.0.1", server.port))
-                threading.Thread(target=swallow, args=(connection, b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data),
+                threading.Thread(target=swallow, args=(connection, b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                                                                   b"%d\r\n\r\n" % (path.encode(), len(data)) + data),
                                  daemon=True).start()
             time.sleep(0.2 * number)
             code, seconds = server.stop(30)

@@ -32,9 +32,12 @@ class Browser:
             os.dup2(ends[1], 4)
 
         self.process = subprocess.Popen(
-            [program, "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", f"--user-data-dir={self.profile.name}", "about:blank"],
-            preexec_fn=connect, pass_fds=(3, 4), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            [program, "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
+             "--disable-dev-shm-usage", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update", f"--user-data-dir={self.profile.name}",
+             "about:blank"],
+            preexec_fn=connect, pass_fds=(3, 4), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True)
         for end in (to_read, to_write, *ends):
             os.close(end)
         self.buffer, self.number, self.session = b"", 0, None
@@ -74,14 +77,16 @@ class Browser:
             self.errors.append(str([arg.get("value") for arg in params["args"]]))
         elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
             entry = params["entry"]
-            (self.failed_loads if entry["source"] == "network" else self.errors).append(f"{entry['text']} {entry.get('url', '')}")
+            (self.failed_loads if entry["source"] == "network"
+             else self.errors).append(f"{entry['text']} {entry.get('url', '')}")
         elif method == "Page.javascriptDialogOpening":
             self.post("Page.handleJavaScriptDialog", accept=True)
         return message
 
     def post(self, method, **params):
         self.number += 1
-        message = {"id": self.number, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}
+        message = {"id": self.number, "method": method, "params": params,
+                   **({"sessionId": self.session} if self.session else {})}
         os.write(self.to_browser, json.dumps(message).encode() + b"\0")
         return self.number
 
@@ -125,7 +130,8 @@ class Browser:
         self.call("Input.insertText", text=text)
 
     def size(self, width, height, phone=False):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if phone else 1, mobile=phone)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if phone else 1,
+                  mobile=phone)
 
     def scheme(self, name):
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
@@ -135,7 +141,8 @@ class Browser:
 
     def control_names(self):
         """(role, name) of every control that is shown, as assistive technology sees it."""
-        roles = {"button", "textbox", "combobox", "spinbutton", "checkbox", "searchbox", "listbox", "slider", "menuitem"}
+        roles = {"button", "textbox", "combobox", "spinbutton", "checkbox", "searchbox", "listbox", "slider",
+                 "menuitem"}
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes
                 if not node.get("ignored") and node["role"]["value"] in roles]

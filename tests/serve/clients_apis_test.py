@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""ridge serve with clients of its newer APIs: the packages `anthropic`, `openai` (responses), `litellm` and `langchain-openai`.
+"""ridge serve with clients of its newer APIs: the packages `anthropic`, `openai` (responses), `litellm` and
+`langchain-openai`.
 
 Usage: clients_apis_test.py RIDGE [--install]
 
@@ -20,7 +21,8 @@ from ridge_server import STORIES, Failed, RidgeServer, check, run
 
 PACKAGES = ["openai", "anthropic", "litellm", "langchain-openai"]
 USER = [{"role": "user", "content": "Once upon a time"}]
-SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "old": {"type": "boolean"}}, "required": ["city", "old"],
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "old": {"type": "boolean"}},
+          "required": ["city", "old"],
           "additionalProperties": False}
 
 
@@ -47,14 +49,16 @@ class Anthropic:
 def anthropic_messages_stream_and_count(api):
     fields = api.ask(system="Tell stories.", extra_body={"seed": 3})
     whole = api.client.messages.create(**fields)
-    check(whole.role == "assistant" and whole.stop_reason == "max_tokens" and whole._request_id.startswith("req_"), whole)
+    check(whole.role == "assistant" and whole.stop_reason == "max_tokens" and whole._request_id.startswith("req_"),
+          whole)
     with api.client.messages.stream(**fields) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     check(text == whole.content[0].text == final.content[0].text and final.stop_reason == "max_tokens", (text, final))
     check(final.usage.output_tokens == 16 == whole.usage.output_tokens, final.usage)
     counted = api.client.messages.count_tokens(model="stories", system="Tell stories.", messages=USER)
-    check(counted.input_tokens == final.usage.input_tokens + final.usage.cache_read_input_tokens, (counted, final.usage))
+    check(counted.input_tokens == final.usage.input_tokens + final.usage.cache_read_input_tokens,
+          (counted, final.usage))
 
 
 def anthropic_tools_are_called(api):
@@ -62,22 +66,27 @@ def anthropic_tools_are_called(api):
     body = {**Messages("Write a note.").body("write_file"), "model": "stories"}
     with api.client.messages.stream(**body) as stream:
         final = stream.get_final_message()
-    check(final.stop_reason == "tool_use" and final.content[-1].input == {"path": "notes.txt", "text": "one line\n"}, final)
+    check(final.stop_reason == "tool_use" and final.content[-1].input == {"path": "notes.txt", "text": "one line\n"},
+          final)
 
 
 def anthropic_documents_follow_their_schema(api):
-    answer = api.client.messages.create(**api.ask(max_tokens=60, extra_body={"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}))
+    answer = api.client.messages.create(**api.ask(
+        max_tokens=60, extra_body={"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}))
     check(set(json.loads(answer.content[0].text)) == {"city", "old"}, answer)
 
 
 def anthropic_models_are_listed(api):
-    check([(model.id, model.created_at.year > 2000) for model in api.client.models.list()] == [("stories", True)], "list")
+    check([(model.id, model.created_at.year > 2000) for model in api.client.models.list()] == [("stories", True)],
+          "list")
 
 
 def anthropic_errors_are_the_packages_own(api):
-    error = raises(api.anthropic.BadRequestError, lambda: api.client.messages.create(**api.ask(extra_body={"temperature": 1000})))
+    error = raises(api.anthropic.BadRequestError,
+                   lambda: api.client.messages.create(**api.ask(extra_body={"temperature": 1000})))
     check(error.body["error"]["type"] == "invalid_request_error" and error.request_id.startswith("req_"), error.body)
-    image = [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]}]
+    image = [{"role": "user",
+              "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]}]
     error = raises(api.anthropic.BadRequestError, lambda: api.client.messages.create(**api.ask(messages=image)))
     check('"image" is not supported' in str(error), error)
     with api.anthropic.Anthropic(base_url=api.url, api_key="wrong", max_retries=0) as stranger:
@@ -93,7 +102,8 @@ class OpenAi:
         self.client = openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0)
 
     def ask(self, **fields):
-        return {"model": "stories", "input": "Once upon a time", "max_output_tokens": 16, "extra_body": {"seed": 3}, **fields}
+        return {"model": "stories", "input": "Once upon a time", "max_output_tokens": 16, "extra_body": {"seed": 3},
+                **fields}
 
 
 def responses_stream_and_count(api):
@@ -112,7 +122,8 @@ def responses_go_on_from_stored_ones(api):
     first = api.client.responses.create(**api.ask())
     check(api.client.responses.retrieve(first.id).output_text == first.output_text, "retrieve")
     second = api.client.responses.create(**api.ask(input="And then?", previous_response_id=first.id))
-    check(second.usage.input_tokens > first.usage.total_tokens and second.previous_response_id == first.id, second.usage)
+    check(second.usage.input_tokens > first.usage.total_tokens and second.previous_response_id == first.id,
+          second.usage)
     api.client.responses.delete(first.id)
     raises(api.openai.NotFoundError, lambda: api.client.responses.retrieve(first.id))
     hidden = api.client.responses.create(**api.ask(store=False))
@@ -131,8 +142,10 @@ def responses_are_parsed_as_classes(api):
 
 
 def responses_call_tools(api):
-    edit_files(Responses, lambda body: api.client.responses.create(model="stories", **body).model_dump(exclude_none=True))
-    edit_files(Chat, lambda body: api.client.chat.completions.create(model="stories", **body).model_dump(exclude_none=True))
+    edit_files(Responses, lambda body: api.client.responses.create(model="stories",
+                                                                   **body).model_dump(exclude_none=True))
+    edit_files(Chat, lambda body: api.client.chat.completions.create(model="stories",
+                                                                     **body).model_dump(exclude_none=True))
     with api.client.responses.stream(model="stories", **Responses("Write a note.").body("write_file")) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
@@ -140,17 +153,21 @@ def responses_call_tools(api):
 
 
 def responses_are_refused_with_the_packages_errors(api):
-    error = raises(api.openai.BadRequestError, lambda: api.client.responses.create(**api.ask(tools=[{"type": "web_search"}])))
+    error = raises(api.openai.BadRequestError,
+                   lambda: api.client.responses.create(**api.ask(tools=[{"type": "web_search"}])))
     check(error.param == "tools[0].type", error.body)
-    error = raises(api.openai.BadRequestError, lambda: api.client.responses.create(**api.ask(previous_response_id="resp_x")))
+    error = raises(api.openai.BadRequestError,
+                   lambda: api.client.responses.create(**api.ask(previous_response_id="resp_x")))
     check(error.code == "previous_response_not_found", error.body)
 
 
 def texts_are_embedded(api):
     answer = api.client.embeddings.create(model="stories", input=["The dog", "The cat"])  # the package asks for base64
     floats = api.client.embeddings.create(model="stories", input="The cat", encoding_format="float")
-    check(answer.data[1].embedding == [struct.unpack("f", struct.pack("f", value))[0] for value in floats.data[0].embedding], "base64 and floats differ")
-    check(abs(sum(value * value for value in answer.data[0].embedding) - 1) < 1e-4 and answer.usage.prompt_tokens > 0, answer.usage)
+    check(answer.data[1].embedding == [struct.unpack("f", struct.pack("f", value))[0]
+                                       for value in floats.data[0].embedding], "base64 and floats differ")
+    check(abs(sum(value * value for value in answer.data[0].embedding) - 1) < 1e-4 and answer.usage.prompt_tokens > 0,
+          answer.usage)
 
 
 def models_are_listed(api):
@@ -193,7 +210,8 @@ def litellm_answers_responses(api):
 class LangChain:
     def __init__(self, server):
         import langchain_openai  # only here: it may be missing
-        self.chats = [langchain_openai.ChatOpenAI(model="stories", base_url=server.url + "/v1", api_key=KEY, max_tokens=150, temperature=0, max_retries=0,
+        self.chats = [langchain_openai.ChatOpenAI(model="stories", base_url=server.url + "/v1", api_key=KEY,
+                                                  max_tokens=150, temperature=0, max_retries=0,
                                                   use_responses_api=responses) for responses in (False, True)]
 
 
@@ -210,15 +228,19 @@ def langchain_calls_tools_and_structures(api):
     tool = {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
     for chat in api.chats:
         calls = chat.bind_tools([tool], tool_choice=name).invoke("Write a note.").tool_calls
-        check([(call["name"], call["args"]) for call in calls] == [(name, {"path": "notes.txt", "text": "one line\n"})], calls)
-        city = chat.with_structured_output({**SCHEMA, "title": "city", "description": "A city."}, method="json_schema").invoke("Where?")
+        check([(call["name"], call["args"]) for call in calls] == [(name, {"path": "notes.txt", "text": "one line\n"})],
+              calls)
+        city = chat.with_structured_output({**SCHEMA, "title": "city", "description": "A city."},
+                                           method="json_schema").invoke("Where?")
         check(set(city) == {"city", "old"}, city)
 
 
 PARTS = {
-    "anthropic": (Anthropic, [anthropic_messages_stream_and_count, anthropic_tools_are_called, anthropic_documents_follow_their_schema,
+    "anthropic": (Anthropic, [anthropic_messages_stream_and_count, anthropic_tools_are_called,
+                              anthropic_documents_follow_their_schema,
                               anthropic_models_are_listed, anthropic_errors_are_the_packages_own]),
-    "openai": (OpenAi, [responses_stream_and_count, responses_go_on_from_stored_ones, responses_are_parsed_as_classes, responses_call_tools, texts_are_embedded, models_are_listed,
+    "openai": (OpenAi, [responses_stream_and_count, responses_go_on_from_stored_ones, responses_are_parsed_as_classes,
+                        responses_call_tools, texts_are_embedded, models_are_listed,
                         responses_are_refused_with_the_packages_errors]),
     "litellm": (LiteLlm, [litellm_chats_over_both_apis, litellm_calls_tools_over_both_apis, litellm_answers_responses]),
     "langchain-openai": (LangChain, [langchain_chats_over_both_apis, langchain_calls_tools_and_structures]),
@@ -241,7 +263,8 @@ def main():
         with_template, keys = pathlib.Path(folder) / "stories.gguf", pathlib.Path(folder) / "keys"
         with_template.write_bytes(gguf_with_text(STORIES.read_bytes(), "tokenizer.chat_template", TEMPLATE))
         keys.write_text(KEY + "\n")
-        with RidgeServer(options.ridge, with_template, "--ctx-size", 2048, "--api-key-file", keys, "--alias", "stories") as server:
+        with RidgeServer(options.ridge, with_template, "--ctx-size", 2048, "--api-key-file", keys, "--alias",
+                         "stories") as server:
             for name in found:
                 make, tests = PARTS[name]
                 failures += run(tests, make(server))

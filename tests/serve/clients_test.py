@@ -3,8 +3,8 @@
 
 Usage: clients_test.py RIDGE [--install]
 
-The package is taken from this Python, or from the virtual environment $RIDGE_OPENAI_VENV. --install makes one there, or in a
-temporary folder, with pip. Without the package, or without curl, their part is skipped.
+The package is taken from this Python, or from the virtual environment $RIDGE_OPENAI_VENV. --install makes one there, or
+in a temporary folder, with pip. Without the package, or without curl, their part is skipped.
 """
 import argparse
 import asyncio
@@ -31,9 +31,11 @@ TEMPLATE = """{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% 
 {% endif %}{% for message in messages %}{{ message.role }}: {{ message.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {
-    "type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "type": "object", "properties": {"unit": {"enum": ["C", "F"]},
+                                     "days": {"type": "integer", "minimum": 1, "maximum": 9}},
     "required": ["unit", "days"], "additionalProperties": False}}}
-CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}}
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {
+    "type": "object", "properties": {}, "additionalProperties": False}}}
 
 
 def gguf_with_text(source, key, value):
@@ -80,8 +82,10 @@ class Curl:
     def raw(self, path, *flags, body=None, server=None):
         """Status and body as bytes. A body is posted."""
         data = [] if body is None else ["--data-binary", "@-"]
-        done = subprocess.run(["curl", "-sS", "--max-time", "300", "-w", "\n%{http_code}", *flags, *data, (server or self.server).url + path],
-                              input=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(), capture_output=True)
+        done = subprocess.run(["curl", "-sS", "--max-time", "300", "-w", "\n%{http_code}", *flags, *data,
+                               (server or self.server).url + path],
+                              input=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
+                              capture_output=True)
         check(done.returncode == 0, f"curl ended with {done.returncode}: {done.stderr.decode()}")
         text, status = done.stdout.rsplit(b"\n", 1)
         return int(status), text
@@ -122,7 +126,8 @@ def curl_streams_a_text(curl):
     fields = {"prompt": PROMPT, "max_tokens": 12, "seed": 3}
     events = curl.events("/v1/completions", {**fields, "stream_options": {"include_usage": True}})
     whole = curl.json("/v1/completions", body=fields)
-    check("".join(choice["text"] for event in events for choice in event["choices"]) == whole["choices"][0]["text"], events)
+    check("".join(choice["text"] for event in events for choice in event["choices"]) == whole["choices"][0]["text"],
+          events)
     check(events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 12, events[-1])
     check(len({event["id"] for event in events}) == 1, "one answer, several ids")
 
@@ -146,10 +151,12 @@ def errors_have_a_status_and_openais_shape(curl):
     curl.refused(400, text, body=b"[" * 100_000)
     curl.refused(400, text, body={}, param="prompt")
     curl.refused(400, chat, body={"prompt": PROMPT}, param="messages")
-    for name, value in {"temperature": 1e9, "max_tokens": 0.5, "n": 1000, "stop": [""], "seed": 0.5, "logit_bias": {"x": 1}, "stream": "yes",
+    for name, value in {"temperature": 1e9, "max_tokens": 0.5, "n": 1000, "stop": [""], "seed": 0.5,
+                        "logit_bias": {"x": 1}, "stream": "yes",
                         "kv_quant": "nothing-3", "best_of": 3, "top_p": "0.5"}.items():
         curl.refused(400, text, body={"prompt": PROMPT, name: value}, param=name)
-    curl.refused(400, text, body={"prompt": "word " * 400_000}, param="prompt", code="context_length_exceeded")  # curl asks before it sends so much
+    # curl asks before it sends so much
+    curl.refused(400, text, body={"prompt": "word " * 400_000}, param="prompt", code="context_length_exceeded")
     curl.refused(404, "/v2/completions", code="not_found")
     curl.refused(400, "/v1/embeddings", body={"input": "x", "pooling": "cls"}, param="pooling")
     curl.refused(405, text)
@@ -174,7 +181,8 @@ def health_models_and_metrics_answer(curl):
     wrong = [row for row in rows if not re.fullmatch(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [-+0-9.e]+', row)]
     check(status == 200 and not wrong, wrong)
     values = dict(row.rsplit(" ", 1) for row in rows)
-    check(float(values["ridge_generated_tokens_total"]) > 0 and float(values["ridge_requests_failed_total"]) == 0, values)
+    check(float(values["ridge_generated_tokens_total"]) > 0 and float(values["ridge_requests_failed_total"]) == 0,
+          values)
     check(values["ridge_first_token_seconds_count"] == values['ridge_first_token_seconds_bucket{le="+Inf"}'], values)
 
 
@@ -190,21 +198,25 @@ def every_request_chooses_its_cache(curl):
 
 def connections_are_kept_and_upgrades_ignored(curl):
     url = curl.server.url + "/health"
-    done = subprocess.run(["curl", "-sS", "-o", os.devnull, "-w", "%{num_connects} ", url, "-o", os.devnull, url], capture_output=True, text=True)
+    done = subprocess.run(["curl", "-sS", "-o", os.devnull, "-w", "%{num_connects} ", url, "-o", os.devnull, url],
+                          capture_output=True, text=True)
     check(done.stdout == "1 0 ", done)
     if "HTTP2" in subprocess.run(["curl", "--version"], capture_output=True, text=True).stdout:
         check(curl.raw("/health", "--http2")[0] == 200, "with an Upgrade to h2c that the server need not follow")
     check(curl.raw("/health", "--compressed")[0] == 200, "with Accept-Encoding")
 
 
-CURL_TESTS = [curl_completes_a_text, the_command_that_the_server_prints_works, curl_streams_a_text, curl_chats, errors_have_a_status_and_openais_shape,
-              keys_open_the_server, health_models_and_metrics_answer, every_request_chooses_its_cache, connections_are_kept_and_upgrades_ignored]
+CURL_TESTS = [curl_completes_a_text, the_command_that_the_server_prints_works, curl_streams_a_text, curl_chats,
+              errors_have_a_status_and_openais_shape,
+              keys_open_the_server, health_models_and_metrics_answer, every_request_chooses_its_cache,
+              connections_are_kept_and_upgrades_ignored]
 
 
 def sigterm_ends_the_server(server):
     """With an answer under way, that --patience does not wait for."""
     body = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    client = subprocess.Popen(["curl", "-sSN", server.url + "/v1/completions", "-d", json.dumps(body)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    client = subprocess.Popen(["curl", "-sSN", server.url + "/v1/completions", "-d", json.dumps(body)],
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     client.stdout.readline()
     code, seconds = server.stop(30)
     client.communicate(timeout=10)
@@ -226,8 +238,10 @@ class OpenAi:
         return self.client.completions.create(**{"model": "ridge-ref", "prompt": PROMPT, "max_tokens": 10, **fields})
 
     def chat(self, **fields):
-        messages = [{"role": "system", "content": "Answer."}, {"role": "user", "content": [{"type": "text", "text": "Where is Paris?"}]}]
-        return self.client.chat.completions.create(**{"model": "ridge-ref", "messages": messages, "max_completion_tokens": 10, **fields})
+        messages = [{"role": "system", "content": "Answer."},
+                    {"role": "user", "content": [{"type": "text", "text": "Where is Paris?"}]}]
+        return self.client.chat.completions.create(**{"model": "ridge-ref", "messages": messages,
+                                                      "max_completion_tokens": 10, **fields})
 
     def refused(self, kind, call, **fields):
         try:
@@ -257,33 +271,43 @@ def texts_stream_and_count(api):
 def chats_stream_and_count(api):
     whole = api.chat(seed=1)
     chunks = list(api.chat(seed=1, stream=True, stream_options={"include_usage": True}))
-    check("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content, chunks)
-    check([chunk.choices[0].finish_reason for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason] == [whole.choices[0].finish_reason], chunks)
+    check("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+          == whole.choices[0].message.content, chunks)
+    check([chunk.choices[0].finish_reason for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
+          == [whole.choices[0].finish_reason], chunks)
     check(chunks[-1].usage.total_tokens == whole.usage.total_tokens, chunks[-1])
     check(whole.choices[0].message.role == "assistant" and whole.choices[0].message.tool_calls is None, whole)
 
 
 def documents_follow_their_schema(api):
-    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "people": {"type": "integer"}, "old": {"type": "boolean"}},
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12},
+                                               "people": {"type": "integer"}, "old": {"type": "boolean"}},
               "required": ["city", "people", "old"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": schema}}
     for stream in (False, True):
         answer = api.chat(response_format=form, max_completion_tokens=80, stream=stream)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer) if stream else answer.choices[0].message.content
+        text = "".join(chunk.choices[0].delta.content or ""
+                       for chunk in answer) if stream else answer.choices[0].message.content
         document = json.loads(text)
-        check(list(document) == ["city", "people", "old"] and [type(value) for value in document.values()] == [str, int, bool], document)
-    check(isinstance(json.loads(api.chat(response_format={"type": "json_object"}, max_completion_tokens=40).choices[0].message.content), dict), "json_object")
-    api.refused(api.openai.BadRequestError, lambda: api.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "cat"}}}),
+        check(list(document) == ["city", "people", "old"] and [type(value) for value in document.values()]
+              == [str, int, bool], document)
+    check(isinstance(json.loads(api.chat(response_format={"type": "json_object"},
+                                         max_completion_tokens=40).choices[0].message.content), dict), "json_object")
+    api.refused(api.openai.BadRequestError,
+                lambda: api.chat(response_format={"type": "json_schema",
+                                                  "json_schema": {"name": "x", "schema": {"type": "cat"}}}),
                 param="response_format")
 
 
 def classes_are_parsed(api):
     import pydantic  # comes with openai
     river = pydantic.create_model("River", name=(str, ...), km=(int, ...))
-    answer = api.client.chat.completions.parse(model="ridge-ref", messages=[{"role": "user", "content": "A river?"}], response_format=river, max_tokens=80)
+    answer = api.client.chat.completions.parse(model="ridge-ref", messages=[{"role": "user", "content": "A river?"}],
+                                               response_format=river, max_tokens=80)
     parsed = answer.choices[0].message.parsed
     check(isinstance(parsed, river) and isinstance(parsed.km, int), answer)
-    with api.client.chat.completions.stream(model="ridge-ref", messages=[{"role": "user", "content": "A river?"}], response_format=river, max_tokens=80) as stream:
+    with api.client.chat.completions.stream(model="ridge-ref", messages=[{"role": "user", "content": "A river?"}],
+                                            response_format=river, max_tokens=80) as stream:
         kinds = [event.type for event in stream]
         check("content.delta" in kinds and "content.done" in kinds, kinds)
         check(isinstance(stream.get_final_completion().choices[0].message.parsed, river), "the last event")
@@ -300,19 +324,22 @@ def log_probabilities_add_up(api):
     streamed = [token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content]
     check([token.token for token in streamed] == [token.token for token in tokens], streamed)
     old = api.text(logprobs=2, temperature=0).choices[0].logprobs
-    check(len(old.tokens) == len(old.token_logprobs) == len(old.top_logprobs) == 10 and all(len(top) == 2 for top in old.top_logprobs), old)
+    check(len(old.tokens) == len(old.token_logprobs) == len(old.top_logprobs) == 10
+          and all(len(top) == 2 for top in old.top_logprobs), old)
 
 
 def choices_sample_with_seeds_of_their_own(api):
     answer = api.text(n=3, seed=5)
     alone = [api.text(seed=seed).choices[0].text for seed in (5, 6, 7)]
-    check([choice.text for choice in answer.choices] == alone and [choice.index for choice in answer.choices] == [0, 1, 2], (answer, alone))
+    check([choice.text for choice in answer.choices] == alone and [choice.index for choice in answer.choices]
+          == [0, 1, 2], (answer, alone))
     check(answer.usage.completion_tokens == 30, answer.usage)
     texts = ["", "", ""]
     for chunk in api.text(n=3, seed=5, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     check(texts == alone, texts)
-    check([choice.text for choice in api.text(prompt=[PROMPT, "Water is"], seed=5).choices][0] == alone[0], "two prompts")
+    check([choice.text for choice in api.text(prompt=[PROMPT, "Water is"], seed=5).choices][0] == alone[0],
+          "two prompts")
 
 
 def answers_end_before_a_stop(api):
@@ -328,7 +355,8 @@ def seeds_repeat_texts_in_a_crowd(api):
     async def crowd():
         client = api.openai.AsyncOpenAI(**api.options)
         async with client:
-            return await asyncio.gather(*(client.completions.create(model="ridge-ref", prompt=PROMPT, max_tokens=10, seed=seed % 4) for seed in range(12)))
+            return await asyncio.gather(*(client.completions.create(model="ridge-ref", prompt=PROMPT, max_tokens=10,
+                                                                    seed=seed % 4) for seed in range(12)))
 
     alone = [api.text(seed=seed).choices[0].text for seed in range(4)]
     together = [answer.choices[0].text for answer in asyncio.run(crowd())]
@@ -337,11 +365,15 @@ def seeds_repeat_texts_in_a_crowd(api):
 
 def errors_are_the_packages_own(api):
     bad = api.openai.BadRequestError
-    api.refused(bad, lambda: api.text(temperature=1000), status_code=400, param="temperature", type="invalid_request_error")
+    api.refused(bad, lambda: api.text(temperature=1000), status_code=400, param="temperature",
+                type="invalid_request_error")
     api.refused(bad, lambda: api.text(stream=True, top_p=7), param="top_p")
     api.refused(bad, lambda: api.text(prompt="word " * 5000), code="context_length_exceeded", param="prompt")
-    api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": "word " * 5000}]), code="context_length_exceeded", param="messages")
-    api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]),
+    api.refused(bad, lambda: api.chat(messages=[{"role": "user", "content": "word " * 5000}]),
+                code="context_length_exceeded", param="messages")
+    api.refused(bad,
+                lambda: api.chat(messages=[{"role": "user",
+                                            "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]),
                 param="messages[0].content[0].type")
     with api.openai.OpenAI(**{**api.options, "base_url": api.tools_server.url + "/v1", "api_key": "wrong"}) as stranger:
         api.refused(api.openai.AuthenticationError, stranger.models.list, status_code=401, code="invalid_api_key")
@@ -369,7 +401,8 @@ def closing_a_stream_frees_its_sequence(api):
 def full_queues_refuse_with_a_time(api):
     with RidgeServer(api.server.process.args[0], STORIES, "--parallel", 1, "--queue", 1) as server:
         client = api.openai.OpenAI(**{**api.options, "base_url": server.url + "/v1"})
-        more = {"model": "stories", "prompt": "Once", "max_tokens": 500, "extra_body": {"ignore_eos": True}, "stream": True}
+        more = {"model": "stories", "prompt": "Once", "max_tokens": 500, "extra_body": {"ignore_eos": True},
+                "stream": True}
         first = client.completions.create(**more)
         next(first)  # it runs, and does not wait
         second = client.completions.create(**more)
@@ -384,30 +417,40 @@ def full_queues_refuse_with_a_time(api):
 
 def tools_are_called(api):
     def ask(**fields):
-        return api.tools.chat.completions.create(**{"model": "stories", "messages": [{"role": "user", "content": "Rain?"}], "tools": [CLOCK, WEATHER],
+        return api.tools.chat.completions.create(**{"model": "stories",
+                                                    "messages": [{"role": "user", "content": "Rain?"}],
+                                                    "tools": [CLOCK, WEATHER],
                                                     "max_tokens": 150, "seed": 4, **fields})
 
     for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
         answer = ask(tool_choice=choice).choices[0]
-        check(answer.finish_reason == "tool_calls" and len(answer.message.tool_calls) == 1 and answer.message.content is None, answer)
+        check(answer.finish_reason == "tool_calls" and len(answer.message.tool_calls) == 1
+              and answer.message.content is None, answer)
         call = answer.message.tool_calls[0]
         arguments = json.loads(call.function.arguments)
         check(call.type == "function" and call.id and call.function.name in ("weather", "clock"), call)
         if choice != "required":
-            check(call.function.name == "weather" and arguments["unit"] in ("C", "F") and 1 <= arguments["days"] <= 9, call)
+            check(call.function.name == "weather" and arguments["unit"] in ("C", "F") and 1 <= arguments["days"] <= 9,
+                  call)
         parts = [chunk.choices[0] for chunk in ask(tool_choice=choice, stream=True)]
         streamed = [call for part in parts for call in part.delta.tool_calls or []]
-        check([(one.index, one.function.name, one.function.arguments) for one in streamed] == [(0, call.function.name, call.function.arguments)], streamed)
+        check([(one.index, one.function.name, one.function.arguments) for one in streamed]
+              == [(0, call.function.name, call.function.arguments)], streamed)
         check(parts[-1].finish_reason == "tool_calls" and not any(part.delta.content for part in parts), parts)
     # The call and its result go back to the model.
-    messages = [{"role": "user", "content": "Rain?"}, answer.message, {"role": "tool", "tool_call_id": call.id, "content": "no"}]
+    messages = [{"role": "user", "content": "Rain?"}, answer.message, {"role": "tool", "tool_call_id": call.id,
+                                                                       "content": "no"}]
     check(ask(messages=messages, tool_choice="none").choices[0].message.tool_calls is None, "none")
-    api.refused(api.openai.BadRequestError, lambda: ask(tool_choice={"type": "function", "function": {"name": "cat"}}), param="tool_choice")
+    api.refused(api.openai.BadRequestError, lambda: ask(tool_choice={"type": "function", "function": {"name": "cat"}}),
+                param="tool_choice")
 
 
-OPENAI_TESTS = [the_script_that_the_server_prints_works, texts_stream_and_count, chats_stream_and_count, documents_follow_their_schema, classes_are_parsed,
-                log_probabilities_add_up, choices_sample_with_seeds_of_their_own, answers_end_before_a_stop, seeds_repeat_texts_in_a_crowd,
-                errors_are_the_packages_own, models_are_listed, closing_a_stream_frees_its_sequence, full_queues_refuse_with_a_time, tools_are_called]
+OPENAI_TESTS = [the_script_that_the_server_prints_works, texts_stream_and_count, chats_stream_and_count,
+                documents_follow_their_schema, classes_are_parsed,
+                log_probabilities_add_up, choices_sample_with_seeds_of_their_own, answers_end_before_a_stop,
+                seeds_repeat_texts_in_a_crowd,
+                errors_are_the_packages_own, models_are_listed, closing_a_stream_frees_its_sequence,
+                full_queues_refuse_with_a_time, tools_are_called]
 
 
 def in_environment_with(packages, install):
@@ -444,7 +487,8 @@ def main():
         with_template.write_bytes(gguf_with_text(STORIES.read_bytes(), "tokenizer.chat_template", TEMPLATE))
         keys.write_text(KEY + "\n")
         with RidgeServer(options.ridge, REFERENCE, "--kv-pools", 2, "--kv-gib", 0.5, "--patience", 1) as server, \
-             RidgeServer(options.ridge, with_template, "--ctx-size", 2048, "--api-key-file", keys, "--alias", "stories") as tools_server:
+             RidgeServer(options.ridge, with_template, "--ctx-size", 2048, "--api-key-file", keys, "--alias",
+                         "stories") as tools_server:
             if has_curl:
                 failures += run(CURL_TESTS, Curl(server, tools_server))
             if has_openai:

@@ -3,8 +3,8 @@
 
 Usage: faults_test.py RIDGE [--long]
 
-After each fault the server must live, run nothing, hold no page but those of checkpoints, and give the same text as before for
-the same request. --long repeats the faults thousands of times; its memory must not grow with them.
+After each fault the server must live, run nothing, hold no page but those of checkpoints, and give the same text as
+before for the same request. --long repeats the faults thousands of times; its memory must not grow with them.
 """
 import argparse
 import concurrent.futures
@@ -109,7 +109,8 @@ def slow_readers_slow_nobody(faults):
     """Two of the streams are of many MB, more than the server keeps for one client: those it must give up."""
     texts = [faults.server.complete("The dog", max_tokens=60, seed=seed) for seed in range(8)]
     cancelled = faults.server.get("/status")["totals"]["cancelled"]
-    readers = [faults.send(long_stream(seed) | ({"logprobs": 20, "n": 8} if seed % 4 == 1 else {}), receive_bytes=4096) for seed in range(8)]
+    readers = [faults.send(long_stream(seed) | ({"logprobs": 20, "n": 8} if seed % 4 == 1 else {}), receive_bytes=4096)
+               for seed in range(8)]
     done = threading.Event()
 
     def crawl(connection):
@@ -182,11 +183,16 @@ def idle_connections_stop_nobody(faults):
 def nonsense_is_refused(faults):
     """Random bytes, bytes changed in a good request, and heads that are no HTTP."""
     good = request_bytes(PROBE)
-    heads = [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/0.9\r\n\r\n", b"GET /\r\n\r\n",
-             b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-             b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
-             good.replace(b"Content-Length: ", b"Content-Length: -"), good.replace(b"Content-Length: ", b"Content-Length: 99999999999999999999"),
-             good.replace(b"Host:", b"Transfer-Encoding: chunked\r\nHost:"), good.replace(b"Content-Length", b"Content-Length: 3\r\nContent-Length")]
+    heads = [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+             b"GET / HTTP/0.9\r\n\r\n", b"GET /\r\n\r\n",
+             b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+             b"GET /%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+             b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+             b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+             good.replace(b"Content-Length: ", b"Content-Length: -"),
+             good.replace(b"Content-Length: ", b"Content-Length: 99999999999999999999"),
+             good.replace(b"Host:", b"Transfer-Encoding: chunked\r\nHost:"),
+             good.replace(b"Content-Length", b"Content-Length: 3\r\nContent-Length")]
     count = faults.count(200, 5000)
     wrong = []
     for number in range(count):
@@ -234,18 +240,28 @@ def bodies_too_large_are_refused(faults):
 
 def documents_of_all_kinds_end_in_a_status(faults):
     deep = lambda depth: b'{"prompt": ' + b"[" * depth + b"]" * depth + b"}"
-    numbers = ["1e999", "-1e999", "1e308", "99999999999999999999999999", "-9223372036854775809", "18446744073709551616", "0.1e-400", "-0", "1" * 5000]
-    bodies = [deep(63), deep(100), deep(100_000), b"[" * 4_000_000, b'{"a":' * 1_000_000, b'{"prompt": "\xc3\x28"}', b'{"prompt": "\xed\xa0\x80"}',
-              b'{"prompt": "\\ud800"}', b'{"prompt": "\\u0000"}', b"\xff\xfe{\x00}", b"", b"null", b'{"prompt": "a"', b'{"prompt": "a"}{"b": 1}',
-              b'{"prompt": [-1]}', b'{"prompt": [99999]}', b'{"prompt": [1e300]}', b'{"prompt": []}', b'{"prompt": [[]]}', b'{"prompt": [[1], "a", {}]}',
-              json.dumps({"prompt": "a", "stop": ["x" * 1_000_000]}).encode(), json.dumps({"prompt": "a", "logit_bias": {str(i): 1 for i in range(500)}}).encode(),
-              json.dumps({"prompt": ["a"] * 129}).encode(), json.dumps({"prompt": "a", "grammar": "root ::= " + "(" * 10_000}).encode(),
-              json.dumps({"prompt": "a", "grammar": "root ::= root"}).encode(), json.dumps({"prompt": "a", "kv_quant": "f16" + "/" * 10_000}).encode()]
-    for field in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "repeat_penalty", "repeat_last_n", "presence_penalty", "logprobs"):
+    numbers = ["1e999", "-1e999", "1e308", "99999999999999999999999999", "-9223372036854775809", "18446744073709551616",
+               "0.1e-400", "-0", "1" * 5000]
+    bodies = [deep(63), deep(100), deep(100_000), b"[" * 4_000_000, b'{"a":' * 1_000_000, b'{"prompt": "\xc3\x28"}',
+              b'{"prompt": "\xed\xa0\x80"}',
+              b'{"prompt": "\\ud800"}', b'{"prompt": "\\u0000"}', b"\xff\xfe{\x00}", b"", b"null", b'{"prompt": "a"',
+              b'{"prompt": "a"}{"b": 1}',
+              b'{"prompt": [-1]}', b'{"prompt": [99999]}', b'{"prompt": [1e300]}', b'{"prompt": []}',
+              b'{"prompt": [[]]}', b'{"prompt": [[1], "a", {}]}',
+              json.dumps({"prompt": "a", "stop": ["x" * 1_000_000]}).encode(),
+              json.dumps({"prompt": "a", "logit_bias": {str(i): 1 for i in range(500)}}).encode(),
+              json.dumps({"prompt": ["a"] * 129}).encode(),
+              json.dumps({"prompt": "a", "grammar": "root ::= " + "(" * 10_000}).encode(),
+              json.dumps({"prompt": "a", "grammar": "root ::= root"}).encode(),
+              json.dumps({"prompt": "a", "kv_quant": "f16" + "/" * 10_000}).encode()]
+    for field in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "repeat_penalty",
+                  "repeat_last_n", "presence_penalty", "logprobs"):
         bodies += [f'{{"prompt": "a", "max_tokens": 2, "{field}": {number}}}'.encode() for number in numbers]
-    for schema in ({"$ref": "#"}, {"$ref": "#/x"}, {"pattern": "(a*)*b"}, {"type": "string", "maxLength": 10**9}, {"minItems": 10**9, "type": "array"}, {"enum": []}):
+    for schema in ({"$ref": "#"}, {"$ref": "#/x"}, {"pattern": "(a*)*b"}, {"type": "string", "maxLength": 10**9},
+                   {"minItems": 10**9, "type": "array"}, {"enum": []}):
         bodies.append(json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2,
-                                  "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}).encode())
+                                  "response_format": {"type": "json_schema",
+                                                      "json_schema": {"name": "x", "schema": schema}}}).encode())
     paths = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/apply-template", "/kv")
     seen = {}
     for number, body in enumerate(bodies):
@@ -258,8 +274,10 @@ def documents_of_all_kinds_end_in_a_status(faults):
 
 def all_end_well_when_pages_run_out(faults):
     """On a server with a cache for half of them, and room to park the others."""
-    requests = [{"prompt": f"Story number {number}.", "max_tokens": 300, "seed": number, "ignore_eos": True} for number in range(faults.count(12, 48))]
-    with RidgeServer(faults.server.process.args[0], STORIES, *MODEL_FLAGS, "--kv-gib", 0.0016, "--parallel", 12, "--checkpoints", 4) as small:
+    requests = [{"prompt": f"Story number {number}.", "max_tokens": 300, "seed": number, "ignore_eos": True}
+                for number in range(faults.count(12, 48))]
+    with RidgeServer(faults.server.process.args[0], STORIES, *MODEL_FLAGS, "--kv-gib", 0.0016, "--parallel", 12,
+                     "--checkpoints", 4) as small:
         with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
             together = list(pool.map(lambda request: small.complete(**request), requests))
         small.wait_idle()
@@ -316,7 +334,8 @@ def a_kill_loses_nothing_but_checkpoints(faults):
     return f"{len(cached)} starts, cached tokens {cached[:4]}"
 
 
-TESTS = [clients_vanish, slow_readers_slow_nobody, slow_senders_are_cut, idle_connections_stop_nobody, nonsense_is_refused, bodies_too_large_are_refused,
+TESTS = [clients_vanish, slow_readers_slow_nobody, slow_senders_are_cut, idle_connections_stop_nobody,
+         nonsense_is_refused, bodies_too_large_are_refused,
          documents_of_all_kinds_end_in_a_status]
 OTHER_SERVERS = [all_end_well_when_pages_run_out, sigterm_ends_a_busy_server, a_kill_loses_nothing_but_checkpoints]
 

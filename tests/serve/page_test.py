@@ -52,8 +52,10 @@ class Page:
         self.b.value(f"document.getElementById({json.dumps(name)}).click()")
 
     def set(self, name, value):
-        self.b.value(f"(() => {{ const e = document.getElementById({json.dumps(name)}); e.value = {json.dumps(str(value))};"
-                     "e.dispatchEvent(new Event('input', {bubbles: true})); e.dispatchEvent(new Event('change', {bubbles: true})); })()")
+        self.b.value(
+            f"(() => {{ const e = document.getElementById({json.dumps(name)}); e.value = {json.dumps(str(value))};"
+                     "e.dispatchEvent(new Event('input', {bubbles: true})); e.dispatchEvent(new Event('change', "
+                     "{bubbles: true})); })()")
 
     def send(self, text):
         """With the Enter key. A model without a tokenizer gets token ids, unless a test is about them."""
@@ -63,7 +65,8 @@ class Page:
 
     def done(self):
         """Until the answer that was asked for has ended."""
-        self.b.wait(f"({IDLE}) && document.querySelector('#log .turn:last-child').matches('.assistant:not(.busy)')", 120)
+        self.b.wait(f"({IDLE}) && document.querySelector('#log .turn:last-child').matches('.assistant:not(.busy)')",
+                    120)
 
     def show(self, panel, on=True):
         if self.b.value(f"document.getElementById('{panel}').hidden") == on:
@@ -82,11 +85,13 @@ def check(condition, what):
 # ---- For any server.
 
 def the_live_view_is_closed_at_first(page):
-    check(page.b.value("['kept', 'settings', 'live'].every((name) => document.getElementById(name).hidden)"), "a panel is open")
+    check(page.b.value("['kept', 'settings', 'live'].every((name) => document.getElementById(name).hidden)"),
+          "a panel is open")
 
 
 def answers_grow_as_they_stream(page):
-    page.b.value("window.lengths = new Set(); new MutationObserver(() => lengths.add(document.querySelector('#log .busy .text')?.textContent.length)).observe("
+    page.b.value("window.lengths = new Set(); new MutationObserver(() => lengths.add(document.querySelector('#log "
+                 ".busy .text')?.textContent.length)).observe("
                  "document.getElementById('log'), {subtree: true, childList: true, characterData: true}), 0")
     page.send("Tell me about ridges")
     page.done()
@@ -146,8 +151,10 @@ def a_phone_shows_all_without_scrolling_sideways(page):
     for width in (320, 360, 390):
         page.b.size(width, 740, phone=True)
         page.set("mode", "text")  # the longest choice
-        cut = page.b.value("(() => { const e = document.getElementById('mode'); const free = e.cloneNode(true); free.style.position = 'absolute'; free.style.width = 'auto';"
-                           "e.after(free); const missing = free.offsetWidth - e.offsetWidth; free.remove(); return missing; })()")
+        cut = page.b.value("(() => { const e = document.getElementById('mode'); const free = e.cloneNode(true); "
+                           "free.style.position = 'absolute'; free.style.width = 'auto';"
+                           "e.after(free); const missing = free.offsetWidth - e.offsetWidth; free.remove(); return "
+                           "missing; })()")
         check(cut <= 0, f"{cut} pixels of the mode are cut at {width}")
         page.shot(f"phone-{width}-completion")
         check(page.b.value("document.documentElement.scrollWidth") <= width, f"wider than {width}")
@@ -158,10 +165,12 @@ def a_phone_shows_all_without_scrolling_sideways(page):
     for panel in (None, "kept", "settings", "live"):
         if panel:
             page.show(panel)  # closes the others
-        wide = page.b.value("[...document.querySelectorAll('body, body *')].filter((e) => e.checkVisibility() && e.getBoundingClientRect().right > 360.5"
+        wide = page.b.value("[...document.querySelectorAll('body, body *')].filter((e) => e.checkVisibility() && "
+                            "e.getBoundingClientRect().right > 360.5"
                             " && !e.closest('pre')).map((e) => e.tagName + '#' + e.id)")
         check(page.b.value("document.documentElement.scrollWidth") <= 360 and not wide, (panel, wide))
-        check(page.b.value("document.getElementById('send').getBoundingClientRect().bottom <= innerHeight"), "the button Send is below the screen")
+        check(page.b.value("document.getElementById('send').getBoundingClientRect().bottom <= innerHeight"),
+              "the button Send is below the screen")
     page.show("live", False)
     page.b.size(1280, 800)
 
@@ -176,7 +185,8 @@ def the_live_view_has_numbers(page):
 
 def requests_say_what_was_set(page, fake):
     page.show("settings")
-    values = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "max_tokens": 15, "seed": 7, "kv_quant": "rotor-3"}
+    values = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "max_tokens": 15, "seed": 7,
+              "kv_quant": "rotor-3"}
     for name, value in {**values, "system": "Be brief."}.items():
         page.set(name, value)
     page.open()  # settings are kept
@@ -186,7 +196,8 @@ def requests_say_what_was_set(page, fake):
     check(path == "/v1/chat/completions", path)
     check({name: body.get(name) for name in values} == values, body)
     check(body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}], body)
-    check(body["stream"] and body["stream_options"] == {"include_usage": True} and body["model"] == fake.props["model"], body)
+    check(body["stream"] and body["stream_options"] == {"include_usage": True} and body["model"] == fake.props["model"],
+          body)
     meta = page.b.value(META)
     check("15 tokens" in meta and "1,234" in meta and "1,000 cached" in meta and "cut" in meta, meta)
     page.set("temperature", 5)
@@ -194,7 +205,8 @@ def requests_say_what_was_set(page, fake):
     page.show("settings", False)
     page.send("Out of range")
     time.sleep(0.2)
-    check(len(fake.requests) == count and page.b.value("!document.getElementById('settings').hidden"), "sent with a wrong temperature")
+    check(len(fake.requests) == count and page.b.value("!document.getElementById('settings').hidden"),
+          "sent with a wrong temperature")
     page.show("settings")
     page.click("clear")
 
@@ -202,9 +214,11 @@ def requests_say_what_was_set(page, fake):
 def model_text_stays_text(page, fake):
     page.send("Markup")
     page.done()
-    check(page.b.value("document.querySelectorAll('#log b, #log img, #log i').length") == 0, "markup of the model became elements")
+    check(page.b.value("document.querySelectorAll('#log b, #log img, #log i').length") == 0,
+          "markup of the model became elements")
     check("<b>no bold</b> <img src=x onerror=alert(1)>" in page.b.value(ANSWER), page.b.value(ANSWER))
-    check(page.b.value("document.querySelector('#log .turn:last-child pre').textContent") == "int x = 1;  // <i>", "code block")
+    check(page.b.value("document.querySelector('#log .turn:last-child pre').textContent") == "int x = 1;  // <i>",
+          "code block")
     check("```" not in page.b.value(ANSWER), "fence shown")
 
 
@@ -236,12 +250,16 @@ def answers_are_shown_as_markdown(page, fake):
     text = "document.querySelector('#log .turn:last-child .text')"
     tags = page.b.value(f"[...{text}.children].map((e) => e.tagName + (e.className && '.' + e.className))")
     check(tags == ["H3", "P", "OL", "BLOCKQUOTE", "DIV.wide-table", "DIV.code", "P"], tags)
-    inner = page.b.value(f"[...{text}.querySelectorAll('strong, em, p code, a, li li, td, pre')].map((e) => e.tagName + ' ' + e.textContent)")
-    check(inner == ["STRONG bold", "EM slanted", "CODE code <b>", "A a link", "LI inner item", "EM item", "TD 1", "TD <i>2</i>",
+    inner = page.b.value(f"[...{text}.querySelectorAll('strong, em, p code, a, li li, td, pre')].map((e) => e.tagName "
+                         f"+ ' ' + e.textContent)")
+    check(inner == ["STRONG bold", "EM slanted", "CODE code <b>", "A a link", "LI inner item", "EM item", "TD 1",
+                    "TD <i>2</i>",
                     'PRE print("**not bold**")'], inner)
-    check(page.b.value(f"{text}.querySelector('a').href + {text}.querySelector('a').rel") == "https://example.org/xnoopener noreferrer", "link")
+    check(page.b.value(f"{text}.querySelector('a').href + {text}.querySelector('a').rel")
+          == "https://example.org/xnoopener noreferrer", "link")
     check("[no link](javascript:alert(1))" in page.b.value(f"{text}.textContent"), "a link to a script")
-    check(page.b.value(f"{text}.lastChild.textContent") == "2 * 3 * 4 and snake_case_name stay.", page.b.value(f"{text}.lastChild.textContent"))
+    check(page.b.value(f"{text}.lastChild.textContent") == "2 * 3 * 4 and snake_case_name stay.",
+          page.b.value(f"{text}.lastChild.textContent"))
     page.shot("markdown")
     # What was copied; the browser of the test has no clipboard to read.
     page.b.value("window.copied = [], navigator.clipboard.writeText = async (text) => { copied.push(text); }, 0")
@@ -254,7 +272,8 @@ def answers_are_shown_as_markdown(page, fake):
 
 def hostile_markdown_takes_little_time(page, fake):
     fake.pause = 0
-    for hostile in ("*" * 15000, "[" * 15000, "`" * 9999 + "a", "> " * 5000 + "x", "- " * 3000 + "x", "|" * 9000 + "\n" + "|-" * 4000, "_a" * 7000, "**a" * 5000):
+    for hostile in ("*" * 15000, "[" * 15000, "`" * 9999 + "a", "> " * 5000 + "x", "- " * 3000 + "x",
+                    "|" * 9000 + "\n" + "|-" * 4000, "_a" * 7000, "**a" * 5000):
         fake.script = [hostile]
         page.send("More")
         start = time.monotonic()
@@ -274,7 +293,8 @@ def reasoning_is_folded(page, fake):
     page.done()
     fake.reasoning = []
     box = "document.querySelector('#log .turn:last-child .reasoning')"
-    check(page.b.value(f"{box}.lastChild.textContent") == "I think so." and page.b.value(f"!{box}.open && !{box}.hidden"), "no folded reasoning")
+    check(page.b.value(f"{box}.lastChild.textContent") == "I think so."
+          and page.b.value(f"!{box}.open && !{box}.hidden"), "no folded reasoning")
     check("I think" not in page.b.value(ANSWER), "reasoning in the answer")
     page.send("And?")
     page.done()
@@ -302,12 +322,15 @@ def conversations_are_kept_and_exported(page, fake):
     check(page.b.value(titles)[:2] == ["Third talk", "Second talk"], page.b.value(titles))
     page.send("It goes on")
     page.done()
-    check([message["content"] for message in fake.requests[-1][1]["messages"] if message["role"] == "user"] == ["First talk", "It goes on"], fake.requests[-1])
-    page.b.value("window.exported = null, URL.createObjectURL = (blob) => { blob.text().then((text) => { exported = JSON.parse(text); }); return '#'; }, 0")
+    check([message["content"] for message in fake.requests[-1][1]["messages"] if message["role"] == "user"]
+          == ["First talk", "It goes on"], fake.requests[-1])
+    page.b.value("window.exported = null, URL.createObjectURL = (blob) => { blob.text().then((text) => { exported = "
+                 "JSON.parse(text); }); return '#'; }, 0")
     page.click("export")
     page.b.wait("exported !== null")
     made = page.b.value("exported")
-    check([one["turns"][0]["content"] for one in made["conversations"]][:3] == ["First talk", "Third talk", "Second talk"], made)
+    check([one["turns"][0]["content"] for one in made["conversations"]][:3]
+          == ["First talk", "Third talk", "Second talk"], made)
     count = len(page.b.value(titles))
     page.b.value("document.querySelector('#kept-list li button:last-child').click()")
     check(len(page.b.value(titles)) == count - 1 and page.b.value(titles)[0] == "Second talk", "not deleted")
@@ -318,7 +341,8 @@ def conversations_are_kept_and_exported(page, fake):
 def tools_are_called_and_answered(page, fake):
     page.show("settings")
     page.set("tools", '[{"type": "function", "function": {}}]')
-    check("Tool 1 needs" in page.b.value(text_of("tools-error")) and page.b.value("document.getElementById('tools').ariaInvalid") == "true", "no word on the wrong tool")
+    check("Tool 1 needs" in page.b.value(text_of("tools-error"))
+          and page.b.value("document.getElementById('tools').ariaInvalid") == "true", "no word on the wrong tool")
     page.shot("tools-wrong")
     count = len(fake.requests)
     page.send("Refused")
@@ -341,15 +365,20 @@ def tools_are_called_and_answered(page, fake):
     check(page.b.value(text_of("tools-error")) == "", page.b.value(text_of("tools-error")))
     page.show("settings", False)
     # The second number is beyond what JavaScript can hold: shown as it came.
-    fake.calls = [("weather", ['{"city": "<b>Par', 'is</b>", "days": 2}']), ("<i>find</i>", ['{"id": 12345678901234567890}'])]
+    fake.calls = [("weather", ['{"city": "<b>Par', 'is</b>", "days": 2}']),
+                  ("<i>find</i>", ['{"id": 12345678901234567890}'])]
     page.send("Weather?")
     results = "document.querySelectorAll('#log .results textarea')"
     page.b.wait(f"{results}.length === 2")
     check(fake.requests[-1][1]["tools"] == tools, fake.requests[-1])
-    shown = page.b.value("[...document.querySelectorAll('#log .assistant:nth-last-child(2) :is(.call, pre)')].map((e) => e.textContent)")
-    check(shown == ["Calls weather", '{\n  "city": "<b>Paris</b>",\n  "days": 2\n}', "Calls <i>find</i>", '{"id": 12345678901234567890}'], shown)
+    shown = page.b.value(
+        "[...document.querySelectorAll('#log .assistant:nth-last-child(2) :is(.call, pre)')].map((e) => e.textContent)")
+    check(shown == ["Calls weather", '{\n  "city": "<b>Paris</b>",\n  "days": 2\n}', "Calls <i>find</i>",
+                    '{"id": 12345678901234567890}'], shown)
     check(page.b.value("document.querySelectorAll('#log b, #log i').length") == 0, "markup of a call became elements")
-    check("calls tools" in page.b.value("document.querySelector('#log .assistant:nth-last-child(2) .meta').textContent"), "no word on calls")
+    check("calls tools"
+          in page.b.value("document.querySelector('#log .assistant:nth-last-child(2) .meta').textContent"),
+          "no word on calls")
     check(all(name for _, name in page.b.control_names()), page.b.control_names())
     page.b.value(f"{results}[0].scrollIntoView({{block: 'end'}})")
     page.shot("tools")
@@ -363,12 +392,16 @@ def tools_are_called_and_answered(page, fake):
     page.b.press("Enter")
     page.done()
     called = {"role": "assistant", "content": "Let me ask. ", "tool_calls": [
-        {"id": "call-0", "type": "function", "function": {"name": "weather", "arguments": '{"city": "<b>Paris</b>", "days": 2}'}},
-        {"id": "call-1", "type": "function", "function": {"name": "<i>find</i>", "arguments": '{"id": 12345678901234567890}'}}]}
+        {"id": "call-0", "type": "function", "function": {"name": "weather",
+                                                          "arguments": '{"city": "<b>Paris</b>", "days": 2}'}},
+        {"id": "call-1", "type": "function", "function": {"name": "<i>find</i>",
+                                                          "arguments": '{"id": 12345678901234567890}'}}]}
     check(fake.requests[-1][1]["messages"] == [{"role": "user", "content": "Weather?"}, called,
           {"role": "tool", "tool_call_id": "call-0", "name": "weather", "content": "rain & <b>wind</b>"},
-          {"role": "tool", "tool_call_id": "call-1", "name": "<i>find</i>", "content": "nothing"}], fake.requests[-1][1]["messages"])
-    check(page.b.value(f"{results}.length") == 0 and "Here is" in page.b.value(ANSWER), "the results are still asked for")
+          {"role": "tool", "tool_call_id": "call-1", "name": "<i>find</i>", "content": "nothing"}],
+          fake.requests[-1][1]["messages"])
+    check(page.b.value(f"{results}.length") == 0 and "Here is" in page.b.value(ANSWER),
+          "the results are still asked for")
     page.b.value("document.querySelector('#log .tool').scrollIntoView()")
     page.shot("tools-answered")
     fake.calls = []
@@ -389,23 +422,27 @@ def an_earlier_message_is_edited(page, fake):
     field = "document.querySelector('#log .editor textarea')"
     page.b.value(f"{opener}.focus()")
     page.b.press("Enter")
-    check(page.b.value(f"document.activeElement === {field} && {field}.value === 'Second'"), "the field has not the focus or the text")
+    check(page.b.value(f"document.activeElement === {field} && {field}.value === 'Second'"),
+          "the field has not the focus or the text")
     check(all(name for _, name in page.b.control_names()), page.b.control_names())
     page.b.type(" thoughts")
     page.b.value(f"{field}.scrollIntoView({{block: 'center'}})")
     page.shot("edit")
     page.b.press("Escape")  # nothing changed
-    check(page.b.value(f"document.activeElement === {opener} && document.querySelectorAll('#log .turn').length === 6"), "Esc does not go back")
+    check(page.b.value(f"document.activeElement === {opener} && document.querySelectorAll('#log .turn').length === 6"),
+          "Esc does not go back")
     page.b.press("Enter")
     page.b.value(f"{field}.value = ''")
     page.b.type("Other")
     page.b.press("Enter")
     page.b.wait(BUSY)
-    check(page.b.value("[...document.querySelectorAll('#log .edit')].every((e) => e.disabled)"), "editable while an answer comes")
+    check(page.b.value("[...document.querySelectorAll('#log .edit')].every((e) => e.disabled)"),
+          "editable while an answer comes")
     page.done()
     said = [message["content"] for message in fake.requests[-1][1]["messages"] if message["role"] == "user"]
     check(said == ["First", "Other"], said)
-    check(page.b.value("[...document.querySelectorAll('#log .user .text')].map((e) => e.textContent).join()") == "First,Other", "the log")
+    check(page.b.value("[...document.querySelectorAll('#log .user .text')].map((e) => e.textContent).join()")
+          == "First,Other", "the log")
     page.open()
     check(page.b.value("document.querySelectorAll('#log .turn').length") == 4, "dropped turns came back")
     page.click("new")
@@ -461,15 +498,21 @@ def the_live_view_shows_the_servers_numbers(page, fake):
         page.b.wait(f"{text_of(name)} === {json.dumps(shown)}", 5)
     check(page.b.value(text_of("batch")) == "decoding sequences 5prompt tokens 96", page.b.value(text_of("batch")))
     check(page.b.value(text_of("pages")) == "used 120shared 50cached 80free 150", page.b.value(text_of("pages")))
-    widths = page.b.value("[...document.querySelectorAll('#pages-bar i')].map((e) => Math.round(400 * e.getBoundingClientRect().width / e.parentElement.clientWidth))")
+    widths = page.b.value("[...document.querySelectorAll('#pages-bar i')].map((e) => Math.round(400 * "
+                          "e.getBoundingClientRect().width / e.parentElement.clientWidth))")
     check(widths == [120, 50, 80, 150], widths)
-    check(page.b.value(text_of("parts")) == "planning 0.25 msmodel 11 mssampling 1 msevents 0.09 ms", page.b.value(text_of("parts")))
+    check(page.b.value(text_of("parts")) == "planning 0.25 msmodel 11 mssampling 1 msevents 0.09 ms",
+          page.b.value(text_of("parts")))
     check("4,200 tokens of running sequences" in page.b.value(text_of("kv-tokens")), page.b.value(text_of("kv-tokens")))
-    check("16 MiB" in page.b.value(text_of("kv")) and "64 MiB (4 times as much)" in page.b.value(text_of("kv")), page.b.value(text_of("kv")))
-    check("rotor-3/q8_0: 1,234 bytes a token; f16: 4,936" in page.b.value(text_of("kv-token")), page.b.value(text_of("kv-token")))
-    check(page.b.value("[...document.querySelectorAll('#slots td')].slice(0, 6).map((e) => e.textContent).join()") == "7,decode,1,200,1,024,55,21.5", "table")
+    check("16 MiB" in page.b.value(text_of("kv")) and "64 MiB (4 times as much)" in page.b.value(text_of("kv")),
+          page.b.value(text_of("kv")))
+    check("rotor-3/q8_0: 1,234 bytes a token; f16: 4,936" in page.b.value(text_of("kv-token")),
+          page.b.value(text_of("kv-token")))
+    check(page.b.value("[...document.querySelectorAll('#slots td')].slice(0, 6).map((e) => e.textContent).join()")
+          == "7,decode,1,200,1,024,55,21.5", "table")
     fake.status = {**fake.status, "queue": 11, "running": []}
-    page.b.wait(f"{text_of('queue')} === '11' && {text_of('running')} === '0' && !document.getElementById('slots-none').hidden", 5)
+    page.b.wait(f"{text_of('queue')} === '11' && {text_of('running')} === '0' && "
+                f"!document.getElementById('slots-none').hidden", 5)
 
 
 def the_keyboard_is_enough(page, fake):
@@ -483,13 +526,16 @@ def the_keyboard_is_enough(page, fake):
         if name in ("mode", "BODY"):
             break
         reached.append(name)
-        outlines.append(page.b.value("getComputedStyle(document.activeElement).outlineStyle !== 'none' && parseFloat(getComputedStyle(document.activeElement).outlineWidth) >= 2"))
-    wanted = page.b.value("[...document.querySelectorAll('button, input, select, textarea')].filter((e) => e.checkVisibility() && !e.disabled).map((e) => e.id || e.tagName)")
+        outlines.append(page.b.value("getComputedStyle(document.activeElement).outlineStyle !== 'none' && "
+                                     "parseFloat(getComputedStyle(document.activeElement).outlineWidth) >= 2"))
+    wanted = page.b.value("[...document.querySelectorAll('button, input, select, textarea')].filter((e) => "
+                          "e.checkVisibility() && !e.disabled).map((e) => e.id || e.tagName)")
     check(set(wanted) <= set(reached), f"not reached: {set(wanted) - set(reached)}")
     check(all(outlines), dict(zip(reached[1:], outlines)))
     page.b.value("document.getElementById('show-settings').focus()")
     page.b.press("Enter")
-    check(page.b.value("document.getElementById('settings').hidden && document.getElementById('show-settings').ariaExpanded === 'false'"), "panel")
+    check(page.b.value("document.getElementById('settings').hidden && "
+                       "document.getElementById('show-settings').ariaExpanded === 'false'"), "panel")
     page.b.value("document.getElementById('input').focus()")
     count = len(fake.requests)
     page.b.type("One")
@@ -568,7 +614,8 @@ def base_models_continue_texts(page, fake):
 def one_of_several_models_is_chosen(page, fake):
     fake.models = ["other.gguf"]
     page.open()
-    check(page.b.value("[...document.querySelectorAll('#choice option')].map((e) => e.textContent)") == [fake.props["model"], "other.gguf"], "choices")
+    check(page.b.value("[...document.querySelectorAll('#choice option')].map((e) => e.textContent)")
+          == [fake.props["model"], "other.gguf"], "choices")
     page.set("choice", "other.gguf")
     page.b.wait(f"{text_of('link')}.includes('other.gguf is not loaded')", 5)
     fake.pause = 0.005
@@ -626,13 +673,19 @@ def screenshots(page, fake):
     fake.pause = 0.05
 
 
-GENERAL = [the_live_view_is_closed_at_first, answers_grow_as_they_stream, regenerate_replaces_the_answer, escape_ends_an_answer, the_live_view_has_numbers,
-           every_control_has_a_name, texts_have_contrast, a_phone_shows_all_without_scrolling_sideways, the_conversation_outlives_the_page]
-FAKE = [requests_say_what_was_set, model_text_stays_text, answers_are_shown_as_markdown, hostile_markdown_takes_little_time, reasoning_is_folded,
-        conversations_are_kept_and_exported, tools_are_called_and_answered, an_earlier_message_is_edited, the_stream_is_seen_growing, errors_are_shown, screenshots,
-        the_live_view_shows_the_servers_numbers, the_keyboard_is_enough, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept,
+GENERAL = [the_live_view_is_closed_at_first, answers_grow_as_they_stream, regenerate_replaces_the_answer,
+           escape_ends_an_answer, the_live_view_has_numbers,
+           every_control_has_a_name, texts_have_contrast, a_phone_shows_all_without_scrolling_sideways,
+           the_conversation_outlives_the_page]
+FAKE = [requests_say_what_was_set, model_text_stays_text, answers_are_shown_as_markdown,
+        hostile_markdown_takes_little_time, reasoning_is_folded,
+        conversations_are_kept_and_exported, tools_are_called_and_answered, an_earlier_message_is_edited,
+        the_stream_is_seen_growing, errors_are_shown, screenshots,
+        the_live_view_shows_the_servers_numbers, the_keyboard_is_enough, a_lost_connection_is_said_and_retried,
+        a_key_is_asked_for_and_kept,
         base_models_continue_texts, one_of_several_models_is_chosen, models_without_a_tokenizer_take_ids]
-LOADS_FAIL = {errors_are_shown, one_of_several_models_is_chosen, a_lost_connection_is_said_and_retried, a_key_is_asked_for_and_kept}
+LOADS_FAIL = {errors_are_shown, one_of_several_models_is_chosen, a_lost_connection_is_said_and_retried,
+              a_key_is_asked_for_and_kept}
 
 
 def main():

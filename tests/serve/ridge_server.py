@@ -23,11 +23,13 @@ def check(condition, message):
 
 
 class RidgeServer:
-    """Runs until stop() or kill(); as a context it is killed at the end. `launcher`: words in front of the program's."""
+    """Runs until stop() or kill(); as a context it is killed at the end. `launcher`: words in front of the
+    program's."""
 
     def __init__(self, program, model, *flags, launcher=()):
         self.log = tempfile.NamedTemporaryFile(prefix="ridge-serve-", suffix=".log")
-        self.process = subprocess.Popen([*launcher, program, "serve", "-m", str(model), "--port", "0", *map(str, flags)], text=True,
+        self.process = subprocess.Popen([*launcher, program, "serve", "-m", str(model), "--port", "0",
+                                         *map(str, flags)], text=True,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log)
         self.start_lines = []
         for line in self.process.stdout:  # the last line that it prints says how to call it from Python
@@ -71,10 +73,12 @@ class RidgeServer:
         """Status and parsed answer of one request."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+            connection.request(method, path, None if body is None else json.dumps(body),
+                               {"Content-Type": "application/json"})
             answer = connection.getresponse()
             text = answer.read()
-            return answer.status, json.loads(text) if answer.headers.get_content_type() == "application/json" else text.decode()
+            return answer.status, json.loads(
+                text) if answer.headers.get_content_type() == "application/json" else text.decode()
         finally:
             connection.close()
 
@@ -96,7 +100,8 @@ class RidgeServer:
             slots, pages = self.get("/status"), self.get("/kv")["pages"]
             if not slots["running"] and slots["queue"] == 0 and pages["used"] == 0:
                 return
-            check(time.monotonic() < end, f"not idle after {seconds} s: {slots['queue']} wait, {slots['running']}, {pages}")
+            check(time.monotonic() < end,
+                  f"not idle after {seconds} s: {slots['queue']} wait, {slots['running']}, {pages}")
             time.sleep(0.05)
 
     def rss_mib(self):
@@ -111,7 +116,8 @@ def run(tests, *arguments):
         start = time.monotonic()
         try:
             note = test(*arguments)
-            print(f"ok      {test.__name__} ({time.monotonic() - start:.1f} s){': ' + note if note else ''}", flush=True)
+            print(f"ok      {test.__name__} ({time.monotonic() - start:.1f} s){': ' + note if note else ''}",
+                  flush=True)
         except Exception as error:  # one test's trouble must not hide the others
             failures += 1
             print(f"FAILED  {test.__name__}: {type(error).__name__}: {error}", flush=True)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""tools/amd_emulate.py without an emulator: code objects, arguments of a launch, the order of waves, what the tests print."""
+"""tools/amd_emulate.py without an emulator: code objects, arguments of a launch, the order of waves, what the tests
+print."""
 import contextlib
 import ctypes
 import dataclasses
@@ -38,7 +39,8 @@ def has_clang():
 
 class Metadata(unittest.TestCase):
     def test_every_kind_of_value_is_read(self):
-        packed = (b"\x84\xa1a\x93\x01\xcd\x01\x00\xff\xa1b\xc3\xa1c\xd9\x03xyz\xa1d\xcf\x00\x00\x00\x01\x00\x00\x00\x00")
+        packed = (
+            b"\x84\xa1a\x93\x01\xcd\x01\x00\xff\xa1b\xc3\xa1c\xd9\x03xyz\xa1d\xcf\x00\x00\x00\x01\x00\x00\x00\x00")
         self.assertEqual(msgpack(packed)[0], {"a": [1, 256, -1], "b": True, "c": "xyz", "d": 1 << 32})
 
     def test_other_values_and_files_are_refused(self):
@@ -49,7 +51,8 @@ class Metadata(unittest.TestCase):
 
 
 class Arguments(unittest.TestCase):
-    KERNEL = Kernel("k", 0, 64, 16, 48, ((0, 8), (8, 4)), {"hidden_block_count_y": 16, "hidden_group_size_x": 20, "hidden_dynamic_lds_size": 24}, 0,
+    KERNEL = Kernel("k", 0, 64, 16, 48, ((0, 8), (8, 4)), {"hidden_block_count_y": 16, "hidden_group_size_x": 20,
+                                                           "hidden_dynamic_lds_size": 24}, 0,
                     2 << 1 | 1 << 7 | 1 << 9, 0x408, 32, 0)
 
     def test_hidden_arguments_stand_behind_the_launches_own(self):
@@ -77,7 +80,8 @@ class CodeObjects(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             source, made = pathlib.Path(folder) / "small.hip", pathlib.Path(folder) / "small.co"
             source.write_text(SOURCE, encoding="utf-8")
-            subprocess.run([hip_compile.COMPILER, "-x", "hip", "--offload-arch=gfx1151", "-nogpulib", "-nogpuinc", "-O2", "--cuda-device-only",
+            subprocess.run([hip_compile.COMPILER, "-x", "hip", "--offload-arch=gfx1151", "-nogpulib", "-nogpuinc",
+                            "-O2", "--cuda-device-only",
                             "--no-gpu-bundle-output", "-c", source, "-o", made], check=True, capture_output=True)
             loaded = CodeObject(made.read_bytes())
         kernel = loaded.kernels["small"]
@@ -96,7 +100,8 @@ class Waves(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         made = pathlib.Path(cls.folder.name) / "launcher.so"
-        subprocess.run(["cc", "-std=gnu17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", TREE / "tools/amd/launcher.c", "-o", made], check=True)
+        subprocess.run(["cc", "-std=gnu17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+                        TREE / "tools/amd/launcher.c", "-o", made], check=True)
         cls.library = ctypes.CDLL(str(made))
         cls.library.ridge_wave_bytes.restype = ctypes.c_uint64
 
@@ -120,13 +125,16 @@ class Waves(unittest.TestCase):
         for op, call, kind in zip(ops, calls, (1, 2, 3, 1, 1)):
             op.run, op.kind, op.bytes, op.n_arguments = call and ctypes.cast(call, ctypes.c_void_p).value, kind, 4, 1
         waves = ctypes.create_string_buffer(n_waves * self.library.ridge_wave_bytes())
-        block = machine.Block(base=0x1000, bytes=20, ops=ctypes.addressof(ops), waves=ctypes.addressof(waves), n_waves=n_waves, random=seed,
+        block = machine.Block(base=0x1000, bytes=20, ops=ctypes.addressof(ops), waves=ctypes.addressof(waves),
+                              n_waves=n_waves, random=seed,
                               most=most)
         scalars = (ctypes.c_uint32 * 2)(7, 8)
-        self.library.ridge_begin_block(ctypes.byref(block), (ctypes.c_uint32 * 128)(), scalars, 2, ctypes.c_uint64(0x1000),
+        self.library.ridge_begin_block(ctypes.byref(block), (ctypes.c_uint32 * 128)(), scalars, 2,
+                                       ctypes.c_uint64(0x1000),
                                        (ctypes.c_uint32 * 3)(32 * n_waves - 5, 1, 1), 0, None)
         for wave in range(n_waves):
-            ctypes.memmove(ctypes.addressof(waves) + wave * self.library.ridge_wave_bytes() + 4, bytes([wave, 0, 0, 0]), 4)
+            ctypes.memmove(ctypes.addressof(waves) + wave * self.library.ridge_wave_bytes() + 4, bytes([wave, 0, 0, 0]),
+                           4)
         return self.library.ridge_run_block(ctypes.byref(block)), log, waves
 
     def test_no_wave_passes_a_barrier_before_the_others_come(self):
@@ -176,17 +184,23 @@ class Waves(unittest.TestCase):
                 getattr(op, field)[:] = value
             else:
                 setattr(op, field, value)
-        end = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint32))(lambda scalars: ctypes.memset(ctypes.addressof(scalars.contents) + 1024, 255, 8) and None)
-        ops = (machine.Op * 3)(op, machine.Op(), machine.Op(run=ctypes.cast(end, ctypes.c_void_p), kind=1, n_arguments=1, bytes=4))
+        end = ctypes.CFUNCTYPE(None,
+                               ctypes.POINTER(ctypes.c_uint32))(lambda scalars: ctypes.memset(
+                                   ctypes.addressof(scalars.contents) + 1024, 255, 8) and None)
+        ops = (machine.Op * 3)(op, machine.Op(), machine.Op(run=ctypes.cast(end, ctypes.c_void_p), kind=1,
+                                                            n_arguments=1, bytes=4))
         wave = ctypes.create_string_buffer(self.library.ridge_wave_bytes())
-        block = machine.Block(base=0, bytes=12, ops=ctypes.addressof(ops), waves=ctypes.addressof(wave), n_waves=1, lds=first, random=1, most=9)
+        block = machine.Block(base=0, bytes=12, ops=ctypes.addressof(ops), waves=ctypes.addressof(wave), n_waves=1,
+                              lds=first, random=1, most=9)
         based = first if space == "based" else at - 64
         scalars = (ctypes.c_uint32 * 4)(0, 0, based & 0xFFFFFFFF, based >> 32)
-        self.library.ridge_begin_block(ctypes.byref(block), (ctypes.c_uint32 * 128)(), scalars, 4, ctypes.c_uint64(0), (ctypes.c_uint32 * 3)(31, 1, 1),
+        self.library.ridge_begin_block(ctypes.byref(block), (ctypes.c_uint32 * 128)(), scalars, 4, ctypes.c_uint64(0),
+                                       (ctypes.c_uint32 * 3)(31, 1, 1),
                                        64, data)
         words = (ctypes.c_uint32 * (8 * 32)).from_buffer(wave, 260 * 4)
         for lane in range(32):
-            address = {"global": first + at + 64 * lane, "flat scratch": (0x5B00 << 32) + at - 64, "scratch": 0, "own scratch": at - 64,
+            address = {"global": first + at + 64 * lane, "flat scratch": (0x5B00 << 32) + at - 64, "scratch": 0,
+                       "own scratch": at - 64,
                        "below shared": at + 64 * lane - 135}.get(
                 space, at + 64 * lane)
             words[lane], words[32 + lane] = address & 0xFFFFFFFF, address >> 32
@@ -223,13 +237,16 @@ class Waves(unittest.TestCase):
 
 
 class Output(unittest.TestCase):
-    LINES = ["[ RUN      ] A.One\n", "\n", '@amd {"begins": "k"}\n', '@amd {"kernel": "k", "instructions": 5}\n', "[       OK ] A.One (5 ms)\n",
-             "[ RUN      ] A.Two\n", '@amd {"kernel": "k", "instructions": 6}\n', "[  FAILED  ] A.Two (5 ms)\n", "[  FAILED  ] A.Two\n"]
+    LINES = ["[ RUN      ] A.One\n", "\n", '@amd {"begins": "k"}\n', '@amd {"kernel": "k", "instructions": 5}\n',
+             "[       OK ] A.One (5 ms)\n",
+             "[ RUN      ] A.Two\n", '@amd {"kernel": "k", "instructions": 6}\n', "[  FAILED  ] A.Two (5 ms)\n",
+             "[  FAILED  ] A.Two\n"]
 
     def test_launches_belong_to_the_test_that_runs(self):
         log = io.StringIO()
         records, failed, passed = amd_emulate.records_of(self.LINES, log)
-        self.assertEqual([(r["test"], r.get("instructions")) for r in records], [("A.One", None), ("A.One", 5), ("A.Two", 6)])
+        self.assertEqual([(r["test"], r.get("instructions")) for r in records],
+                         [("A.One", None), ("A.One", 5), ("A.Two", 6)])
         self.assertEqual((failed, passed), (["A.Two"], ["A.One"]))
         self.assertNotIn("@amd", log.getvalue())
 
@@ -248,7 +265,8 @@ class Options(unittest.TestCase):
 
     @unittest.skipUnless(has_clang(), "clang++-19 or ld.lld-19 is missing")
     def test_a_folder_without_the_emulator_is_named(self):
-        with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(amd_emulate.Stop, "no checkout of tinygrad|missing") as stopped:
+        with tempfile.TemporaryDirectory() as folder, \
+                self.assertRaisesRegex(amd_emulate.Stop, "no checkout of tinygrad|missing") as stopped:
             amd_emulate.main(["--tinygrad", folder])
         self.assertEqual(stopped.exception.code, amd_emulate.MISSING)
 
@@ -258,7 +276,8 @@ class Faults(unittest.TestCase):
         one = object.__new__(machine.Machine)
         one._fault = {"kernel": "norm", "instruction": "s_barrier", "number": 2}
         said = [one._is_fault(types.SimpleNamespace(name=kernel), types.SimpleNamespace(name=name))
-                for kernel, name in (("norm", "S_BARRIER"), ("gemm", "S_BARRIER"), ("norm", "V_ADD"), ("norm", "S_BARRIER"), ("norm", "S_BARRIER"))]
+                for kernel, name in (("norm", "S_BARRIER"), ("gemm", "S_BARRIER"), ("norm", "V_ADD"),
+                                     ("norm", "S_BARRIER"), ("norm", "S_BARRIER"))]
         self.assertEqual(said, [False, False, False, True, False])
 
 

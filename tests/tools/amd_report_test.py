@@ -35,8 +35,10 @@ class Report(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
 
     def report(self, *arguments, program="fake", **environment):
-        own = {"PATH": "/usr/bin:/bin", "HOME": "/home/somebody", "USER": "somebody", "FAILS": "nothing", "OTHER": "", **environment}
-        command = [self.tree / "scripts/amd-report", "--gpu", "gfx1100", *(["--program", f"./{program}"] if program else []), *arguments]
+        own = {"PATH": "/usr/bin:/bin", "HOME": "/home/somebody", "USER": "somebody", "FAILS": "nothing", "OTHER": "",
+               **environment}
+        command = [self.tree / "scripts/amd-report", "--gpu", "gfx1100",
+                   *(["--program", f"./{program}"] if program else []), *arguments]
         return subprocess.run(command, env=own, capture_output=True, text=True, check=False)
 
     def files(self):
@@ -76,7 +78,8 @@ class Report(unittest.TestCase):
 
     def test_what_is_missing_is_named(self):
         self.assertEqual(self.report(program="absent").returncode, 6)
-        done = subprocess.run([self.tree / "scripts/amd-report"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+        done = subprocess.run([self.tree / "scripts/amd-report"], env={"PATH": "/usr/bin:/bin"}, capture_output=True,
+                              text=True, check=False)
         self.assertEqual((done.returncode, "rocminfo is missing" in done.stderr), (6, True), done.stderr)
         self.assertEqual(self.report("fly").returncode, 2)
 

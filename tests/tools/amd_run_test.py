@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""tools/amd_run.py without an emulator: bundles of device code, arguments by their places, and the runtime's streams and graphs."""
+"""tools/amd_run.py without an emulator: bundles of device code, arguments by their places, and the runtime's streams
+and graphs."""
 import ctypes
 import pathlib
 import shutil
@@ -17,7 +18,8 @@ import amd_run  # noqa: E402
 from amd import machine  # noqa: E402
 from amd.code_object import BadObject, Kernel  # noqa: E402
 
-# A launcher whose only kernel has an int and a double; it writes the int to where the address in the double's place points.
+# A launcher whose only kernel has an int and a double; it writes the int to where the address in the double's place
+# points.
 LAUNCHER = """
 #include "launcher.h"
 #include <cstring>
@@ -65,19 +67,24 @@ class Arguments(unittest.TestCase):
         self.assertEqual(packed.raw, b"\x07" + b"\xff" * 7 + (1 << 40).to_bytes(8, "little") + b"\xff" * 8)
 
 
-@unittest.skipUnless(shutil.which("c++") and pathlib.Path("/usr/include/hip/hip_runtime_api.h").exists(), "libamdhip64-dev is missing")
+@unittest.skipUnless(shutil.which("c++") and pathlib.Path("/usr/include/hip/hip_runtime_api.h").exists(),
+                     "libamdhip64-dev is missing")
 class Runtime(unittest.TestCase):
     """In a process of its own: RIDGE_LAUNCHER is read once."""
 
     def test_recorded_work_runs_with_its_graph(self):
         with tempfile.TemporaryDirectory() as folder:
-            launcher, source, library = (pathlib.Path(folder) / name for name in ("launcher.so", "launcher.cpp", "runtime.so"))
+            launcher, source, library = (pathlib.Path(folder) / name
+                                         for name in ("launcher.so", "launcher.cpp", "runtime.so"))
             source.write_text(LAUNCHER, encoding="utf-8")
             for command in (["-I" + str(TREE / "tests/emulate"), source, "-o", launcher],
-                            ["-Wall", "-Wextra", "-Werror", "-D__HIP_PLATFORM_AMD__", TREE / "tools/amd/runtime.cpp", "-o", library]):
+                            ["-Wall", "-Wextra", "-Werror", "-D__HIP_PLATFORM_AMD__", TREE / "tools/amd/runtime.cpp",
+                             "-o", library]):
                 subprocess.run(["c++", "-std=c++20", "-O1", "-shared", "-fPIC", *command], check=True)
-            code = f"import sys; sys.path.insert(0, {str(TREE / 'tests/tools')!r}); import amd_run_test; amd_run_test.record_and_replay({str(library)!r})"
-            done = subprocess.run([sys.executable, "-B", "-c", code], env={"RIDGE_LAUNCHER": str(launcher), "PATH": "/usr/bin:/bin"}, check=False,
+            code = (f"import sys; sys.path.insert(0, {str(TREE / 'tests/tools')!r}); import amd_run_test; "
+                    f"amd_run_test.record_and_replay({str(library)!r})")
+            done = subprocess.run([sys.executable, "-B", "-c", code],
+                                  env={"RIDGE_LAUNCHER": str(launcher), "PATH": "/usr/bin:/bin"}, check=False,
                                   capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
 

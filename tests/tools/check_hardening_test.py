@@ -10,7 +10,8 @@ CODE = """#include <cstring>
 int main(int argc, char** argv) { char text[8]; std::strcpy(text, argv[argc - 1]); return text[0]; }"""
 ALL = ["-O2", "-fPIE", "-pie", "-Wl,-z,relro,-z,now,-z,noexecstack", "-fstack-protector-strong",
        "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"]
-PLANTED = {"-no-pie": "-pie", "-Wl,-z,lazy": "-z now", "-Wl,-z,norelro": "-z relro", "-Wl,-z,execstack": "-z noexecstack",
+PLANTED = {"-no-pie": "-pie", "-Wl,-z,lazy": "-z now", "-Wl,-z,norelro": "-z relro",
+           "-Wl,-z,execstack": "-z noexecstack",
            "-fno-stack-protector": "-fstack-protector-strong", "-U_FORTIFY_SOURCE": "-D_FORTIFY_SOURCE"}
 
 

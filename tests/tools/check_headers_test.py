@@ -20,7 +20,8 @@ def run(files, *options):
             path = pathlib.Path(root, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        done = subprocess.run([sys.executable, TOOLS / "check_headers.py", *options, root], capture_output=True, text=True,
+        done = subprocess.run([sys.executable, TOOLS / "check_headers.py", *options, root], capture_output=True,
+                              text=True,
                               check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -34,7 +35,8 @@ class StandardHeaders(unittest.TestCase):
             "auto x = std::exchange(y, 1);": "utility", "auto x = std::make_unique<int>();": "memory",
             "double x = std::sqrt(2.0);": "cmath", "int x = INT_MAX;": "climits", "std::array<int, 2> x;": "array",
             "int x = std::accumulate(a, b, 0);": "numeric", "std::span<int> x;": "span", "int x = errno;": "cerrno",
-            "auto x = std::chrono::seconds(1);": "chrono", "std::byte x;": "cstddef", "auto x = std::move(y);": "utility",
+            "auto x = std::chrono::seconds(1);": "chrono", "std::byte x;": "cstddef",
+            "auto x = std::move(y);": "utility",
         }.items():
             for name in ("src/base/x.h", "src/op/x.cpp", "tests/op/x_test.cpp", "src/op/x_cuda.cu"):
                 code, text = run({name: f"#pragma once\n{line}\n"})
@@ -56,11 +58,13 @@ class StandardHeaders(unittest.TestCase):
     def test_compiles_headers_that_no_source_includes_first(self):
         needs = {"src/base/x.h": "#pragma once\ninline Other make() { return {}; }\n",
                  "src/base/other.h": "#pragma once\nstruct Other {};\n"}
-        code, text = run({**needs, "src/base/a.cpp": '#include "base/other.h"\n#include "base/x.h"\n'}, "--compile", COMPILER)
+        code, text = run({**needs, "src/base/a.cpp": '#include "base/other.h"\n#include "base/x.h"\n'}, "--compile",
+                         COMPILER)
         self.assertEqual(code, 1)
         self.assertIn("src/base/x.h on its own", text)
         needs["src/base/x.h"] = '#pragma once\n#include "base/other.h"\ninline Other make() { return {}; }\n'
-        self.assertEqual(run(needs, "--compile", COMPILER), (0, "headers: 2 files name the standard headers they use\n"))
+        self.assertEqual(run(needs, "--compile", COMPILER),
+                         (0, "headers: 2 files name the standard headers they use\n"))
         alone = {"src/base/x.h": "struct X { Y y; };\n"}
         found = [run(alone, "--compile", COMPILER, "--part", f"{k}/3")[0] for k in range(3)]
         self.assertEqual(sorted(found), [0, 0, 1], "one part has it")

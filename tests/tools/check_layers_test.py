@@ -81,7 +81,8 @@ class CheckLayers(unittest.TestCase):
         self.assertIn('src/op/cache/layout.h:2: includes "op/attn/attn.h": op/attn includes op/cache too', out)
         self.assertIn('src/op/attn/attn.h:2: includes "op/cache/layout.h": op/cache includes op/attn too', out)
         # By way of a third folder, and beside a folder that has no part in it.
-        code, out = run(attn_to_cache, ("src/op/cache/layout.h", '"op/simd/x.h"'), ("src/op/simd/x.h", '"op/attn/attn.h"'),
+        code, out = run(attn_to_cache, ("src/op/cache/layout.h", '"op/simd/x.h"'),
+                        ("src/op/simd/x.h", '"op/attn/attn.h"'),
                         ("src/op/gemm/x.h", '"op/cache/layout.h"'))
         self.assertEqual(code, 1)
         self.assertEqual(len(out.splitlines()), 3, out)
@@ -92,7 +93,8 @@ class CheckLayers(unittest.TestCase):
         self.assertEqual(run(upward, ("src/lab/op/ceilings.h", '"lab/rows/results.h"'))[0], 0)
         code, out = run(upward, ("src/lab/model/bench.h", '"lab/op/ceilings.h"'))
         self.assertEqual(code, 1)
-        self.assertIn('src/lab/op/op_bench.cpp:2: includes "lab/model/bench_params.h": lab/model includes lab/op too', out)
+        self.assertIn('src/lab/op/op_bench.cpp:2: includes "lab/model/bench_params.h": lab/model includes lab/op too',
+                      out)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,11 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import counters
 
-HEAD = ('"ID","Kernel Name","dram__bytes_read.sum","gpu__time_duration.sum","sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active",'
-        '"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio","smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"')
+HEAD = (
+    '"ID","Kernel Name","dram__bytes_read.sum","gpu__time_duration.sum",'
+    '"sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active",'
+    '"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio",'
+    '"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"')
 UNITS = '"","","byte","ns","%","",""'
 
 
@@ -17,7 +20,8 @@ class Counters(unittest.TestCase):
         return counters.rows_of("==PROF== Connected\n" + "\n".join(lines), "what", "abc", ["ridge", "bench"])
 
     def test_a_kernel_is_a_row(self):
-        row, = self.rows(HEAD, UNITS, '"0","void ridge::<unnamed>::attn_split_kernel<(int)128>(Args)","1,048,576","38272","51.1","1","3"')
+        kernel = "void ridge::<unnamed>::attn_split_kernel<(int)128>(Args)"
+        row, = self.rows(HEAD, UNITS, f'"0","{kernel}","1,048,576","38272","51.1","1","3"')
         self.assertEqual(row["kernel"], "attn_split_kernel")
         self.assertEqual((row["label"], row["build_commit"], row["command"]), ("what", "abc", "ridge bench"))
         self.assertEqual((row["dram_read_bytes"], row["us"]), (1048576, 38.272))

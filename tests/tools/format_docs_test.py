@@ -30,9 +30,12 @@ KV = '// KV k1: bytes.\n#pragma once\nstruct K1 { kName = "k1"; };\n'
 FACTS = {
     "weights": [{"name": "w1", "bits_per_weight": 8.0, "group": 1, "block_bytes": 1, "tail_bytes": 0, "gguf_type": None,
                  "safetensors_dtype": None, "written": True, "checked": False}],
-    "kv": [{"name": "k1", "group": 1, "row_bytes": {"128": 130}, "scales": ["absmax"], "scale_per_head": False, "can_weigh": False,
-            "policy": {"rotation": "none", "centre": False, "window": 32, "recent": "f16", "sinks": 4, "scale": "absmax", "rounding": "nearest"},
-            "shapes": [{"shape": "s", "n_layers": 2, "n_kv_heads": 3, "head_dim": 128, "bytes_per_token": 1560, "fixed_bytes": 7}]}],
+    "kv": [{"name": "k1", "group": 1, "row_bytes": {"128": 130}, "scales": ["absmax"], "scale_per_head": False,
+            "can_weigh": False,
+            "policy": {"rotation": "none", "centre": False, "window": 32, "recent": "f16", "sinks": 4,
+                       "scale": "absmax", "rounding": "nearest"},
+            "shapes": [{"shape": "s", "n_layers": 2, "n_kv_heads": 3, "head_dim": 128, "bytes_per_token": 1560,
+                        "fixed_bytes": 7}]}],
 }
 
 

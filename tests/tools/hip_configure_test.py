@@ -23,7 +23,8 @@ class HipConfigure(unittest.TestCase):
             script = pathlib.Path(folder, "configure.cmake")
             script.write_text(SCRIPT)
             words = [f"-D{one}" for one in ("CMAKE_GENERATOR=Ninja", *definitions)]
-            done = subprocess.run([CMAKE, *words, "-P", script], capture_output=True, text=True, check=False, cwd=folder)
+            done = subprocess.run([CMAKE, *words, "-P", script], capture_output=True, text=True, check=False,
+                                  cwd=folder)
             self.assertNotEqual(done.returncode, 0, done.stderr)
             return " ".join(done.stderr.split())
 
@@ -48,7 +49,8 @@ class HipConfigure(unittest.TestCase):
             compiler.write_text("#!/bin/sh\nexit 1\n")
             compiler.chmod(0o755)
             message = self.refused(f"CMAKE_HIP_COMPILER={compiler}")
-        self.assertRegex(message, "RIDGE_HIP: hip_compile: .*(finds no ROCm device library|makes no bitcode for AMD GPUs)")
+        self.assertRegex(message,
+                         "RIDGE_HIP: hip_compile: .*(finds no ROCm device library|makes no bitcode for AMD GPUs)")
 
 
 if __name__ == "__main__":

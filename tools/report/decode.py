@@ -1,8 +1,8 @@
-"""Section: decode steps of whole models against the read roof of the same run."""
+"""Section: decode steps of whole models against the memory bandwidth of the same run."""
 
 from rows import amount, cache_name, clip, date, is_control, kind, machine, newest, number, numbers, passed, positive, quartiles, text, whole
 
-TITLE = "Decode of whole models, against the roof"
+TITLE = "Decode of whole models, against memory bandwidth"
 COMMAND = "ridge bench decode -m synth:qwen2.5-1.5b@weights=q4_0 -p 0 -n 64 -d 0,4096 --kv f16,q8_0,rotor-3 --results results/decode-cpu.jsonl"
 FIELDS = ["machine", "model", "kv", "depth", "tok_s", "tok_s_lower", "tok_s_upper", "read_bytes", "gb_s", "roof_gb_s", "pct_of_roof",
           "in_cache", "check_error", "check_bound", "date", "build_commit"]
@@ -30,12 +30,12 @@ def data(rows):
 def sentence(lines):
     shown = [d for d in lines if d["pct_of_roof"] and not d["in_cache"]]
     if not shown:
-        return "No row here reads from memory and knows its roof, so no share of a roof can be given."
+        return "No row here reads from memory and knows its bandwidth, so no share of it can be given."
     best, worst = max(shown, key=lambda d: d["pct_of_roof"]), min(shown, key=lambda d: d["pct_of_roof"])
     name = lambda d: f"{d['kv']} at depth {d['depth']}"
     if best is worst:
-        return f"{name(best)} reads at {best['pct_of_roof']:.0f} % of the roof."
-    return (f"Nearest to the roof: {name(best)} with {best['pct_of_roof']:.0f} %; furthest from it: {name(worst)} with "
+        return f"{name(best)} reads at {best['pct_of_roof']:.0f} % of memory bandwidth."
+    return (f"Nearest to memory bandwidth: {name(best)} with {best['pct_of_roof']:.0f} %; furthest from it: {name(worst)} with "
             f"{worst['pct_of_roof']:.0f} %. What is missing to 100 % is time that does not wait for memory.")
 
 
@@ -53,7 +53,7 @@ def draw(lines, look):
             bar = ax.barh(i, share, height=0.66, color=look.colour(d["kv"]), alpha=0.35 if d["in_cache"] else 1)[0]
             f.tip(bar, f"{d['kv']} at depth {d['depth']}: {amount(d['tok_s'], 4)} tok/s (quartiles {amount(d['tok_s_lower'], 4)} to "
                        f"{amount(d['tok_s_upper'], 4)}), {amount(d['gb_s'])} of {amount(d['roof_gb_s'])} GB/s")
-            note = f"{amount(d['tok_s'])} tok/s, " + (f"{share:.0f} %" if d["pct_of_roof"] else "roof unknown") + (
+            note = f"{amount(d['tok_s'])} tok/s, " + (f"{share:.0f} %" if d["pct_of_roof"] else "bandwidth unknown") + (
                 " (data stays in cache)" if d["in_cache"] else "")
             ax.text(min(share, 101) + 1, i, note, va="center", fontsize=9, bbox=dict(facecolor=look.PAPER, edgecolor="none", pad=1.5))
         ax.set_yticks(range(len(found)), [f"{clip(d['kv'], 30)}, depth {d['depth']}" for d in found])

@@ -45,7 +45,7 @@ def is_cache(name):
 
 
 def read_bandwidth(data_of_machine):
-    """The roof of read-mostly work: the best read of memory, as other tenants only ever take away. None when not measured."""
+    """Memory bandwidth of read-mostly work: the best read of memory, as other tenants only ever take away. None when not measured."""
     reads = [d["max"] or d["median"] for d in data_of_machine
              if d["unit"] == "GB/s" and d["ceiling"].split()[0:1] == ["read"] and not is_cache(d["ceiling"])]
     return max(reads, default=None)
@@ -61,12 +61,12 @@ def by_machine(lines):
 def sentence(lines):
     parts = []
     for name, found in by_machine(lines).items():
-        roof = read_bandwidth(found)
-        if roof is None:
+        bandwidth = read_bandwidth(found)
+        if bandwidth is None:
             continue
         rates = [d for d in found if d["unit"] == "Gop/s"]
         best = max(rates, key=lambda d: d["median"], default=None)
-        parts.append(f"{name} reads memory at {amount(roof)} GB/s at best; that is the roof decode is held against" + (
+        parts.append(f"{name} reads memory at {amount(bandwidth)} GB/s at best; decode is held against that" + (
             f", and its fastest product runs at {rate(best['median'])} ({best['ceiling']})" if best else "") + ".")
     return " ".join(parts)
 
@@ -90,8 +90,8 @@ def draw(lines, look):
                 continue
             top = max(d["max"] or d["median"] for d in members)
             for k, d in enumerate(members):
-                is_roof = group == "memory" and d["ceiling"].split()[0] == "read"
-                bar = ax.barh(k, d["median"], height=0.62, color="#2b6cb0" if is_roof else SHADES[group])[0]
+                is_read = group == "memory" and d["ceiling"].split()[0] == "read"
+                bar = ax.barh(k, d["median"], height=0.62, color="#2b6cb0" if is_read else SHADES[group])[0]
                 f.tip(bar, f"{d['ceiling']}: {amount(d['median'], 4)} {d['unit']} (median), quartiles {amount(d['lower_quartile'], 4)} to "
                            f"{amount(d['upper_quartile'], 4)}, best {amount(d['max'], 4)}")
                 if d["lower_quartile"] and d["upper_quartile"]:
@@ -105,6 +105,6 @@ def draw(lines, look):
             ax.set_ylim(heights[i] - 0.4, -0.6)
             ax.grid(visible=False)
             ax.set_xlim(0, top * (1.16 if len(groups) == 1 else 1.42))
-            look.title(ax, clip(name, 60) if j == 0 else "", group + {"memory": ", the roof of decode in blue", "caches": ", data that stays there", "arithmetic": " in registers"}[group])
+            look.title(ax, clip(name, 60) if j == 0 else "", group + {"memory": ", the ceiling of decode in blue", "caches": ", data that stays there", "arithmetic": " in registers"}[group])
     f.figure.tight_layout()
     return f

@@ -140,19 +140,19 @@ def findings(data):
                 out["win"].append(what)
     slow = [d for d in data["decode"] if d["pct_of_roof"] and d["pct_of_roof"] < 60 and not d["in_cache"]]
     for d in sorted(slow, key=lambda d: d["pct_of_roof"])[:3]:
-        out["loss"].append(f"{d['kv']} at depth {d['depth']} decodes at {d['pct_of_roof']:.0f} % of the roof: {d['model']}.")
+        out["loss"].append(f"{d['kv']} at depth {d['depth']} decodes at {d['pct_of_roof']:.0f} % of memory bandwidth: {d['model']}.")
     return out
 
 
 def tiles(data):
     out = []
-    roofs = [(name, machine.read_bandwidth(lines)) for name, lines in machine.by_machine(data["ceilings"]).items()]
-    for name, roof in [r for r in roofs if r[1]][:2]:
-        out.append((f"{amount(roof)} GB/s", f"read roof of {name}"))
+    bandwidths = [(name, machine.read_bandwidth(lines)) for name, lines in machine.by_machine(data["ceilings"]).items()]
+    for name, bandwidth in [b for b in bandwidths if b[1]][:2]:
+        out.append((f"{amount(bandwidth)} GB/s", f"read bandwidth of {name}"))
     known = [d for d in data["decode"] if d["pct_of_roof"] and not d["in_cache"]]
     if known:
         best = max(known, key=lambda d: d["pct_of_roof"])
-        out.append((f"{best['pct_of_roof']:.0f} %", f"of the read roof: best decode, {best['kv']} at depth {best['depth']}, {amount(best['tok_s'])} tok/s"))
+        out.append((f"{best['pct_of_roof']:.0f} %", f"of memory bandwidth: best decode, {best['kv']} at depth {best['depth']}, {amount(best['tok_s'])} tok/s"))
         deep = [d for d in data["depth"] if d["panel"].startswith("whole step") and d["verdict"] != "undecided" and d["x"] > 0]
         if deep:
             most = max(deep, key=lambda d: d["speedup"])
@@ -182,7 +182,7 @@ def parts_table(lines, look):
         ("kernel", lambda d: d["kernel"], None), ("calls", lambda d: shown(d["calls"]), lambda d: d["calls"]), ("µs", lambda d: shown(d["us"], 4), lambda d: d["us"]),
         ("share", lambda d: f"{100 * d['share_of_step']:.1f} %", lambda d: d["share_of_step"]),
         ("MB", lambda d: shown(d["read_bytes"] and (d["read_bytes"] + (d["write_bytes"] or 0)) / 1e6), lambda d: d["read_bytes"]),
-        ("GB/s", lambda d: shown(d["gb_s"]), lambda d: d["gb_s"]), ("% of roof", lambda d: shown(d["pct_of_roof"]), lambda d: d["pct_of_roof"]),
+        ("GB/s", lambda d: shown(d["gb_s"]), lambda d: d["gb_s"]), ("% of bandwidth", lambda d: shown(d["pct_of_roof"]), lambda d: d["pct_of_roof"]),
         ("bound by", lambda d: d["bound"], None)], step) + "</details>" for i, step in enumerate(attribution.steps(lines)))
 
 
@@ -229,7 +229,7 @@ def decode_table(lines, look):
         ("model", lambda d: d["model"], None), ("cache", lambda d: format_cell(d["kv"], look), None), ("depth", lambda d: str(d["depth"]), lambda d: d["depth"]),
         ("tok/s", lambda d: shown(d["tok_s"], 4), lambda d: d["tok_s"]), ("quartiles", lambda d: f"{shown(d['tok_s_lower'])} – {shown(d['tok_s_upper'])}", None),
         ("MB read", lambda d: shown(d["read_bytes"] and d["read_bytes"] / 1e6, 4), lambda d: d["read_bytes"]), ("GB/s", lambda d: shown(d["gb_s"]), lambda d: d["gb_s"]),
-        ("roof", lambda d: shown(d["roof_gb_s"]), lambda d: d["roof_gb_s"]), ("% of roof", lambda d: shown(d["pct_of_roof"]), lambda d: d["pct_of_roof"]),
+        ("bandwidth", lambda d: shown(d["roof_gb_s"]), lambda d: d["roof_gb_s"]), ("% of bandwidth", lambda d: shown(d["pct_of_roof"]), lambda d: d["pct_of_roof"]),
         ("error / bound", lambda d: f"{shown(d['check_error'], 2)} / {shown(d['check_bound'], 2)}", None)], lines) + "</details>"
 
 

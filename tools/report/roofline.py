@@ -1,4 +1,4 @@
-"""Section: the roofline. Work per byte against work per second, under roofs that were measured."""
+"""Section: the roofline. Work per byte against work per second, under ceilings that were measured."""
 
 import math
 
@@ -36,7 +36,7 @@ def point(d, source, name, fmt, kernel, flops, moved, us):
             "roof_gb_s": d.get("roof_gb_s"), "date": d["date"], "build_commit": d["build_commit"]}
 
 
-def roofs(lines, ceiling_lines):
+def ceilings_of(lines, ceiling_lines):
     """(slopes {name: GB/s}, heights {name: Gop/s}) of the machine of `lines`; memory comes first."""
     here = [d for d in ceiling_lines if d["machine"] == lines[0]["machine"]] if lines else []
     memory = ceilings.read_bandwidth(here) or max((d["roof_gb_s"] for d in lines if d["roof_gb_s"]), default=None)
@@ -55,10 +55,10 @@ def machines(lines):
 def sentence(lines):
     cold = [d for d in lines if d["cold"] and d["pct_of_roof"]]
     if not cold:
-        return "Points on the slope wait for memory; points below every roof lose time elsewhere."
+        return "Points on the slope wait for memory; points below every ceiling lose time elsewhere."
     near = sum(1 for d in cold if d["pct_of_roof"] >= 80)
     low = min((d for d in cold if d["flop_per_byte"] <= FEW), key=lambda d: d["pct_of_roof"], default=None)
-    return (f"{near} of {len(cold)} points reach 80 % of the read roof: they wait for memory, and fewer bytes is what helps them." + (
+    return (f"{near} of {len(cold)} points reach 80 % of memory bandwidth: they wait for memory, and fewer bytes is what helps them." + (
         f" Of work with at most {FEW} operations per byte the furthest from it is {low['name']}, {low['format']} ({low['kernel']}), at "
         f"{low['pct_of_roof']:.0f} %." if low else ""))
 
@@ -68,7 +68,7 @@ def draw(lines, look, ceiling_lines):
     f = look.Figure("roofline", len(panels), 1, 10.4, 5.2 * len(panels))
     f.figure.subplots_adjust(left=0.07, right=0.87, hspace=0.32, top=1 - 0.5 / (5.2 * len(panels)), bottom=0.55 / (5.2 * len(panels)))
     for ax, found in zip(f.axes, panels):
-        slopes, heights = roofs(found, ceiling_lines)
+        slopes, heights = ceilings_of(found, ceiling_lines)
         xs, ys = [d["flop_per_byte"] for d in found], [d["gflop_s"] for d in found]
         memory = slopes.get("memory read")
         x0, x1 = min(xs) / 2, max(xs) * 2
@@ -96,7 +96,7 @@ def draw(lines, look, ceiling_lines):
             if at < end and not named_already:
                 ax.text(at, slope * at * 1.09, f"{name} {amount(slope)} GB/s", fontsize=8.5, color=look.INK if main else look.SOFT, rotation=angle(ax, at, slope),
                         rotation_mode="anchor", va="bottom")
-        merged = []  # roofs of equal height share a label
+        merged = []  # ceilings of equal height share a label
         for name, height in heights.items():
             for group in merged:
                 if abs(math.log(group[1] / height)) < 0.1:
@@ -122,7 +122,7 @@ def draw(lines, look, ceiling_lines):
             dot = ax.plot([d["flop_per_byte"]], [d["gflop_s"]], look.marker(d["format"]), color=shade, markersize=6.5, alpha=0.9,
                           markerfacecolor=shade if d["cold"] else look.PAPER, markeredgecolor=look.PAPER if d["cold"] else shade, markeredgewidth=0.8)[0]
             f.tip(dot, f"{d['name']}, {d['format']} ({d['kernel']}): {amount(d['flop_per_byte'])} flop/byte, {amount(d['gflop_s'])} GFLOP/s, "
-                       f"{amount(d['gb_s'])} GB/s" + (f", {d['pct_of_roof']:.0f} % of the roof" if d["pct_of_roof"] else "")
+                       f"{amount(d['gb_s'])} GB/s" + (f", {d['pct_of_roof']:.0f} % of memory bandwidth" if d["pct_of_roof"] else "")
                        + ("" if d["cold"] else ", data in cache"))
         named = set()
         for d in sorted(found, key=lambda d: -d["gflop_s"]):

@@ -364,12 +364,12 @@ GateResult bound_gate(std::span<const Row> rows, const DecisionQuestion& q, cons
   of.gate.numbers["own"] = numbers(own);
   const double share = number_in(*target.format, "pct_of_roof") / 100,
                of_own = number_in(*own.format, "pct_of_roof") / 100;
-  if (!std::isfinite(share) || !std::isfinite(of_own)) return of.none("a row has no share of the read roof");
+  if (!std::isfinite(share) || !std::isfinite(of_own)) return of.none("a row has no share of memory bandwidth");
   if (!target.format->value("cold", false))
-    return of.none("the target's data stayed in a cache: memory is no roof for it");
+    return of.none("the target's data stayed in a cache: memory does not bound it");
   const auto bound = [&](double of_roof) { return of_roof >= limits.bound_share ? "memory" : "arithmetic"; };
   return of.end(share >= limits.bound_share,
-                fmt::format("target bound by {} ({:.0f} % of the read roof), the model's shape by {} ({:.0f} %)",
+                fmt::format("target bound by {} ({:.0f} % of memory bandwidth), the model's shape by {} ({:.0f} %)",
                             bound(share), 100 * share, bound(of_own), 100 * of_own));
 }
 

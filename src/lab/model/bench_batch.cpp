@@ -367,7 +367,7 @@ Columns<BatchRow> batch_columns() {
       {"read_bytes", "bytes", "that a decode step must read", [](auto& r) { return int64_t(r.read_bytes); }},
       {"read_gb_s", "GB/s", "those bytes in the step's time", &BatchRow::read_gb_s, ">read GB/s", "{:.1f}"},
       {"roof_gb_s", "GB/s", "memory bandwidth, measured in the same run", &BatchRow::roof_gb_s},
-      {"pct_of_roof", "%", "of memory bandwidth", [](auto& r) { return r.pct_of_roof(); }, ">% of roof", "{:.1f}"},
+      {"pct_of_roof", "%", "of memory bandwidth", [](auto& r) { return r.pct_of_roof(); }, ">% of bandwidth", "{:.1f}"},
       {"", "-", "error of a block against the reference kernels", &BatchRow::checked_text, ">checked (NMSE)"},
       part_of<BatchRow>(bench_cache_columns(), known),
       part_of<BatchRow>(bench_columns().picked({"in_cache", "n_ranks", "pp"}), known),

@@ -162,7 +162,7 @@ Columns<BenchRow> bench_columns() {
       {"read_gb_s", "GB/s", "those bytes in the step's time", &BenchRow::read_gb_s, ">read GB/s", "{:.1f}"},
       {"roof_gb_s", "GB/s", "memory bandwidth, measured in the same run", &BenchRow::roof_gb_s},
       {"pct_of_roof", "%", "share of memory bandwidth", [](auto& r) { return r.pct_of_roof(); }},
-      {"", "%", "share of memory bandwidth", [](auto& r) { return r.roof_text(r.read_gb_s()); }, ">% of roof"},
+      {"", "%", "share of memory bandwidth", [](auto& r) { return r.roof_text(r.read_gb_s()); }, ">% of bandwidth"},
       {"in_cache", "-", "those bytes fit in the last-level cache", &BenchRow::in_cache},
       {"", "-", "error of a block against the reference kernels", &BenchRow::checked_text, ">checked (NMSE)"},
       {"checked", "-", "the check passed", [](auto& r) { return r.check.done && r.check.passed; }},

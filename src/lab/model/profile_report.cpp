@@ -63,7 +63,7 @@ Columns<PartRow> part_columns(bool on_cpu) {
       {"", "GB/s", "bytes in that time", [](auto& r) { return when(r.is_moving(), r.gb_s()); }, ">GB/s", "{:.1f}"},
       {"gflop_s", "Gop/s", "in that time", [](auto& r) { return rate(double(r.part.work.flops), r.part.us); }},
       {"pct_of_roof", "%", "share of memory bandwidth", &PartRow::pct_of_roof},
-      {"", "%", "of memory bandwidth", [](auto& r) { return when(r.is_moving(), r.pct_of_roof()); }, ">% of roof",
+      {"", "%", "of memory bandwidth", [](auto& r) { return when(r.is_moving(), r.pct_of_roof()); }, ">% of bandwidth",
        "{:.1f} %"},
       {"bound", "-", "memory, compute or latency", [](auto& r) { return part_bound(r.part, r.profile.ceilings); },
        "bound"},
@@ -164,8 +164,8 @@ std::string profile_markdown(const Profile& p) {
       "recording {:.1f} us.\n",
       a.n_steps, a.median_us, a.lower_us, a.upper_us, p.untraced_us);
   text += fmt::format(
-      "Bytes are the ops' declared work; rows that stay in a cache can exceed the roof, {:.1f} GB/s read from memory "
-      "in this run. Bound: the roof that explains {:.0f} % of the time or more, else latency.\n",
+      "Bytes are the ops' declared work; rows that stay in a cache can exceed memory bandwidth, {:.1f} GB/s read in "
+      "this run. Bound: the ceiling that explains {:.0f} % of the time or more, else latency.\n",
       p.ceilings.read_gb_s, 100 * kExplainedShare);
   return text;
 }

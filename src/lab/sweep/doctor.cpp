@@ -37,7 +37,7 @@ Check check_processor(const Surroundings& here) {
   Check check{"processor", Finding::ok, fmt::format("{}, kernels up to {}", machine.cpu_model, machine.isa), ""};
   if (!machine.abilities.empty()) check.what += fmt::format(" (has {})", fmt::join(machine.abilities, ", "));
   if (machine.isa == "scalar")
-    check.worsen(Finding::note, ": only the scalar kernels run here, far below the roof",
+    check.worsen(Finding::note, ": only the scalar kernels run here, far below memory bandwidth",
                  "a processor with AVX2, or with ARM's dot products (asimddp); in a virtual machine pass the host's "
                  "features on");
   return check;
@@ -153,7 +153,7 @@ bool is_of(const Row& row, const MachineInfo& machine) {
 Check check_ceilings(const Surroundings& here) {
   constexpr double kLeast = 0.5, kMost = 5000, kSpread = 0.15, kAbove = 103;
   const char* const measure = "ridge bench bandwidth --results results/bandwidth-cpu.jsonl";
-  Check check{"ceilings", Finding::note, "this machine's read roof is in no stored row", measure};
+  Check check{"ceilings", Finding::note, "this machine's read bandwidth is in no stored row", measure};
   if (!here.rows_trouble.empty()) return {"ceilings", Finding::problem, here.rows_trouble, "repair or remove the file"};
   const Row* newest = nullptr;
   for (const Row& row : here.rows)
@@ -164,9 +164,10 @@ Check check_ceilings(const Surroundings& here) {
   const Row read = read_stream(*newest);
   const double median = number_in(read, "median_gb_s"), lower = number_in(read, "lower_quartile_gb_s"),
                upper = number_in(read, "upper_quartile_gb_s");
-  check = {"ceilings", Finding::ok,
-           fmt::format("read roof {:.1f} GB/s ({:.1f} to {:.1f}), {}", median, lower, upper, text_in(*newest, "date")),
-           ""};
+  check = {
+      "ceilings", Finding::ok,
+      fmt::format("read bandwidth {:.1f} GB/s ({:.1f} to {:.1f}), {}", median, lower, upper, text_in(*newest, "date")),
+      ""};
   double above = 0;
   for (const Row& row : here.rows)
     if (is_of(row, here.machine) && row.value("in_cache", Row()) == Row(false) && row.contains("n_gen"))
@@ -175,7 +176,8 @@ Check check_ceilings(const Surroundings& here) {
     check.worsen(Finding::problem, ": no memory reads like that", measure);
   } else if (above > kAbove) {
     check.finding = Finding::problem;
-    check.what += fmt::format("; a decode row is at {:.0f} % of its roof, which was measured too low", above);
+    check.what +=
+        fmt::format("; a decode row is at {:.0f} % of the bandwidth of its run, which was measured too low", above);
     check.advice = "stop what else runs and measure that row again";
   } else if ((upper - lower) / median > kSpread)
     check.worsen(Finding::note, ": quartiles far apart", std::string("measure again on a quiet machine: ") + measure);

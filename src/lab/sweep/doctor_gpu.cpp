@@ -82,9 +82,9 @@ Check check_device_ceilings(const Surroundings& here) {
     const double bandwidth = number_in(row, "read_roof_gb_s");
     if (text_in(row, "kind") == "bandwidth-device" && !std::isnan(bandwidth) &&
         text_in(row, "device_name") == here.gpus.devices.front().name)
-      return {"gpu ceilings", Finding::ok, fmt::format("read roof {:.0f} GB/s", bandwidth), ""};
+      return {"gpu ceilings", Finding::ok, fmt::format("read bandwidth {:.0f} GB/s", bandwidth), ""};
   }
-  return {"gpu ceilings", Finding::note, "this GPU's read roof is in no stored row",
+  return {"gpu ceilings", Finding::note, "this GPU's read bandwidth is in no stored row",
           fmt::format("ridge bench bandwidth --device {0} --results results/bandwidth-{0}.jsonl", gpu::kDeviceWord)};
 }
 

@@ -202,7 +202,7 @@ Columns<SweepRow> sweep_columns() {
       {"", "GB/s", "declared bytes in that time", [=](auto& r) { return rate(r, "read_gb_s", "gb_s"); }, ">GB/s",
        "{:.1f}"},
       {"", "%", "share of memory bandwidth", [=](auto& r) { return rate(r, "pct_of_roof", "pct_of_roof"); },
-       ">% of roof", "{:.1f} %"},
+       ">% of bandwidth", "{:.1f} %"},
       {"", "-", "error of the check, or why there is no time",
        [=](auto& r) { return r.is_done() ? rate(r, "check_error", "check_error") : Row(text_in(r.row, "reason")); },
        ">checked", "{:.1e}"},

@@ -10,9 +10,9 @@
 // is the score of one more key of a head, without a value.
 //
 // A query sees a row coded or exact by its own position. There are five kernels: decode (each query on its own over
-// packed tiles), prefill (many queries of a sequence, tiles turned to f16 as they come), rows-f16 (tiles of rows, turned
-// to f16), rows (the same of any format in floats) and latent (rows that are K and V in one). device_attention.h says
-// which serves what.
+// packed tiles), prefill (many queries of a sequence, tiles turned to f16 as they come), rows-f16 (tiles of rows,
+// turned to f16), rows (the same of any format in floats) and latent (rows that are K and V in one). device_attention.h
+// says which serves what.
 #pragma once
 
 #include <cstddef>
@@ -142,10 +142,11 @@ bool turns_in_front(const PrefillPlan& plan, int n_blocks, int n_spans, int64_t 
 /// |v|. Values beyond 65504 become infinite. A sequence's result has the same bits alone and beside others.
 void prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list);
 
-/// Attention on tensor cores over tiles of rows, which are turned to f16 in shared memory as they come. Blocks are those
-/// of add_prefill_blocks() with rows_f16_attn_plan(), and of add_row_blocks() for short spans; errors are bounded as
-/// prefill_attn()'s. Parts are put together in their order: results do not depend on timing. Of latent rows a.v is a.k,
-/// and a.out [rows of the step, n_heads, n_out] gets the first n_out values of each head's output; else n_out is head_dim.
+/// Attention on tensor cores over tiles of rows, which are turned to f16 in shared memory as they come. Blocks are
+/// those of add_prefill_blocks() with rows_f16_attn_plan(), and of add_row_blocks() for short spans; errors are bounded
+/// as prefill_attn()'s. Parts are put together in their order: results do not depend on timing. Of latent rows a.v is
+/// a.k, and a.out [rows of the step, n_heads, n_out] gets the first n_out values of each head's output; else n_out is
+/// head_dim.
 void rows_f16_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list, int n_out);
 /// For spans of so many queries a kv head, or more.
 PrefillPlan rows_f16_attn_plan(int head_dim, int n_queries);
@@ -158,8 +159,8 @@ struct RowsList {
   int n_out = 0;  ///< values of a head's output that are wanted, the first ones
 };
 /// Attention in floats over tiles of rows of any format, up to 512 values wide, latent rows up to kMostLatentDim
-/// (row_limits.h). Of latent rows a.v is a.k. a.out [rows of the step, n_heads, n_out]. A block reads all positions that its
-/// queries see, so few queries over a long cache are slow.
+/// (row_limits.h). Of latent rows a.v is a.k. a.out [rows of the step, n_heads, n_out]. A block reads all positions
+/// that its queries see, so few queries over a long cache are slow.
 void rows_attn(gpu::StreamHandle stream, const DeviceAttention& a, const RowsList& list);
 /// Queries of a block on the current device, of heads of so many values.
 int rows_attn_queries(int head_dim);

@@ -1,5 +1,5 @@
-// Attention over the keys that each query chooses (DeepSeek-V3.2, GLM-5): a token has one small row in an index; a query
-// scores the rows of all positions that it sees, and attends to the best top_k.
+// Attention over the keys that each query chooses (DeepSeek-V3.2, GLM-5): a token has one small row in an index; a
+// query scores the rows of all positions that it sees, and attends to the best top_k.
 #pragma once
 
 #include <span>

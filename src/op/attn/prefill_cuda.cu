@@ -22,8 +22,9 @@ constexpr float kLog2E = 1.44269504f;
 
 /// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
 /// products, and shared memory could not feed the tensor cores with one. Eight warps share what turning a tile to
-/// f16 costs, where the device's shared memory holds their queries and four stages; else four warps and two stages. Where
-/// it does not hold these, two warps turn tiles to f16 as they read them from device memory, and there is one stage.
+/// f16 costs, where the device's shared memory holds their queries and four stages; else four warps and two stages.
+/// Where it does not hold these, two warps turn tiles to f16 as they read them from device memory, and there is one
+/// stage.
 template <int kDim_, int kWarps_>
 struct Cut {
   static constexpr int kDim = kDim_, kWarps = kWarps_, kThreads = 32 * kWarps;

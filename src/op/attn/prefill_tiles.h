@@ -45,7 +45,8 @@ __device__ __forceinline__ void join_bytes(uint32_t low, uint32_t high, uint32_t
   pairs[1] = gpu::select_bytes(low, high, 0x7362);
 }
 
-/// The codes of a group before their scale: four pairs of f16. `zero` is 0: the first words of levels plus it are operands.
+/// The codes of a group before their scale: four pairs of f16. `zero` is 0: the first words of levels plus it are
+/// operands.
 template <TileKind kKind>
 __device__ __forceinline__ void group_f16(const uint32_t* words, uint32_t zero, uint32_t (&pairs)[4]) {
   if constexpr (kKind == TileKind::f16) {
@@ -121,8 +122,8 @@ struct QuadWords {
   }
 };
 
-/// What a lane turns of a tile to f16, four groups at a time. `tile` is shared. `zero` is 0: where the compiler does not know
-/// that, it keeps the levels in registers, and a loop over quads is short; else they are constants.
+/// What a lane turns of a tile to f16, four groups at a time. `tile` is shared. `zero` is 0: where the compiler does
+/// not know that, it keeps the levels in registers, and a loop over quads is short; else they are constants.
 template <TileKind kKind, int kDim, bool kIsK>
 class TileTurn {
  public:
@@ -130,8 +131,8 @@ class TileTurn {
       : tile_(tile), lane_(lane), zero_(zero) {
     if constexpr (!tiles::has_blocks(kKind)) load_scales(0);
   }
-  /// What a tile of kind f16 holds for groups 4 quad .. 4 quad + 3, group 4 quad + t at place(t). Of K `centre` [kDim] f16,
-  /// shared, is added; null: nothing is.
+  /// What a tile of kind f16 holds for groups 4 quad .. 4 quad + 3, group 4 quad + t at place(t). Of K `centre` [kDim]
+  /// f16, shared, is added; null: nothing is.
   template <class Place>
   __device__ __forceinline__ void quad(int quad, const uint4* centre, const Place& place) {
     const QuadWords<kKind, kDim> codes(tile_, quad, lane_);
@@ -189,8 +190,9 @@ __device__ __forceinline__ void turn_kind(TileKind kind, const Turn& turn) {
   }
 }
 
-/// R times a centre of K turned to a tile, as f16: what the tile's keys are stored without; where K does not turn there is
-/// none. A warp; lane has channels lane + 32 j. What is read of a tile is loaded apart, so that other work can come between.
+/// R times a centre of K turned to a tile, as f16: what the tile's keys are stored without; where K does not turn there
+/// is none. A warp; lane has channels lane + 32 j. What is read of a tile is loaded apart, so that other work can come
+/// between.
 template <int kDim>
 class TurnedCentre {
  public:

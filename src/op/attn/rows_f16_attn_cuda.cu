@@ -1,7 +1,7 @@
-// Attention on tensor cores over tiles of rows: for head sizes that have no order for tensor cores, and for prompts over
-// latent rows. A block takes some queries of a span and a part of their tiles. The 32 rows of a tile are decoded to f16 into shared memory by all
-// threads, K first, then V in the same place. Running softmax (maximum m, sum l, weighted values); a second kernel puts
-// the parts together in their order.
+// Attention on tensor cores over tiles of rows: for head sizes that have no order for tensor cores, and for prompts
+// over latent rows. A block takes some queries of a span and a part of their tiles. The 32 rows of a tile are decoded
+// to f16 into shared memory by all threads, K first, then V in the same place. Running softmax (maximum m, sum l,
+// weighted values); a second kernel puts the parts together in their order.
 #include <algorithm>
 
 #include "gpu/tensor.h"
@@ -18,8 +18,8 @@ constexpr float kLog2E = 1.44269504f;
 constexpr int kMostParts = 128;  // of a short row's positions
 constexpr int kJoinWarps = 8;
 
-/// A block of kQueries queries over heads of up to kDim values: kM x kN warps, each with 16 queries, a kN-th of the keys
-/// for scores and a kN-th of the channels for outputs.
+/// A block of kQueries queries over heads of up to kDim values: kM x kN warps, each with 16 queries, a kN-th of the
+/// keys for scores and a kN-th of the channels for outputs.
 template <int kDim_, int kQueries_>
 struct Cut {
   static constexpr int kDim = kDim_, kQueries = kQueries_;
@@ -118,8 +118,8 @@ __device__ __forceinline__ void decode_values(const RowRange& rows, int n_thread
   }
 }
 
-/// Tiles that the queries of a block see, and how many parts of them there are: at most a part a tile, whatever the list
-/// says.
+/// Tiles that the queries of a block see, and how many parts of them there are: at most a part a tile, whatever the
+/// list says.
 struct TilesOfBlock {
   int first, n, n_parts;
 
@@ -316,7 +316,8 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 }
 
 /// The parts of queries together, out of cache space. Blocks as rows_f16_kernel's; part i of n takes the i-th n-th of
-/// their queries, kTeam warps a query. Team member w adds up each kTeam-th part: an order that does not depend on timing.
+/// their queries, kTeam warps a query. Team member w adds up each kTeam-th part: an order that does not depend on
+/// timing.
 template <int kDim, int kTeam>
 __global__ void __launch_bounds__(32 * kJoinWarps)
     rows_join_kernel(const DeviceAttention a, const AttnBlock* blocks, int most_queries, const Parts parts, int n_out) {

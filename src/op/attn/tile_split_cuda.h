@@ -413,7 +413,8 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32, kPacksOfPair = most_packs<kDim, kK, kV>();
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
-  // Kernels of formats that centre no K by default keep their registers: for them the one for every pair serves a centre.
+  // Kernels of formats that centre no K by default keep their registers: for them the one for every pair serves a
+  // centre.
   constexpr bool kMayTurn = kK == kAnyKind || is_rotor(TileKind(kK));
   bool turns = kMayTurn && a.k.turn.n_pairs > 0;
   std::byte* const weights = shared + kPacksOfPair * Queries<kDim>::kBytes;

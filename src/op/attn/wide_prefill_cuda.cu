@@ -1,8 +1,9 @@
 // Prompt attention whose products are of warpgroups (gpu/warpgroup.h): sm_90a alone.
 //
-// A block has 128 queries. Four producer warps (Bringing) bring tiles of K and V and turn them to f16 in shared memory, in
-// the order that products of warpgroups read; two consumer warpgroups (Multiplying) have 64 queries each. Queries and
-// weights of V are A, in registers. K and V have rings of steps of their own: producers are up to kStages steps ahead.
+// A block has 128 queries. Four producer warps (Bringing) bring tiles of K and V and turn them to f16 in shared memory,
+// in the order that products of warpgroups read; two consumer warpgroups (Multiplying) have 64 queries each. Queries
+// and weights of V are A, in registers. K and V have rings of steps of their own: producers are up to kStages steps
+// ahead.
 //
 // The order of keys. Row 8 u + i of a tile of K in shared memory is position 8 (i / 2) + 2 u + i % 2: the positions of
 // unit u of a column of V (tile_order.h). So a lane's scores, two and two, are the weights that meet these columns.
@@ -263,8 +264,9 @@ struct Bringing {
     for (; under_way > 0; --under_way) say_filled(filled);
   }
 
-  /// Turns tiles of any kind; `raw` [kRawStages] is the warp's own. Where K turns, a warp makes one centre of a group. When
-  /// a step's last tile is the first of a group, the next group takes the place of the one that no step needs any more.
+  /// Turns tiles of any kind; `raw` [kRawStages] is the warp's own. Where K turns, a warp makes one centre of a group.
+  /// When a step's last tile is the first of a group, the next group takes the place of the one that no step needs any
+  /// more.
   __device__ void turn(std::byte* raw) {
     const Places<S::kDim, kIsK> places(i, lane);
     const Units& units = shared.units;
@@ -363,8 +365,8 @@ struct Bringing {
   }
 };
 
-/// What lane 4 r + c of a consumer warp has: of the warp's queries r + 8 h scores [key / 8][2 h + p], of keys 8 .. + 2 c + p
-/// in the order of rows, and outputs [channel / 8][2 h + p] likewise.
+/// What lane 4 r + c of a consumer warp has: of the warp's queries r + 8 h scores [key / 8][2 h + p], of keys 8 .. + 2
+/// c + p in the order of rows, and outputs [channel / 8][2 h + p] likewise.
 template <class S>
 struct Multiplying {
   static constexpr int kDim = S::kDim;
@@ -427,8 +429,8 @@ struct Multiplying {
       }
     }
   }
-  /// Scores become weights under the largest score so far. The outputs must be multiplied by `shrink`; false where it is 1
-  /// in all lanes.
+  /// Scores become weights under the largest score so far. The outputs must be multiplied by `shrink`; false where it
+  /// is 1 in all lanes.
   __device__ __forceinline__ bool weigh(float (&shrink)[2]) {
     bool rose = false;
 #pragma unroll
@@ -466,8 +468,8 @@ struct Multiplying {
   }
 };
 
-/// Outputs of a warp's queries, once both warpgroups have read the last stage: `floats` [kWidePrefillQueries, kDim] takes
-/// the stages' place. Of a block with parts they go to `parts`, not yet divided.
+/// Outputs of a warp's queries, once both warpgroups have read the last stage: `floats` [kWidePrefillQueries, kDim]
+/// takes the stages' place. Of a block with parts they go to `parts`, not yet divided.
 template <class S>
 __device__ void store(const Multiplying<S>& m, const DeviceAttention& a, const AttnBlock& block, const PartRows& parts,
                       const StepRow* span, const Queries& queries, int kv_head, int lane, float* floats) {

@@ -1,6 +1,6 @@
-// New rows into tiles of rows, and rows that leave their window: a warp a row, in shared memory. For latent rows, and for
-// formats and head sizes that have no order for tensor cores. Formats whose rows are blocks one after another, i8r and
-// rotor rows are coded by all lanes, others by one with the host's own code.
+// New rows into tiles of rows, and rows that leave their window: a warp a row, in shared memory. For latent rows, and
+// for formats and head sizes that have no order for tensor cores. Formats whose rows are blocks one after another, i8r
+// and rotor rows are coded by all lanes, others by one with the host's own code.
 #include "op/cache/append_kernels.h"
 #include "op/cache/exact_rows.h"
 #include "op/cache/rotate_warp.h"
@@ -125,8 +125,8 @@ __device__ void decode_in_warp(int format, int dim, int64_t row_bytes, const KvC
   __syncwarp();
 }
 
-// For functions that are given dynamic shared memory. Where clang 19 leaves one as a call, its kernel on AMD does not pass
-// the number by which the function looks up the memory's address.
+// For functions that are given dynamic shared memory. Where clang 19 leaves one as a call, its kernel on AMD does not
+// pass the number by which the function looks up the memory's address.
 #ifdef __HIP__
 #define RIDGE_INLINE_FOR_SHARED __forceinline__
 #else

@@ -122,10 +122,10 @@ struct AppendLaunch {
 constexpr int kManyAppendWarps = 4, kManyAppendRows = 128;
 
 /// A warp a head: first the queries', then K's, then V's. Blocks: (heads, rows). The kernel is one chain of waits, so
-/// everything that the grid before does not write is asked for before that has ended, and there is one copy of each piece
-/// of code: instructions come from far away, too. So a centre that turns has a kernel of its own: its code cost the others
-/// 4 % of a token. So have blocks of several warps, whose heads the compiler does not see to be the same in all lanes: that
-/// made the code half as large again.
+/// everything that the grid before does not write is asked for before that has ended, and there is one copy of each
+/// piece of code: instructions come from far away, too. So a centre that turns has a kernel of its own: its code cost
+/// the others 4 % of a token. So have blocks of several warps, whose heads the compiler does not see to be the same in
+/// all lanes: that made the code half as large again.
 template <int kPer, bool kTurns, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps) append_kernel(const AppendLaunch a) {
   constexpr int kDim = 32 * kPer;

@@ -97,19 +97,30 @@ template <> struct PanelUnitOf<Q5_K>     : PanelCodes<4, 1, 32, 0, PanelScales::
 template <> struct PanelUnitOf<Q6_K>     : PanelCodes<4, 2, 16, 32, PanelScales::bytes> {};
 template <> struct PanelUnitOf<Q3_K>     : PanelCodes<2, 1, 16, 4, PanelScales::six_bits> {};
 template <> struct PanelUnitOf<Q2_K>     : PanelCodes<2, 0, 16, 0, PanelScales::nibbles, PanelMinima::integers> {};
-template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128, PanelScales::f16, PanelMinima::none, kIq4PanelLevels> {};
-template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128, PanelScales::six_bits, PanelMinima::none, kIq4PanelLevels> {};
-template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12, PanelScales::power, PanelMinima::none, kFp4PanelLevels> {};
-template <> struct PanelUnitOf<NVFP4>    : PanelCodes<4, 0, 16, 12, PanelScales::halves, PanelMinima::none, kFp4PanelLevels, 8> {};
+template <> struct PanelUnitOf<IQ4_NL>   : PanelCodes<4, 0, 32, 128,
+            PanelScales::f16, PanelMinima::none, kIq4PanelLevels> {};
+template <> struct PanelUnitOf<IQ4_XS>   : PanelCodes<4, 0, 32, 128,
+            PanelScales::six_bits, PanelMinima::none, kIq4PanelLevels> {};
+template <> struct PanelUnitOf<MXFP4>    : PanelCodes<4, 0, 32, 12,
+            PanelScales::power, PanelMinima::none, kFp4PanelLevels> {};
+template <> struct PanelUnitOf<NVFP4>    : PanelCodes<4, 0, 16, 12,
+            PanelScales::halves, PanelMinima::none, kFp4PanelLevels, 8> {};
 template <> struct PanelUnitOf<TQ2_0>    : PanelCodes<2, 0, 32, 1> {};
 template <> struct PanelUnitOf<TQ1_0>    : PanelCodes<2, 0, 32, 1, PanelScales::f16, PanelMinima::none, nullptr, 2> {};
-template <> struct PanelUnitOf<IQ1_S>    : PanelCodes<2, 0, 32, 1, PanelScales::odd, PanelMinima::eighths, nullptr, 2 + 4> {};
-template <> struct PanelUnitOf<IQ1_M>    : PanelCodes<2, 1, 16, 9, PanelScales::odd_eighths, PanelMinima::none, kIq1PanelLevels, 2 + 8> {};
-template <> struct PanelUnitOf<IQ2_XXS>  : PanelCodes<2, 1, 32, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 4> {};
-template <> struct PanelUnitOf<IQ2_XS>   : PanelCodes<2, 1, 16, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
-template <> struct PanelUnitOf<IQ2_S>    : PanelCodes<2, 1, 16, 43, PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
-template <> struct PanelUnitOf<IQ3_XXS>  : PanelCodes<4, 0, 32, 62, PanelScales::odd_quarters, PanelMinima::none, kIq3XxsPanelLevels, 2 + 4> {};
-template <> struct PanelUnitOf<IQ3_S>    : PanelCodes<4, 0, 32, 15, PanelScales::odd, PanelMinima::none, kIq3SPanelLevels, 2 + 4> {};
+template <> struct PanelUnitOf<IQ1_S>    : PanelCodes<2, 0, 32, 1,
+            PanelScales::odd, PanelMinima::eighths, nullptr, 2 + 4> {};
+template <> struct PanelUnitOf<IQ1_M>    : PanelCodes<2, 1, 16, 9,
+            PanelScales::odd_eighths, PanelMinima::none, kIq1PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ2_XXS>  : PanelCodes<2, 1, 32, 43,
+            PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 4> {};
+template <> struct PanelUnitOf<IQ2_XS>   : PanelCodes<2, 1, 16, 43,
+            PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ2_S>    : PanelCodes<2, 1, 16, 43,
+            PanelScales::odd_eighths, PanelMinima::none, kIq2PanelLevels, 2 + 8> {};
+template <> struct PanelUnitOf<IQ3_XXS>  : PanelCodes<4, 0, 32, 62,
+            PanelScales::odd_quarters, PanelMinima::none, kIq3XxsPanelLevels, 2 + 4> {};
+template <> struct PanelUnitOf<IQ3_S>    : PanelCodes<4, 0, 32, 15,
+            PanelScales::odd, PanelMinima::none, kIq3SPanelLevels, 2 + 4> {};
 // clang-format on
 
 template <class... Formats>

@@ -4,7 +4,8 @@
     python3 -m venv venv && venv/bin/pip install torch==2.15.0 transformers==5.23.0 accelerate
     TORCHDYNAMO_DISABLE=1 venv/bin/python tests/golden/bitnet-packed/make.py
 
-Weights are random. One file serves both linear classes: "autobitlinear" multiplies by weight_scale, "bitlinear" divides.
+Weights are random. One file serves both linear classes: "autobitlinear" multiplies by weight_scale, "bitlinear"
+divides.
 """
 import json
 import pathlib
@@ -17,12 +18,16 @@ from transformers import AutoModelForCausalLM, BitNetConfig
 from transformers.integrations.bitnet import pack_weights
 
 HERE = pathlib.Path(__file__).resolve().parent
-CONFIG = dict(architectures=["BitNetForCausalLM"], hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2,
+CONFIG = dict(architectures=["BitNetForCausalLM"], hidden_size=128, intermediate_size=256, num_hidden_layers=1,
+              num_attention_heads=2,
               num_key_value_heads=1, vocab_size=96, max_position_embeddings=64, rope_theta=10000.0, hidden_act="relu2",
-              rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1, pad_token_id=0, torch_dtype="bfloat16")
-SHAPES = {"self_attn.q_proj": (128, 128), "self_attn.k_proj": (64, 128), "self_attn.v_proj": (64, 128), "self_attn.o_proj": (128, 128),
+              rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1, pad_token_id=0,
+              torch_dtype="bfloat16")
+SHAPES = {"self_attn.q_proj": (128, 128), "self_attn.k_proj": (64, 128), "self_attn.v_proj": (64, 128),
+          "self_attn.o_proj": (128, 128),
           "mlp.gate_proj": (256, 128), "mlp.up_proj": (256, 128), "mlp.down_proj": (128, 256)}
-NORMS = {"input_layernorm": 128, "post_attention_layernorm": 128, "self_attn.attn_sub_norm": 128, "mlp.ffn_sub_norm": 256}
+NORMS = {"input_layernorm": 128, "post_attention_layernorm": 128, "self_attn.attn_sub_norm": 128,
+         "mlp.ffn_sub_norm": 256}
 
 
 def tensors():
@@ -70,12 +75,14 @@ def logits(model, ids):
 
 
 def main():
-    """Int8 codes of activations jump: ids are drawn until none of them lies near a tie, so that every order of sums rounds alike."""
+    """Int8 codes of activations jump: ids are drawn until none of them lies near a tie, so that every order of sums
+    rounds alike."""
     save_file(tensors(), HERE / "model.safetensors", metadata={"format": "pt"})
     models = {name: load(name) for name in ("autobitlinear", "bitlinear")}
     for _ in range(1000):
         ids = [int(i) for i in torch.randint(2, 96, (6,))]
-        golden = {"ids": ids} | {name: [[round(x, 6) for x in row] for row in logits(model, ids)] for name, (model, _) in models.items()}
+        golden = {"ids": ids} | {name: [[round(x, 6) for x in row] for row in logits(model, ids)] for name,
+                                 (model, _) in models.items()}
         margin = min(min(margins) for _, margins in models.values())
         for _, margins in models.values():
             margins.clear()

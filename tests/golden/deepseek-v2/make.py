@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes a small DeepSeek-V2 checkpoint of random weights, and the logits that transformers computes with each of its routers.
+"""Writes a small DeepSeek-V2 checkpoint of random weights, and the logits that transformers computes with each of its
+routers.
 
     python3 -m venv venv && venv/bin/pip install torch==2.15.0 transformers==5.23.0
     venv/bin/python tests/golden/deepseek-v2/make.py
@@ -18,12 +19,18 @@ from transformers import AutoModelForCausalLM
 HERE = pathlib.Path(__file__).resolve().parent
 CONFIG = {
     "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 32, "intermediate_size": 48,
-    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 64,
-    "kv_lora_rank": 24, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 12,
-    "num_experts_per_tok": 3, "moe_intermediate_size": 16, "n_shared_experts": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1,
-    "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "scoring_func": "softmax", "norm_topk_prob": False,
-    "routed_scaling_factor": 4.0, "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False,
-    "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 96,
+    "max_position_embeddings": 64,
+    "kv_lora_rank": 24, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 16, "n_shared_experts": 2, "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "scoring_func": "softmax",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 4.0, "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+                                            "beta_fast": 32,
                                             "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707},
     "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "bfloat16"}
 
@@ -68,7 +75,8 @@ def tensors():
 
 
 def logits(method, ids):
-    """The logits of the router `method`, the experts of every token, and the smallest distance between one chosen and one not."""
+    """The logits of the router `method`, the experts of every token, and the smallest distance between one chosen and
+    one not."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(HERE / "model.safetensors", folder)
         pathlib.Path(folder, "config.json").write_text(json.dumps(CONFIG | {"topk_method": method}))
@@ -84,7 +92,8 @@ def logits(method, ids):
             best = groups.max(dim=-1).values.sort(descending=True).values
             used = CONFIG["topk_group"]
             margins.append((best[:, used - 1] - best[:, used]).min().item())
-            kept = groups.masked_fill((groups.max(dim=-1).values < best[:, used - 1:used]).unsqueeze(-1), 0.0).reshape(scores.shape)
+            kept = groups.masked_fill((groups.max(dim=-1).values < best[:, used - 1:used]).unsqueeze(-1),
+                                      0.0).reshape(scores.shape)
         ranks = kept.sort(descending=True).values
         used = CONFIG["num_experts_per_tok"]
         margins.append((ranks[:, used - 1] - ranks[:, used]).min().item())

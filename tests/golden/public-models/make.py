@@ -1,4 +1,5 @@
-"""Perplexity of the public models by float32 in numpy, apart from Ridge: weights are decoded by the gguf package, ids come from a base file of `ridge eval kld --save-base`.
+"""Perplexity of the public models by float32 in numpy, apart from Ridge: weights are decoded by the gguf package, ids
+come from a base file of `ridge eval kld --save-base`.
 
     ridge eval kld -m MODEL -f models/wikitext-2-excerpt.txt -c 512 --chunks 2 --kv f16 --save-base BASE
     tests/golden/public-models/make.py MODEL BASE        # needs numpy and gguf from PyPI
@@ -68,7 +69,8 @@ def attention(q, k, v, window):
 def logits(w, ids):
     """float32 logits [T, vocabulary] of ids [T]."""
     gemma = w.arch.startswith("gemma")
-    eps, heads, kv_heads = w.of_arch("attention.layer_norm_rms_epsilon"), w.of_arch("attention.head_count"), w.of_arch("attention.head_count_kv")
+    eps, heads, kv_heads = w.of_arch("attention.layer_norm_rms_epsilon"), w.of_arch("attention.head_count"), w.of_arch(
+        "attention.head_count_kv")
     width = w.of_arch("embedding_length")
     d = w.of_arch("attention.key_length", width // heads)
     embedding = w("token_embd.weight")
@@ -83,7 +85,8 @@ def logits(w, ids):
         q, k, v = ((h @ of(f"attn_{name}").T).reshape(len(ids), -1, d) for name in "qkv")
         if gemma:
             q, k = rms(q, of("attn_q_norm"), eps), rms(k, of("attn_k_norm"), eps)
-        a = attention(rope(q, theta, gemma), rope(k, theta, gemma), v, 1 << 30 if full else w.of_arch("attention.sliding_window"))
+        a = attention(rope(q, theta, gemma), rope(k, theta, gemma), v,
+                      1 << 30 if full else w.of_arch("attention.sliding_window"))
         assert q.shape[1] == heads and k.shape[1] == kv_heads
         a = a @ of("attn_output").T
         x = x + (rms(a, of("post_attention_norm"), eps) if gemma else a)
