@@ -328,7 +328,8 @@ class AttentionCuda : public OnDevice {
 
   /// The outputs, held to the oracle: [rows, n_heads, dim] in the order of the list.
   std::vector<float> check(const Case& c, Kernel kernel) {
-    if (kernel == Kernel::prefill && c.by_warpgroups && has_wide_prefill(c.dim)) {  // other devices' kernel, too
+    if (kernel == Kernel::prefill && c.by_warpgroups && has_wide_prefill(c.dim) &&
+        gpu::device_has_warpgroups()) {  // other devices' kernel, too
       Case other = c;
       other.by_warpgroups = false;
       check(other, kernel);

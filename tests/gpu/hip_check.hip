@@ -7,9 +7,9 @@ namespace ridge::tiles {
 // hip_check.py knows the kernels by these numbers.
 static_assert(int(TileKind::int8_blocks) == 3 && int(TileKind::rotor3) == 7);
 
-template __global__ void attn_split_kernel<128, int(TileKind::int8_blocks), int(TileKind::int8_blocks), false>(
+template __global__ void attn_split_kernel<128, int(TileKind::int8_blocks), int(TileKind::int8_blocks), false, false>(
     const DeviceAttention, const Cut);
-template __global__ void attn_split_kernel<128, int(TileKind::rotor3), int(TileKind::rotor3), false>(
+template __global__ void attn_split_kernel<128, int(TileKind::rotor3), int(TileKind::rotor3), false, true>(
     const DeviceAttention, const Cut);
 
 }  // namespace ridge::tiles

@@ -57,7 +57,8 @@ class Rows(unittest.TestCase):
 
     def test_a_card_is_the_row_s_own_or_of_what_the_row_is_about(self):
         bare = {k: v for k, v in WHOLE.items() if not k.startswith("device")}
-        self.assertEqual(ages.card_of({**bare, "cpu": "Xeon", "processors": 32, "cell": {"device": "cuda", "device_name": "NVIDIA H200"}}), "H200")
+        self.assertEqual(ages.card_of({**bare, "cpu": "Xeon", "processors": 32,
+                                       "cell": {"device": "cuda", "device_name": "NVIDIA H200"}}), "H200")
         self.assertEqual(ages.card_of({**WHOLE, "cell": {"device_name": "NVIDIA H100"}}), "H200")
 
     def test_every_file_has_an_age_and_every_path_is_there(self):
@@ -108,12 +109,13 @@ class Crossovers(unittest.TestCase):
     def test_a_difference_counts_beyond_the_noise_of_both_and_one_percent(self):
         near = lambda us: [us, us, us + 0.1, us - 0.1, us]
         self.assertEqual([speed.verdict(near(10), [], near(us)) for us in (9, 9.95, 11)], [1, 0, -1])
-        self.assertEqual(speed.verdict(near(10), near(11.5), near(9)), 0)  # less than the two measurements of f16 differ by
+        self.assertEqual(speed.verdict(near(10), near(11.5), near(9)), 0)  # f16 itself differs by more
         self.assertEqual(speed.verdict(near(10), near(9), near(9.5)), 0)
         self.assertEqual(speed.verdict([5, 10, 10, 15, 10], [], [8, 9, 9, 10, 5]), 0)
 
     def test_where_a_format_wins(self):
-        for verdicts, words in (([1, 1], "always"), ([1, 0, 1], "wherever it is decided"), ([-1, 0], "never"), ([0, 0], "cannot be told"), ([1, 0, -1], "up to depth 1"),
+        for verdicts, words in (([1, 1], "always"), ([1, 0, 1], "wherever it is decided"), ([-1, 0], "never"),
+                                ([0, 0], "cannot be told"), ([1, 0, -1], "up to depth 1"),
                                 ([-1, 0, 1], "from depth 3"), ([1, -1, 1], "at depth 1, 3")):
             self.assertEqual(speed.where_it_wins("depth", list(enumerate(verdicts, 1))), words)
 

@@ -102,7 +102,8 @@ struct PrefillSpan {
   int first = 0, n = 0, n_past = 0;
   int turned = 0, n_turned = 0;  ///< AttnBlock's
 };
-/// Tiles that a span's blocks may read, of a side and KV head: of sinks one, coded ones, exact ones in the ring of the step.
+/// Tiles that a span's blocks may read, of a side and KV head: one of sinks, coded ones, exact ones in the ring of the
+/// step.
 int turned_tiles(const PrefillPlan& plan, int n_past, int n, int ring_tiles);
 /// Appends the blocks of a span, the longest first. Where they are too few for the device, their tiles are cut into up
 /// to 16 parts, by the span's own length and position alone. Parts have rows of scratch from `part_rows` on, a query

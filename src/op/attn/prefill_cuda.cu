@@ -9,6 +9,7 @@
 namespace ridge {
 namespace {
 
+using prefill::kLog2E;
 using prefill::PartRows;
 using prefill::Queries;
 using prefill::Sight;
@@ -17,8 +18,6 @@ using prefill::Units;
 using tiles::kNever;
 using tiles::quad_max;
 using tiles::quad_sum;
-
-constexpr float kLog2E = 1.44269504f;
 
 /// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
 /// products, and shared memory could not feed the tensor cores with one. Eight warps share what turning a tile to
@@ -52,20 +51,15 @@ struct Side {
   StepRow of;
   int head;
 
-  __device__ TileKind kind(bool sinks, bool coded) const {
-    return sinks && tiles.n_sinks > 0 ? TileKind::f16 : coded ? tiles.kind : tiles.recent_kind;
-  }
   /// The unit's tile.
   __device__ const std::byte* tile(Unit u, bool coded) const {
-    if (u.sinks() && tiles.n_sinks > 0) return tiles.sink_tile(of.slot, head);
+    if (prefill::reads_sinks(tiles, u)) return tiles.sink_tile(of.slot, head);
     return coded ? tiles.coded_tile(pages[u.tile() / kPageTiles], head, u.tile())
                  : tiles.ring_tile(of.ring, head, u.tile());
   }
   /// Starts to bring it.
   __device__ void start(Unit u, bool coded, gpu::Arrival* arrival, std::byte* to, int lane) const {
-    const bool sinks = u.sinks() && tiles.n_sinks > 0;
-    const int64_t bytes = sinks ? tiles.sink_bytes : coded ? tiles.tile_bytes : tiles.ring_tile_bytes;
-    gpu::start_piece(arrival, to, tile(u, coded), int(bytes), lane);
+    gpu::start_piece(arrival, to, tile(u, coded), int(prefill::bytes_of(tiles, u, coded)), lane);
   }
 };
 
@@ -366,11 +360,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       const uint4* const centre = at < C::kTiles && turns ? centres[u.tile() % C::kCentres] : nullptr;
       const auto place = [&](int t) { return to + ((4 * quad + t) * 32 + lane) * 16; };
       if (at < C::kTiles)
-        prefill::turn_kind(k.kind(u.sinks(), u.k_coded()), [&](auto kind) {
+        prefill::turn_kind(prefill::kind_of(k.tiles, u, u.k_coded()), [&](auto kind) {
           prefill::TileTurn<decltype(kind)::value, C::kDim, true>(from, lane, 0).quad(quad, centre, place);
         });
       else
-        prefill::turn_kind(v.kind(u.sinks(), u.v_coded()), [&](auto kind) {
+        prefill::turn_kind(prefill::kind_of(v.tiles, u, u.v_coded()), [&](auto kind) {
           prefill::TileTurn<decltype(kind)::value, C::kDim, false>(from, lane, 0).quad(quad, nullptr, place);
         });
     }

@@ -17,6 +17,18 @@ struct Unit {
   __device__ Unit after() const { return {bits + 1}; }
 };
 
+/// Scores are in powers of two.
+inline constexpr float kLog2E = 1.44269504f;
+
+/// What a unit reads of a side: the sinks' own tile where the side has sinks, else a coded or an exact tile.
+__device__ __forceinline__ bool reads_sinks(const KvTiles& side, Unit u) { return u.sinks() && side.n_sinks > 0; }
+__device__ __forceinline__ TileKind kind_of(const KvTiles& side, Unit u, bool coded) {
+  return reads_sinks(side, u) ? TileKind::f16 : coded ? side.kind : side.recent_kind;
+}
+__device__ __forceinline__ int64_t bytes_of(const KvTiles& side, Unit u, bool coded) {
+  return reads_sinks(side, u) ? side.sink_bytes : coded ? side.tile_bytes : side.ring_tile_bytes;
+}
+
 /// Tiles that a query which sees n positions sees coded.
 __device__ __forceinline__ int coded_tiles(const KvRetention& r, int n) {
   return (r.coded_end(n) + kTilePositions - 1) / kTilePositions;

@@ -14,21 +14,6 @@ using namespace tiles;
 
 constexpr int kJoinWarps = 8;
 
-/// A lane's kPer channels of a row: d = lane kPer + i.
-template <int kPer>
-__device__ __forceinline__ void load_row(const float* row, int lane, float (&x)[kPer]) {
-  if constexpr (kPer % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < kPer; i += 4) {
-      const float4 v = __ldcg(reinterpret_cast<const float4*>(row + lane * kPer + i));
-      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
-    }
-  } else {
-    const float2 v = __ldcg(reinterpret_cast<const float2*>(row + lane * kPer));
-    x[0] = v.x, x[1] = v.y;
-  }
-}
-
 /// out[row, head] from the parts of its list, in the order of positions. A block a head: every warp adds up each
 /// kJoinWarps-th part, in an order that does not depend on timing.
 template <int kDim>
@@ -134,17 +119,20 @@ struct Rings {
   }
 };
 
-/// Of queries in shared memory, with their weights of angles where the centre of K turns.
-int query_bytes(const KvTiles& k) {
+/// Bytes of shared memory in front of the rings: queries, and what the terms of a turning centre take.
+int query_bytes(const SplitKernel& kernel, const KvTiles& k) {
   const auto bytes = [&]<int kDim>() {
-    return Queries<kDim>::kBytes + (k.turn.n_pairs > 0 ? CentreTerms<kDim>::kWeightBytes : 0);
+    const int terms = CentreTerms<kDim>::kWeightBytes + TermRounds(kernel.most_warps, kernel.tiles_at_a_time).bytes();
+    return kernel.packs * Queries<kDim>::kBytes + (k.turn.n_pairs > 0 ? terms : 0);
   };
   return k.head_dim == 64    ? bytes.template operator()<64>()
          : k.head_dim == 128 ? bytes.template operator()<128>()
                              : bytes.template operator()<256>();
 }
-/// For rings: 1 KiB is left for variables that are not dynamic.
-int most_ring_bytes(const KvTiles& k, int packs) { return gpu::most_shared_bytes() - 1024 - packs * query_bytes(k); }
+/// Bytes of rings at most: 1 KiB is left for variables that are not dynamic.
+int most_ring_bytes(const SplitKernel& kernel, const KvTiles& k) {
+  return gpu::most_shared_bytes() - 1024 - query_bytes(kernel, k);
+}
 
 const SplitKernel& kernel_for(const KvTiles& k, TileKind v) {
   const int head_dim = k.head_dim;
@@ -152,9 +140,10 @@ const SplitKernel& kernel_for(const KvTiles& k, TileKind v) {
                        : head_dim == 128 ? split_kernels_128()
                                          : split_kernels_256();
   if (k.attention_window > 0) return kernels.back();
-  const bool has_own = is_rotor(k.kind) || k.turn.n_pairs == 0;
-  return *std::find_if(kernels.begin(), kernels.end() - 2,
-                       [&](const SplitKernel& kernel) { return has_own && kernel.k == k.kind && kernel.v == v; });
+  const bool turns = k.turn.n_pairs > 0;
+  return *std::find_if(kernels.begin(), kernels.end() - 2, [&](const SplitKernel& kernel) {
+    return kernel.may_turn == turns && kernel.k == k.kind && kernel.v == v;
+  });
 }
 
 int lists_of(int n_heads, int n_kv_heads) { return n_kv_heads * int(gpu::ceil_div(n_heads / n_kv_heads, kHeads)); }
@@ -186,14 +175,14 @@ int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int hea
 
 bool can_run_tile_attn(const KvTiles& k, const KvTiles& v) {
   const SplitKernel& kernel = kernel_for(k, v.kind);
-  return 2 * kernel.tiles_at_a_time * pair_bytes(k.kind, v.kind, k.head_dim) <= most_ring_bytes(k, kernel.packs);
+  return 2 * kernel.tiles_at_a_time * pair_bytes(k.kind, v.kind, k.head_dim) <= most_ring_bytes(kernel, k);
 }
 
 void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* scratch, const TileAttnPlan& plan) {
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;
   const SplitKernel& kernel = kernel_for(a.k, a.v.kind);
-  const Rings rings(kernel, a, plan, most_ring_bytes(a.k, kernel.packs));
+  const Rings rings(kernel, a, plan, most_ring_bytes(kernel, a.k));
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
@@ -214,10 +203,9 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   cut.least_shift = std::bit_width(unsigned(least)) - 1;
   cut.stages = rings.stages;
   cut.parts = reinterpret_cast<float*>(scratch);
-  kernel.launch(
-      {dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget, plan.alone))), unsigned(32 * rings.warps),
-       size_t(kernel.packs * query_bytes(a.k) + rings.bytes()), stream, plan.overlap},
-      a, cut);
+  kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget, plan.alone))),
+                 unsigned(32 * rings.warps), size_t(query_bytes(kernel, a.k) + rings.bytes()), stream, plan.overlap},
+                a, cut);
   const auto join = head_dim == 64    ? attn_join_kernel<64>
                     : head_dim == 128 ? attn_join_kernel<128>
                                       : attn_join_kernel<256>;

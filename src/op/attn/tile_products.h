@@ -23,7 +23,7 @@ inline constexpr float kPlaneTop = 16256;  // 127 * 128
 constexpr bool is_half(TileKind kind) { return kind == TileKind::f16 || kind == TileKind::bf16; }
 constexpr bool has_blocks(TileKind kind) { return kind == TileKind::int8_blocks || kind == TileKind::q4; }
 
-/// What an integer of B is worth before its scale.
+/// Value of an integer of B of one, before its scale.
 constexpr float unit_of(TileKind kind) {
   return kind == TileKind::rotor3   ? TileLevels3{}.unit
          : kind == TileKind::rotor4 ? TileLevels4{}.unit
@@ -65,8 +65,8 @@ constexpr uint32_t bytes4(int a, int b, int c, int d) {
   return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
 }
 
-/// Integers of rotor levels as bytes of look-ups, made once: of constants the compiler keeps one half in the
-/// instruction and moves the other to a register again and again.
+/// Integers of rotor levels as bytes of look-ups, made once: an instruction holds one half as a constant, the other
+/// needs a register (gpu::pinned).
 struct RotorBytes {
   uint32_t low3, high3, low4, high4;
 
@@ -74,9 +74,9 @@ struct RotorBytes {
     constexpr TileLevels3 three;
     constexpr TileLevels4 four;
     low3 = gpu::pinned(bytes4(-three.integer[3], -three.integer[2], -three.integer[1], -three.integer[0]));
-    high3 = gpu::pinned(bytes4(three.integer[0], three.integer[1], three.integer[2], three.integer[3]));
+    high3 = bytes4(three.integer[0], three.integer[1], three.integer[2], three.integer[3]);
     low4 = gpu::pinned(bytes4(four.integer[0], four.integer[1], four.integer[2], four.integer[3]));
-    high4 = gpu::pinned(bytes4(four.integer[4], four.integer[5], four.integer[6], four.integer[7]));
+    high4 = bytes4(four.integer[4], four.integer[5], four.integer[6], four.integer[7]);
   }
 };
 
@@ -179,58 +179,81 @@ struct Queries {
 /// Forms of the queries that the kinds of K's tiles ask for.
 struct QueryForms {
   bool ints, f16, bf16;
+  bool sum;  ///< of the integers
 };
 __device__ __forceinline__ QueryForms query_forms(TileKind coded, TileKind recent, bool has_recent, bool has_sinks) {
   return {!is_half(coded) || (has_recent && !is_half(recent)),
           coded == TileKind::f16 || has_sinks || (has_recent && recent == TileKind::f16),
-          coded == TileKind::bf16 || (has_recent && recent == TileKind::bf16)};
+          coded == TileKind::bf16 || (has_recent && recent == TileKind::bf16), offset_of(coded) != 0};
 }
 
-/// Query of one head, in cache space and scaled, into its places. Lane has channels lane + 32 j.
+/// x and y as f16, and what that leaves of them.
+template <bool kBf16>
+__device__ __forceinline__ Words<2> half_planes(float x, float y) {
+  if constexpr (kBf16) {
+    const uint32_t high = gpu::pack_bf16(x, y);
+    return {
+        {high, gpu::pack_bf16(x - gpu::bf16_to_float(uint16_t(high)), y - gpu::bf16_to_float(uint16_t(high >> 16)))}};
+  } else {
+    const uint32_t high = gpu::pack_f16(x, y);
+    const float2 kept = gpu::unpack_f16(high);
+    return {{high, gpu::pack_f16(x - kept.x, y - kept.y)}};
+  }
+}
+/// Four values times to_integer as integers in two planes, bytes of a word each: 128 hi + lo, lo in 0 .. 127.
+__device__ __forceinline__ Words<2> integer_planes(float a, float b, float c, float d, float to_integer) {
+  // 1.5 * 2^23 + x: the low bits of the float are the integer nearest to x.
+  const auto bits = [&](float x) { return __float_as_uint(fmaf(x, to_integer, 12582912.0f)); };
+  const uint32_t p = gpu::select_bytes(bits(a), bits(b), 0x5410), q = gpu::select_bytes(bits(c), bits(d), 0x5410);
+  return {{gpu::select_bytes(p >> 7, q >> 7, 0x6420), gpu::select_bytes(p & 0x007F007Fu, q & 0x007F007Fu, 0x6420)}};
+}
+
+/// Query of one head, in cache space and scaled, into its places. The lane has channels kPer lane + j.
 template <int kDim>
 __device__ __forceinline__ void put_query(const Queries<kDim>& to, int r, const float (&x)[kDim / 32],
                                           const QueryForms& forms, int lane) {
-  constexpr int kPer = kDim / 32;
-  float top = 0;
+  constexpr int kPer = kDim / 32, kRun = kPer < 4 ? kPer : 4;  // channels that stand together
   if (forms.ints) {
+    float top = 0;
 #pragma unroll
     for (int j = 0; j < kPer; ++j) top = fmaxf(top, fabsf(x[j]));
     top = gpu::warp_max(top);
     const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
     int sum = 0;
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) {
-      const int d = lane + 32 * j, c = d % 32 / 8, i = d % 8;
-      const int value = __float2int_rn(x[j] * to_integer), hi = (value + 64) >> 7, lo = value - 128 * hi;
-      sum += value;
-      std::byte* at = to.ints() + (d / 32 * 32 + 4 * r + c) * 16 + i / 4 * 8 + i % 4;
-      at[0] = std::byte(hi);
-      at[4] = std::byte(lo);
+    for (int f = 0; f < kPer; f += kRun) {
+      const int d = kPer * lane + f;
+      std::byte* const at = to.ints() + (d / 32 * 32 + 4 * r + d % 32 / 8) * 16 + d % 8 / 4 * 8 + d % 4;
+      const auto planes = kRun == 4 ? integer_planes(x[f], x[f + 1], x[f + kRun - 2], x[f + kRun - 1], to_integer)
+                                    : integer_planes(x[f], x[f + 1], 0, 0, to_integer);
+      if constexpr (kRun == 4) {
+        *reinterpret_cast<Words<2>*>(at) = planes;
+      } else {
+        *reinterpret_cast<uint16_t*>(at) = uint16_t(planes.at[0]);
+        *reinterpret_cast<uint16_t*>(at + 4) = uint16_t(planes.at[1]);
+      }
+      sum += 128 * __dp4a(int(planes.at[0]), 0x01010101, 0) + __dp4a(int(planes.at[1]), 0x01010101, 0);
     }
-    sum = gpu::warp_sum(sum);
-    if (lane == 0) to.scale()[r] = top / kPlaneTop, to.sum()[r] = float(sum);
+    if (forms.sum) sum = gpu::warp_sum(sum);
+    if (lane == 0) to.scale()[r] = top * (1 / kPlaneTop), to.sum()[r] = float(sum);
   }
-  // Depth 16: two steps of four channels a lane.
-  const auto half_at = [&](int j) {
-    const int d = lane + 32 * j, c = d % 32 / 8, i = d % 8;
-    return ((2 * (d / 32) + i / 4) * 32 + 4 * r + c) * 16 + i % 4 / 2 * 8 + i % 2 * 2;
+  const auto put_halves = [&]<bool kBf16>() {
+#pragma unroll
+    for (int f = 0; f < kPer; f += kRun) {
+      const int d = kPer * lane + f;  // depth 16: two steps of four channels a lane
+      std::byte* const at =
+          to.halves(kBf16) + ((2 * (d / 32) + d % 8 / 4) * 32 + 4 * r + d % 32 / 8) * 16 + d % 4 / 2 * 8;
+      const auto first = half_planes<kBf16>(x[f], x[f + 1]);
+      if constexpr (kRun == 4) {
+        const auto second = half_planes<kBf16>(x[f + 2], x[f + 3]);
+        *reinterpret_cast<Words<4>*>(at) = {{first.at[0], first.at[1], second.at[0], second.at[1]}};
+      } else {
+        *reinterpret_cast<Words<2>*>(at) = first;
+      }
+    }
   };
-  if (forms.f16)
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) {
-      const uint16_t h = gpu::float_to_f16(x[j]);
-      std::byte* const at = to.halves(false) + half_at(j);
-      *reinterpret_cast<uint16_t*>(at) = h;
-      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_f16(x[j] - gpu::f16_to_float(h));
-    }
-  if (forms.bf16)
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) {
-      const uint16_t b = gpu::float_to_bf16(x[j]);
-      std::byte* const at = to.halves(true) + half_at(j);
-      *reinterpret_cast<uint16_t*>(at) = b;
-      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_bf16(x[j] - gpu::bf16_to_float(b));
-    }
+  if (forms.f16) put_halves.template operator()<false>();
+  if (forms.bf16) put_halves.template operator()<true>();
 }
 
 // --- One tile ---
@@ -277,7 +300,7 @@ __device__ __forceinline__ void scores_together(const std::byte* tiles, const Qu
   }
 }
 
-/// The same of any kind, tile by tile where scores_together() does not serve.
+/// Scores of tiles of any kind, tile by tile where scores_together() does not serve.
 template <TileKind kKind, int kDim, int kTiles, int kPacks>
 __device__ __forceinline__ void tile_scores(const std::byte* tiles, const Queries<kDim>& queries,
                                             const RotorBytes& levels, int lane, float (&scores)[kPacks][kTiles][8]) {
@@ -371,24 +394,17 @@ __device__ __forceinline__ float weight_planes(const float (&w)[kTiles][8], uint
   const float to_integer = top > 0 ? __fdividef(kPlaneTop, top) : 0.0f;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    uint32_t pairs[4];  // two integers of 16 bits in a word
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      // 1.5 * 2^23 + x: the low bits of the float are the integer nearest to x.
-      const uint32_t first = __float_as_uint(fmaf(w[n][2 * i], to_integer, 12582912.0f));
-      const uint32_t second = __float_as_uint(fmaf(w[n][2 * i + 1], to_integer, 12582912.0f));
-      pairs[i] = gpu::select_bytes(first, second, 0x5410);
-    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t p = pairs[2 * half], q = pairs[2 * half + 1];
-      a[n][2 * half] = gpu::select_bytes(p >> 7, q >> 7, 0x6420);
-      a[n][2 * half + 1] = gpu::select_bytes(p & 0x007F007Fu, q & 0x007F007Fu, 0x6420);
+      const float* const x = w[n] + 4 * half;
+      const auto planes = integer_planes(x[0], x[1], x[2], x[3], to_integer);
+      a[n][2 * half] = planes.at[0];
+      a[n][2 * half + 1] = planes.at[1];
     }
   }
   return top * (1.0f / kPlaneTop);
 }
-/// What the integers of weight_planes() sum to over the tiles, for this lane's head.
+/// Sum of the integers of weight_planes() over the tiles, for this lane's head.
 template <int kTiles>
 __device__ __forceinline__ float weight_total(const uint32_t (&a)[kTiles][4]) {
   int hi = 0, lo = 0;
@@ -515,21 +531,26 @@ struct State {
     for (int pack = 0; pack < kPacks; ++pack) top[pack] = kNever;
   }
 
-  /// Takes the scores of kTiles tiles in; a pack's become weights under their own largest, which is worth `worth`.
-  template <int kTiles>
-  __device__ __forceinline__ void take(float (&scores)[kPacks][kTiles][8], float (&worth)[kPacks]) {
+  /// Takes the scores of kTiles tiles in, to which terms[n] is added where kHasTerms. A pack's scores become weights
+  /// under their own largest, which is worth `worth`.
+  template <bool kHasTerms, int kTiles>
+  __device__ __forceinline__ void take(float (&scores)[kPacks][kTiles][8], const float (&terms)[kTiles],
+                                       float (&worth)[kPacks]) {
 #pragma unroll
-    for (int pack = 0; pack < kPacks; ++pack) worth[pack] = take_pack(pack, scores[pack]);
+    for (int pack = 0; pack < kPacks; ++pack) worth[pack] = take_pack<kHasTerms>(pack, scores[pack], terms);
   }
 
  private:
-  template <int kTiles>
-  __device__ __forceinline__ float take_pack(int pack, float (&scores)[kTiles][8]) {
+  template <bool kHasTerms, int kTiles>
+  __device__ __forceinline__ float take_pack(int pack, float (&scores)[kTiles][8], const float (&terms)[kTiles]) {
     float tile_top = kNever;
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n)
+    for (int n = 0; n < kTiles; ++n) {
+      float own_top = scores[n][0];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) tile_top = fmaxf(tile_top, scores[n][i]);
+      for (int i = 1; i < 8; ++i) own_top = fmaxf(own_top, scores[n][i]);
+      tile_top = fmaxf(tile_top, kHasTerms ? own_top + terms[n] : own_top);
+    }
     tile_top = quad_max(tile_top);
     if (__any_sync(gpu::kAllLanes, tile_top > top[pack] + kSlack)) {
       const float new_top = tile_top > top[pack] + kSlack ? tile_top : top[pack],
@@ -544,12 +565,14 @@ struct State {
     }
     float sum = 0;
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n)
+    for (int n = 0; n < kTiles; ++n) {
+      const float own_top = kHasTerms ? tile_top - terms[n] : tile_top;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        scores[n][i] = gpu::fast_exp2(scores[n][i] - tile_top);
+        scores[n][i] = gpu::fast_exp2(scores[n][i] - own_top);
         sum += scores[n][i];
       }
+    }
     const float worth = gpu::fast_exp2(tile_top - top[pack]);
     total[pack] = fmaf(worth, sum, total[pack]);
     return worth;

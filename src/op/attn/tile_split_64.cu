@@ -12,10 +12,13 @@ std::span<const SplitKernel> split_kernels_64() {
       split_kernel<64, int8_row, int8_row>(),
       split_kernel<64, q4, q4>(),
       split_kernel<64, rotor4, rotor4>(),
+      split_kernel<64, rotor4, rotor4, true>(),
       split_kernel<64, rotor3, rotor3>(),
+      split_kernel<64, rotor3, rotor3, true>(),
       split_kernel<64, int8_blocks, q4>(),
       split_kernel<64, int8_blocks, rotor3>(),
       split_kernel<64, rotor4, rotor3>(),
+      split_kernel<64, rotor4, rotor3, true>(),
       any_split_kernel<64, false>(),
       any_split_kernel<64, true>(),
   };

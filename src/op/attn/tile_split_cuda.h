@@ -17,6 +17,21 @@
 
 namespace ridge::tiles {
 
+/// A lane's kPer channels of a row: d = lane kPer + i.
+template <int kPer>
+__device__ __forceinline__ void load_row(const float* row, int lane, float (&x)[kPer]) {
+  if constexpr (kPer % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kPer; i += 4) {
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(row + lane * kPer + i));
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+  } else {
+    const float2 v = __ldcg(reinterpret_cast<const float2*>(row + lane * kPer));
+    x[0] = v.x, x[1] = v.y;
+  }
+}
+
 inline constexpr int kAnyKind = -1;
 inline constexpr int kMostPacks = 2;  // of a pass
 /// Coded tiles times query heads of a kv head from which on a pass has several packs: in front of that a pass more
@@ -184,7 +199,7 @@ __device__ __forceinline__ void copy_tile(std::byte* to, const std::byte* from, 
   for (int at = 16 * lane; at < bytes; at += 512) gpu::copy_async16(to + at, from + at);
 }
 
-/// The same of a size that the compiler knows.
+/// Copies kBytes, a size known at compile time: offsets are part of the instructions.
 template <int kBytes>
 __device__ __forceinline__ void copy_tiles(std::byte* to, const std::byte* from, int lane) {
   to += 16 * lane, from += 16 * lane;
@@ -206,7 +221,7 @@ __device__ __forceinline__ void values_of(TileKind kind, const std::byte* tiles,
   if constexpr (kKind == kAnyKind) tile_values<kDim>(kind, tiles, levels, weights, factor, lane, out);
   else tile_values<TileKind(kKind), kDim>(tiles, levels, weights, factor, lane, out);
 }
-/// Of a tile outside the ring: of the side's own kind or exact, f16 or int8_row.
+/// Scores of a tile that a warp reads directly: of the side's own kind, or exact (f16 or int8_row).
 template <int kKind, int kDim, int kPacks>
 __device__ __forceinline__ void exact_scores(TileKind kind, const std::byte* tile, const Queries<kDim>& queries,
                                              const RotorBytes& levels, int lane, float (&scores)[kPacks][1][8]) {
@@ -223,27 +238,26 @@ __device__ __forceinline__ void exact_values(TileKind kind, const std::byte* til
   else tile_values<TileKind::int8_row, kDim>(tile, levels, weights, factor, lane, out);
 }
 
-/// What scores lack of the turning centre of K (centre.h), eight tiles at a time by tensor cores: a query's weights are
-/// the A operand, the angles of a tile a column of B. Both stand in two planes of f16, so that a sum is off by at most
-/// 2^-20 of the sizes of its terms, and by 2^-14 in all.
+/// Terms that scores lack because K is stored without its turning centre (centre.h): a query times the centre of a
+/// tile. Tensor cores make those of eight units at a time: weights of the queries are the A operand, angles of a unit's
+/// tile a column of B. Both stand in two planes of f16: a sum is off by at most 2^-20 of the sizes of its terms, and by
+/// 2^-14 in all.
 template <int kDim>
 struct CentreTerms {
-  static constexpr int kTiles = 8, kSteps = kDim / 16;
+  static constexpr int kUnits = 8, kSteps = kDim / 16;
   static constexpr int kWeightBytes = 512 * kSteps;  ///< [step][lane][4 words] in shared memory
   static constexpr float kUnit = 16;                 ///< of a weight: sums beyond 2^20 powers of two are not expected
-  float4 angles[kSteps];                             ///< of tile lane / 4: angles 16 s + 4 (lane % 4) .. + 3
-  float of[2] = {};                                  ///< of head lane / 4: tiles 2 (lane % 4) and the next
+  float4 angles[kSteps];                             ///< of unit lane / 4: angles 16 s + 4 (lane % 4) .. + 3
 
-  /// Weights of the query in row r, where the lane has those of angles lane + 32 j; beyond the pitch any.
-  static __device__ void put_weights(std::byte* weights, int r, const float (&x)[kDim / 32], int lane) {
+  /// Weights of the query in row r, where the lane has those of angles kPer lane + j; beyond the pitch any.
+  static __device__ __forceinline__ void put_weights(std::byte* weights, int r, const float (&x)[kDim / 32], int lane) {
+    constexpr int kPer = kDim / 32;
+    const auto weight = [&](int j) { return fminf(fmaxf(x[j] * (1 / kUnit), -65504.0f), 65504.0f); };
 #pragma unroll
-    for (int j = 0; j < kDim / 32; ++j) {
-      const float w = fminf(fmaxf(x[j] * (1 / kUnit), -65504.0f), 65504.0f);
-      const uint16_t high = gpu::float_to_f16(w);
-      std::byte* const at =
-          weights + ((2 * j + lane / 16) * 32 + 4 * r + lane % 16 / 4) * 16 + lane % 4 / 2 * 8 + lane % 2 * 2;
-      *reinterpret_cast<uint16_t*>(at) = high;
-      *reinterpret_cast<uint16_t*>(at + 4) = gpu::float_to_f16(w - gpu::f16_to_float(high));
+    for (int j = 0; j < kPer; j += 2) {
+      const int d = kPer * lane + j;
+      *reinterpret_cast<Words<2>*>(weights + (d / 16 * 32 + 4 * r + d % 16 / 4) * 16 + d % 4 / 2 * 8) =
+          half_planes<false>(weight(j), weight(j + 1));
     }
   }
   /// Asks for the angles of a tile, the same in the lanes of a quarter.
@@ -253,7 +267,8 @@ struct CentreTerms {
     for (int s = 0; s < kSteps; ++s)
       if (16 * s < turn.pitch()) angles[s] = *reinterpret_cast<const float4*>(row + 16 * s);
   }
-  __device__ __forceinline__ void multiply(const std::byte* weights, int pitch, int lane) {
+  /// Writes the terms of the eight units, [unit][head] in shared memory.
+  __device__ __forceinline__ void multiply(const std::byte* weights, int pitch, int lane, float* terms) const {
     float high[4] = {}, low[4] = {};
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
@@ -266,12 +281,21 @@ struct CentreTerms {
       gpu::mma_f16(low, words.at, gpu::pack_f16(x.x - p.x, x.y - p.y), gpu::pack_f16(x.z - q.x, x.w - q.y));
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) of[i] = (high[i] + high[2 + i] + low[i] + low[2 + i]) * kUnit;
+    for (int i = 0; i < 2; ++i)
+      terms[kHeads * (2 * (lane % 4) + i) + lane / 4] = (high[i] + high[2 + i] + low[i] + low[2 + i]) * kUnit;
   }
-  /// That of tile n for the lane's head.
-  __device__ __forceinline__ float at(int n, int lane) const {
-    return __shfl_sync(gpu::kAllLanes, n % 2 ? of[1] : of[0], lane / 4 * 4 + n / 2);
-  }
+};
+
+/// Units whose terms a block has in shared memory at a time: kDirect rounds of its warps over units that they read
+/// directly, and kCoded rounds over units that come through rings.
+struct TermRounds {
+  static constexpr int kDirect = 4, kCoded = 8;
+  int direct, coded;  ///< units
+
+  RIDGE_HD constexpr TermRounds(int warps, int tiles_at_a_time)
+      : direct(kDirect * warps), coded(kCoded * warps * tiles_at_a_time) {}
+  RIDGE_HD constexpr int first_coded() const { return (direct + 7) / 8 * 8; }  // whole groups of CentreTerms
+  RIDGE_HD constexpr int bytes() const { return 4 * kHeads * (first_coded() + coded); }
 };
 
 /// Whether a centre is not zero, as it is until calibrated: all lanes alike.
@@ -308,7 +332,7 @@ __device__ __forceinline__ void mask(const Units& units, int later, int t, bool 
   }
 }
 
-/// The same of tile n of kTiles, t, for all packs.
+/// Masks tile n of kTiles, unit t, for all packs.
 template <int kTiles, int kPacks>
 __device__ __forceinline__ void mask(const Units& units, const Later<kPacks>& later, int t, int n, bool sinks, int lane,
                                      float (&scores)[kPacks][kTiles][8]) {
@@ -407,18 +431,17 @@ constexpr int most_packs() {
                                                                                                            : 1;
 }
 
-template <int kDim, int kK, int kV, bool kWindow>
+template <int kDim, int kK, int kV, bool kWindow, bool kMayTurn>
 __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
     attn_split_kernel(const DeviceAttention a, const Cut cut) {
   constexpr int kTiles = tiles_at_a_time<kDim, kK, kV>(), kPer = kDim / 32, kPacksOfPair = most_packs<kDim, kK, kV>();
   std::byte* const shared = gpu::dynamic_shared<std::byte>();
   const Queries<kDim> queries{shared};
-  // Kernels of formats that centre no K by default keep their registers: for them the one for every pair serves a
-  // centre.
-  constexpr bool kMayTurn = kK == kAnyKind || is_rotor(TileKind(kK));
   bool turns = kMayTurn && a.k.turn.n_pairs > 0;
   std::byte* const weights = shared + kPacksOfPair * Queries<kDim>::kBytes;
-  std::byte* const behind_queries = weights + (turns ? CentreTerms<kDim>::kWeightBytes : 0);
+  constexpr TermRounds kMostTerms(most_warps<kDim, kK, kV>(), kTiles);
+  float* const terms = reinterpret_cast<float*>(weights + CentreTerms<kDim>::kWeightBytes);
+  std::byte* const behind_queries = weights + (turns ? CentreTerms<kDim>::kWeightBytes + kMostTerms.bytes() : 0);
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const TileKind k_kind = kK == kAnyKind ? a.k.kind : TileKind(kK), v_kind = kV == kAnyKind ? a.v.kind : TileKind(kV);
   const int k_bytes = TileShape(k_kind, kDim).bytes, v_bytes = TileShape(v_kind, kDim).bytes;
@@ -499,109 +522,132 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       }
     }
   } else {
+#pragma unroll 1
     for (int s = 0; s + 1 < stages; ++s) {
       if (!waited && fed_tile + kTiles > settled) gpu::wait_for_previous_grid(), waited = true;
       feed(s);
     }
   }
-  // Angles of the warp's own unit, or of its first streamed tiles, come while queries do.
+  // Terms of the turning centre are made in groups of eight units, first of those read directly. The last warps, which
+  // have the fewest steps, begin; the angles of their first group come while queries do.
+  const int first_streamed = first + kTiles * warp, first_direct = alone ? first : streamed;
+  const int first_group = warps - 1 - warp;
+  const TermRounds rounds(warps, kTiles);
   CentreTerms<kDim> centre;
-  constexpr int kCentreSteps = CentreTerms<kDim>::kTiles / kTiles;
-  const auto load_angles = [&](int t) {
-    centre.load(a.k.turn, min(t + kTiles * warps * (lane / 4 / kTiles) + lane / 4 % kTiles, streamed - 1), lane);
+  const auto groups_of = [](int n_units) {
+    return (max(0, n_units) + CentreTerms<kDim>::kUnits - 1) / CentreTerms<kDim>::kUnits;
   };
-  const int first_streamed = first + kTiles * warp;
+  const auto load_angles = [&](int group, int n_direct, int direct_from, int coded_from) {
+    const bool is_coded = group >= n_direct;
+    const int from = is_coded ? coded_from + 8 * (group - n_direct) : direct_from + 8 * group;
+    const int unit = min(from + lane / 4, (is_coded ? streamed : last) - 1);
+    centre.load(a.k.turn, unit < units.n_tiles ? unit : 0, lane);
+  };
   if (turns) turns = is_set<kPer>(a.k.centre_of(parts.of.slot, kv_head), lane);
-  if (turns && alone) centre.load(a.k.turn, own < units.n_tiles ? own : 0, lane);
-  else if (turns && first_streamed < streamed) load_angles(first_streamed);
+  if (turns) {
+    const int n_direct = groups_of(min(last - first_direct, rounds.direct));
+    if (first_group < n_direct + groups_of(min(streamed - first, rounds.coded)))
+      load_angles(first_group, n_direct, first_direct, first);
+  }
   if (!waited) gpu::wait_for_previous_grid();
 
   const RotorBytes levels;
-  const QueryForms forms = query_forms(a.k.kind, a.k.recent_kind, a.k.ring_tiles > 0, units.n_sinks > 0);
+  const QueryForms forms = query_forms(k_kind, a.k.recent_kind, a.k.ring_tiles > 0, units.n_sinks > 0);
   const auto attend = [&]<int kPacks>() __attribute__((always_inline)) {
     const Later<kPacks> later(parts.n_tokens, n_heads, lane);
-    float x[kPer];
     for (int r = warp; r < kPacks * kHeads; r += warps) {
       const int token = parts.n_tokens == 1 ? 0 : r / n_heads, head = first_head + r - token * n_heads;
-      const float* const q = a.q + (int64_t(parts.of.row + token) * a.n_heads + head) * kDim + lane;
+      const int64_t at = (int64_t(parts.of.row + token) * a.n_heads + head) * kDim;
+      float x[kPer] = {}, of_angles[kPer] = {};
+      if (r < n_rows) {
+        load_row(a.q + at, lane, x);
+        if (turns) load_row(a.q_weights + at, lane, of_angles);
+      }
 #pragma unroll
-      for (int j = 0; j < kPer; ++j) x[j] = r < n_rows ? q[32 * j] * (a.scale * 1.44269504f) : 0.0f;
-      float of_angles[kPer];
-#pragma unroll
-      for (int j = 0; j < kPer; ++j)
-        of_angles[j] = turns && r < n_rows ? a.q_weights[q - a.q + 32 * j] * (a.scale * 1.44269504f) : 0.0f;
+      for (int j = 0; j < kPer; ++j) x[j] *= a.scale * 1.44269504f, of_angles[j] *= a.scale * 1.44269504f;
       put_query<kDim>(queries.pack(r / kHeads), r % kHeads, x, forms, lane);
       if (turns) CentreTerms<kDim>::put_weights(weights, r % kHeads, of_angles, lane);
     }
     __syncthreads();
-    if (turns && (alone || first_streamed < streamed)) centre.multiply(weights, a.k.turn.pitch(), lane);
 
     State<kDim, kPacks> state;
     float worth[kPacks];
-#pragma unroll 1  // from the last warp down: the first ones have most of the steps
-    for (int t = alone ? own : streamed + warps - 1 - warp; t < last; t += warps) {
-      const bool sinks = t == units.n_tiles;
-      TileKind kind;
-      float scores[kPacks][1][8];
-      const std::byte* tile = k.at(sinks ? 0 : t, sinks, units.k_coded, kind);
-      if (own_v) {
-        tile = own_k;
-        gpu::copy_wait<1>();
-        __syncwarp();
-      }
-      exact_scores<kK>(kind, tile, queries, levels, lane, scores);
-      if (turns) {
-        CentreTerms<kDim> its = centre;
-        if (!alone) {
-          its.load(a.k.turn, sinks ? 0 : t, lane);
-          its.multiply(weights, a.k.turn.pitch(), lane);
-        }
-        const float term = its.at(0, lane);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) scores[0][0][i] += term;
-      }
-      mask(units, later, t, 0, sinks, lane, scores);
-      state.take(scores, worth);
-      tile = v.at(sinks ? 0 : t, sinks, units.v_coded, kind);
-      if (own_v) {
-        tile = own_v;
-        gpu::copy_wait<0>();
-        __syncwarp();
-      }
-      exact_values<kV, kDim>(kind, tile, levels, scores, worth, lane, state.out);
-    }
-    int stage = 0;
-    for (int t = first_streamed; t < streamed; t += kTiles * warps) {
-      [[maybe_unused]] const int centre_step = (fed + 1 - stages) % kCentreSteps;  // since angles were loaded
-      if constexpr (kMayTurn) {  // in front of all products, which stay one block of code
-        if (turns && centre_step == 0 && t > first_streamed) {
-          load_angles(t);
-          centre.multiply(weights, a.k.turn.pitch(), lane);
-        }
-      }
-      feed(stage == 0 ? stages - 1 : stage - 1);
-      if (stages == 4) gpu::copy_wait<3>();
-      else if (stages == 3) gpu::copy_wait<2>();
-      else gpu::copy_wait<1>();
-      __syncwarp();
-      const std::byte* const tile = ring + stage * stage_bytes;
-      float scores[kPacks][kTiles][8];
-      scores_of<kK>(k_kind, tile, queries, levels, lane, scores);
+    // Terms are other warps' work: a warp waits for them when it has its first scores.
+    bool terms_missing = false;
+    const auto wait_for_terms = [&] {
+      if (kMayTurn && terms_missing) __syncthreads(), terms_missing = false;
+    };
+    // Units read directly go from the last warp down: the first ones have most of the steps.
+    int stage = 0, t_direct = alone ? own : streamed + warps - 1 - warp, t = first_streamed;
+#pragma unroll 1
+    for (int direct_from = first_direct, coded_from = first;;) {
       if constexpr (kMayTurn) {
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          const float term = centre.at(kTiles * centre_step + n, lane);  // 0 where no centre turns
-#pragma unroll
-          for (int i = 0; i < 8; ++i) scores[0][n][i] += term;
+        if (turns) {
+          const int n_direct = groups_of(min(last - direct_from, rounds.direct)),
+                    n_groups = n_direct + groups_of(min(streamed - coded_from, rounds.coded));
+          if (coded_from > first) __syncthreads();  // the terms before are read
+#pragma unroll 1
+          for (int g = first_group; g < n_groups; g += warps) {
+            if (g > first_group || coded_from > first) load_angles(g, n_direct, direct_from, coded_from);
+            const int at = 8 * g + (g >= n_direct ? rounds.first_coded() - 8 * n_direct : 0);
+            centre.multiply(weights, a.k.turn.pitch(), lane, terms + kHeads * at);
+          }
+          terms_missing = true;
         }
       }
-      if (t == 0 || t == units.first_tile || t + kTiles > (units.n + 1 - parts.n_tokens) / kTilePositions)
+#pragma unroll 1
+      for (; t_direct < last && (!kMayTurn || t_direct < direct_from + rounds.direct); t_direct += warps) {
+        const bool sinks = t_direct == units.n_tiles;
+        TileKind kind;
+        float scores[kPacks][1][8];
+        const std::byte* tile = k.at(sinks ? 0 : t_direct, sinks, units.k_coded, kind);
+        if (own_v) {
+          tile = own_k;
+          gpu::copy_wait<1>();
+          __syncwarp();
+        }
+        exact_scores<kK>(kind, tile, queries, levels, lane, scores);
+        wait_for_terms();
+        const float term[1] = {kMayTurn && turns ? terms[kHeads * (t_direct - direct_from) + lane / 4] : 0.0f};
+        mask(units, later, t_direct, 0, sinks, lane, scores);
+        state.template take<kMayTurn>(scores, term, worth);
+        tile = v.at(sinks ? 0 : t_direct, sinks, units.v_coded, kind);
+        if (own_v) {
+          tile = own_v;
+          gpu::copy_wait<0>();
+          __syncwarp();
+        }
+        exact_values<kV, kDim>(kind, tile, levels, scores, worth, lane, state.out);
+      }
+#pragma unroll 1
+      for (; t < streamed && (!kMayTurn || t < coded_from + rounds.coded); t += kTiles * warps) {
+        feed(stage == 0 ? stages - 1 : stage - 1);
+        if (stages == 4) gpu::copy_wait<3>();
+        else if (stages == 3) gpu::copy_wait<2>();
+        else gpu::copy_wait<1>();
+        __syncwarp();
+        const std::byte* const tile = ring + stage * stage_bytes;
+        float scores[kPacks][kTiles][8];
+        scores_of<kK>(k_kind, tile, queries, levels, lane, scores);
+        wait_for_terms();
+        float term[kTiles] = {};
+        if (kMayTurn && turns)
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) mask(units, later, t + n, n, false, lane, scores);
-      state.take(scores, worth);
-      values_of<kV, kDim>(v_kind, tile + kTiles * k_bytes, levels, scores, worth, lane, state.out);
-      __syncwarp();  // all lanes have read the stage that is filled next
-      stage = stage + 1 == stages ? 0 : stage + 1;
+          for (int n = 0; n < kTiles; ++n)
+            term[n] = terms[kHeads * (rounds.first_coded() + t - coded_from + n) + lane / 4];
+        if (t == 0 || t == units.first_tile || t + kTiles > (units.n + 1 - parts.n_tokens) / kTilePositions)
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) mask(units, later, t + n, n, false, lane, scores);
+        state.template take<kMayTurn>(scores, term, worth);
+        values_of<kV, kDim>(v_kind, tile + kTiles * k_bytes, levels, scores, worth, lane, state.out);
+        __syncwarp();  // all lanes have read the stage that is filled next
+        stage = stage + 1 == stages ? 0 : stage + 1;
+      }
+      wait_for_terms();
+      if constexpr (!kMayTurn) break;
+      direct_from += rounds.direct;
+      coded_from += rounds.coded;
+      if (direct_from >= last && coded_from >= streamed) break;
     }
     gpu::copy_wait<0>();
     __syncthreads();
@@ -622,30 +668,38 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
 /// One of the kernels above, as the host sees it; k and v say nothing of the one for every pair.
 struct SplitKernel {
   TileKind k, v;
+  bool may_turn;  ///< serves a turning centre of K
   int most_warps, tiles_at_a_time, packs;
   void (*launch)(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cut);
 };
 
-template <int kDim, int kK, int kV, bool kWindow>
+template <int kDim, int kK, int kV, bool kWindow, bool kMayTurn>
 void launch_split(const gpu::Grid& grid, const DeviceAttention& a, const Cut& cut) {
-  constexpr auto kKernel = attn_split_kernel<kDim, kK, kV, kWindow>;
+  constexpr auto kKernel = attn_split_kernel<kDim, kK, kV, kWindow, kMayTurn>;
   gpu::allow_shared_bytes("shared memory of attention", kKernel, grid.shared_bytes);
   gpu::launch("attention over tiles", kKernel, grid, a, cut);
 }
 
-template <int kDim, TileKind kK, TileKind kV>
+template <int kDim, TileKind kK, TileKind kV, bool kMayTurn = false>
 constexpr SplitKernel split_kernel() {
   constexpr int kOfK = int(kK), kOfV = int(kV);
   return {kK,
           kV,
+          kMayTurn,
           most_warps<kDim, kOfK, kOfV>(),
           tiles_at_a_time<kDim, kOfK, kOfV>(),
           most_packs<kDim, kOfK, kOfV>(),
-          launch_split<kDim, kOfK, kOfV, false>};
+          launch_split<kDim, kOfK, kOfV, false, kMayTurn>};
 }
 template <int kDim, bool kWindow>
 constexpr SplitKernel any_split_kernel() {
-  return {{}, {}, most_warps<kDim, kAnyKind, kAnyKind>(), 1, 1, launch_split<kDim, kAnyKind, kAnyKind, kWindow>};
+  return {{},
+          {},
+          true,
+          most_warps<kDim, kAnyKind, kAnyKind>(),
+          1,
+          1,
+          launch_split<kDim, kAnyKind, kAnyKind, kWindow, true>};
 }
 
 /// Kernels for rows of head_dim values: pairs that are worth a kernel of their own, then the one for all, then the one

@@ -6,8 +6,8 @@
 namespace ridge {
 
 inline constexpr int kWidePrefillQueries = 128;  // of a block
-/// Whether the current device has the products for heads of this size.
-bool has_wide_prefill(int head_dim);
+/// Whether heads of this size have it, where gpu::device_has_warpgroups().
+constexpr bool has_wide_prefill(int head_dim) { return head_dim == 64 || head_dim == 128; }
 /// As prefill_attn(), but for the join of parts; blocks are of kWidePrefillQueries.
 void wide_prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list);
 

@@ -1,7 +1,7 @@
 // Prompt attention whose products are of warpgroups (gpu/warpgroup.h): sm_90a alone.
 //
-// A block has 128 queries. Four producer warps (Bringing) bring tiles of K and V and turn them to f16 in shared memory,
-// in the order that products of warpgroups read; two consumer warpgroups (Multiplying) have 64 queries each. Queries
+// A block has 128 queries. Four producer warps bring tiles of K and V and turn them to f16 in shared memory,
+// in the order that products of warpgroups read; two consumer warpgroups have 64 queries each. Queries
 // and weights of V are A, in registers. K and V have rings of steps of their own: producers are up to kStages steps
 // ahead.
 //
@@ -16,7 +16,6 @@
 
 namespace ridge {
 
-bool has_wide_prefill(int) { return false; }
 void wide_prefill_attn(gpu::StreamHandle, const DeviceAttention&, const PrefillList&) {
   throw Error(ErrorKind::failure, "prefill attention: this device has no products of warpgroups");
 }
@@ -31,6 +30,7 @@ void wide_prefill_attn(gpu::StreamHandle, const DeviceAttention&, const PrefillL
 namespace ridge {
 namespace {
 
+using prefill::kLog2E;
 using prefill::PartRows;
 using prefill::Queries;
 using prefill::Sight;
@@ -40,13 +40,12 @@ using tiles::kNever;
 using tiles::quad_max;
 using tiles::quad_sum;
 
-constexpr float kLog2E = 1.44269504f;
 constexpr int kTiles = 2, kKeys = kTiles * kTilePositions;  // of a step
-constexpr int kBringing = 4 * 32, kMultiplying = 2 * 128;   // threads
-constexpr int kThreads = kBringing + kMultiplying;
+constexpr int kProducers = 4 * 32, kConsumers = 2 * 128;    // threads
+constexpr int kThreads = kProducers + kConsumers;
 constexpr int kAlignment = 1024;                    // of stages
 constexpr int kCentreGroup = 4, kCentreGroups = 3;  // of tiles: the step before's, this one's, the next
-enum Barrier : int { kOfBringing = 1, kOfMultiplying = 2 };
+enum Barrier : int { kOfProducers = 1, kOfConsumers = 2 };
 
 /// What producers do with tiles: turn them to f16, copy tiles of f16 in units, or bring whole tiles that were turned in
 /// front.
@@ -113,8 +112,8 @@ struct Shared {
 template <class S>
 constexpr int kSharedBytes = 2 * S::kSideBytes + S::kRawBytes + int(sizeof(Shared<S>)) + kAlignment;
 
-/// Where the units of a lane belong, of tile i of n: rows of 64 bytes, keys of K [32 channels][keys of n tiles], channels of
-/// V [tile][channels]. Four groups are a quad.
+/// Where the units of a lane belong, of tile i of n: rows of 64 bytes, keys of K [32 channels][keys of n tiles],
+/// channels of V [tile][channels]. Four groups are a quad.
 template <int kDim, bool kIsK, int kOf = kTiles>
 struct Places {
   static constexpr int kQuadBytes = (kIsK ? kOf : 1) * kTilePositions * 64;
@@ -132,8 +131,8 @@ struct Places {
   }
 };
 
-/// Where the units of a span lie among its turned tiles of a side: the sinks, coded tiles from the first that is seen, exact
-/// tiles from the first that some query sees exact.
+/// Where the units of a span lie among its turned tiles of a side: the sinks, coded tiles from the first that is seen,
+/// exact tiles from the first that some query sees exact.
 struct TurnedPlaces {
   int first, n_tiles, first_exact;
 
@@ -204,7 +203,7 @@ __global__ void __launch_bounds__(4 * 32)
 
 /// A producer warp of one side: tile i of every step.
 template <class S, bool kIsK>
-struct Bringing {
+struct Producer {
   const DeviceAttention& a;
   const int32_t* pages;
   StepRow of;
@@ -284,8 +283,7 @@ struct Bringing {
       } else {
         const Unit u = own(starting, step);
         from = tile_of(u);
-        if (u.sinks() && tiles().n_sinks > 0) bytes = tiles().sink_bytes;
-        else if (!coded(u)) bytes = tiles().ring_tile_bytes;
+        bytes = prefill::bytes_of(tiles(), u, coded(u));
       }
       gpu::start_piece(come + start_place.stage, raw + start_place.stage * S::kTileBytes, from, int(bytes), lane);
       start_place.advance();
@@ -312,7 +310,7 @@ struct Bringing {
       if (turns) {
         const Unit last = walk.is_plain() || !walk.ended(step[1]) ? step[1] : step[0];
         while (group < last.tile() / kCentreGroup) {
-          gpu::sync_threads(kOfBringing, kBringing);
+          gpu::sync_threads(kOfProducers, kProducers);
           put_centre(++group + 1);
         }
       }
@@ -320,7 +318,7 @@ struct Bringing {
       const uint4* const of_tile = kIsK && turns ? shared.centres[u.tile() % (kCentreGroup * kCentreGroups)] : nullptr;
       gpu::wait_until_used(ring, place);
       gpu::wait_for_piece(come + raw_place.stage, raw_place.round & 1);
-      prefill::turn_kind(walk.is_plain() ? tiles().kind : kind_of(u), [&](auto kind) {
+      prefill::turn_kind(walk.is_plain() ? tiles().kind : prefill::kind_of(tiles(), u, coded(u)), [&](auto kind) {
         prefill::TileTurn<decltype(kind)::value, S::kDim, kIsK> turn(tile, lane, threadIdx.y);
         uint8_t* to = ring.at(place.stage);
 #pragma unroll 1
@@ -336,9 +334,6 @@ struct Bringing {
   __device__ Unit step_of(const Unit (&step)[kTiles]) const { return i == 0 ? step[0] : step[1]; }
   __device__ const KvTiles& tiles() const { return kIsK ? a.k : a.v; }
   __device__ static bool coded(Unit u) { return kIsK ? u.k_coded() : u.v_coded(); }
-  __device__ TileKind kind_of(Unit u) const {
-    return u.sinks() && tiles().n_sinks > 0 ? TileKind::f16 : coded(u) ? tiles().kind : tiles().recent_kind;
-  }
   /// Past the last tile the step's first comes once more, unseen: masked values must be finite, too.
   __device__ Unit own(const Walk& walk, const Unit (&step)[kTiles]) const {
     return i == 0 || walk.ended(step[1]) ? step[0] : step[1];
@@ -354,7 +349,7 @@ struct Bringing {
     return tiles().coded_tile(page, head, tile);
   }
   __device__ const std::byte* tile_of(Unit u) {
-    if (u.sinks() && tiles().n_sinks > 0) return tiles().sink_tile(of.slot, head);
+    if (prefill::reads_sinks(tiles(), u)) return tiles().sink_tile(of.slot, head);
     return coded(u) ? coded_tile(u.tile()) : tiles().ring_tile(of.ring, head, u.tile());
   }
   __device__ void say_filled(typename S::Place& place) const {
@@ -368,7 +363,7 @@ struct Bringing {
 /// What lane 4 r + c of a consumer warp has: of the warp's queries r + 8 h scores [key / 8][2 h + p], of keys 8 .. + 2
 /// c + p in the order of rows, and outputs [channel / 8][2 h + p] likewise.
 template <class S>
-struct Multiplying {
+struct Consumer {
   static constexpr int kDim = S::kDim;
   float top[2], total[2];
   float out[kDim / 8][4];
@@ -471,7 +466,7 @@ struct Multiplying {
 /// Outputs of a warp's queries, once both warpgroups have read the last stage: `floats` [kWidePrefillQueries, kDim]
 /// takes the stages' place. Of a block with parts they go to `parts`, not yet divided.
 template <class S>
-__device__ void store(const Multiplying<S>& m, const DeviceAttention& a, const AttnBlock& block, const PartRows& parts,
+__device__ void store(const Consumer<S>& m, const DeviceAttention& a, const AttnBlock& block, const PartRows& parts,
                       const StepRow* span, const Queries& queries, int kv_head, int lane, float* floats) {
   constexpr int kDim = S::kDim, kPer = kDim / 32;
   const int r = lane / 4, c = lane % 4, n = min(16, queries.n - queries.first);
@@ -490,7 +485,7 @@ __device__ void store(const Multiplying<S>& m, const DeviceAttention& a, const A
     }
     return;
   }
-  gpu::sync_threads(kOfMultiplying, kMultiplying);
+  gpu::sync_threads(kOfConsumers, kConsumers);
   float* const own = floats + (queries.first - block.first_query) * kDim;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -536,18 +531,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.sights[threadIdx.x] = {n, prefill::coded_tiles(a.k.retention, n), prefill::coded_tiles(a.v.retention, n),
                                     kSpecial ? a.k.first_seen(n) : 0};
     }
-    if (warp == kMultiplying / 32) {
+    if (warp == kConsumers / 32) {
       for (const typename S::Ring* ring : {&keys, &values}) {
         gpu::set_up_counts(ring->filled, S::kStages, S::kSource == Source::turned ? 1 : kTiles, lane);
-        gpu::set_up_counts(ring->used, S::kStages, kMultiplying / 32, lane);
+        gpu::set_up_counts(ring->used, S::kStages, kConsumers / 32, lane);
       }
       gpu::set_up_arrivals(shared.come[0], 2 * kTiles * S::kRawStages, lane);
     }
     __syncthreads();
 
-    if (warp >= kMultiplying / 32) {
+    if (warp >= kConsumers / 32) {
       gpu::give_registers<120>();
-      const int own = warp - kMultiplying / 32;
+      const int own = warp - kConsumers / 32;
       const int32_t* const pages = a.rows.pages + int64_t(span[0].slot) * a.rows.page_pitch;
       const auto produce = [&](auto producer) {
         if constexpr (S::kSource == Source::copy) {
@@ -560,14 +555,14 @@ __global__ void __launch_bounds__(kThreads, 1)
                          TurnedPlaces(producer.tiles(), n_past, block.n, kSpecial && a.k.attention_window > 0));
         }
       };
-      if (own < kTiles) produce(Bringing<S, true>{a, pages, span[0], kv_head, shared, keys, own, lane});
-      else produce(Bringing<S, false>{a, pages, span[0], kv_head, shared, values, own - kTiles, lane});
+      if (own < kTiles) produce(Producer<S, true>{a, pages, span[0], kv_head, shared, keys, own, lane});
+      else produce(Producer<S, false>{a, pages, span[0], kv_head, shared, values, own - kTiles, lane});
       return;
     }
 
     gpu::take_registers<192>();
     const Queries queries{block.first_query + warp * 16, n_queries, group};
-    Multiplying<S> m;
+    Consumer<S> m;
     m.load_queries(a, span, kv_head * group, queries, lane);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -666,8 +661,6 @@ void launch(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillLis
 }
 
 }  // namespace
-
-bool has_wide_prefill(int head_dim) { return (head_dim == 64 || head_dim == 128) && gpu::device_has_warpgroups(); }
 
 void wide_prefill_attn(gpu::StreamHandle stream, const DeviceAttention& a, const PrefillList& list) {
   if (a.k.head_dim == 64) launch<64>(stream, a, list);
