@@ -528,10 +528,9 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
       feed(s);
     }
   }
-  // Terms of the turning centre are made in groups of eight units, first of those read directly. The last warps, which
-  // have the fewest steps, begin; the angles of their first group come while queries do.
+  // Terms of the turning centre are made in groups of eight units, first of those read directly. The angles of a warp's
+  // first group come while queries do.
   const int first_streamed = first + kTiles * warp, first_direct = alone ? first : streamed;
-  const int first_group = warps - 1 - warp;
   const TermRounds rounds(warps, kTiles);
   CentreTerms<kDim> centre;
   const auto groups_of = [](int n_units) {
@@ -546,8 +545,8 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
   if (turns) turns = is_set<kPer>(a.k.centre_of(parts.of.slot, kv_head), lane);
   if (turns) {
     const int n_direct = groups_of(min(last - first_direct, rounds.direct));
-    if (first_group < n_direct + groups_of(min(streamed - first, rounds.coded)))
-      load_angles(first_group, n_direct, first_direct, first);
+    if (warp < n_direct + groups_of(min(streamed - first, rounds.coded)))
+      load_angles(warp, n_direct, first_direct, first);
   }
   if (!waited) gpu::wait_for_previous_grid();
 
@@ -572,11 +571,6 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
 
     State<kDim, kPacks> state;
     float worth[kPacks];
-    // Terms are other warps' work: a warp waits for them when it has its first scores.
-    bool terms_missing = false;
-    const auto wait_for_terms = [&] {
-      if (kMayTurn && terms_missing) __syncthreads(), terms_missing = false;
-    };
     // Units read directly go from the last warp down: the first ones have most of the steps.
     int stage = 0, t_direct = alone ? own : streamed + warps - 1 - warp, t = first_streamed;
 #pragma unroll 1
@@ -587,12 +581,12 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
                     n_groups = n_direct + groups_of(min(streamed - coded_from, rounds.coded));
           if (coded_from > first) __syncthreads();  // the terms before are read
 #pragma unroll 1
-          for (int g = first_group; g < n_groups; g += warps) {
-            if (g > first_group || coded_from > first) load_angles(g, n_direct, direct_from, coded_from);
+          for (int g = warp; g < n_groups; g += warps) {
+            if (g > warp || coded_from > first) load_angles(g, n_direct, direct_from, coded_from);
             const int at = 8 * g + (g >= n_direct ? rounds.first_coded() - 8 * n_direct : 0);
             centre.multiply(weights, a.k.turn.pitch(), lane, terms + kHeads * at);
           }
-          terms_missing = true;
+          __syncthreads();
         }
       }
 #pragma unroll 1
@@ -607,7 +601,6 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
           __syncwarp();
         }
         exact_scores<kK>(kind, tile, queries, levels, lane, scores);
-        wait_for_terms();
         const float term[1] = {kMayTurn && turns ? terms[kHeads * (t_direct - direct_from) + lane / 4] : 0.0f};
         mask(units, later, t_direct, 0, sinks, lane, scores);
         state.template take<kMayTurn>(scores, term, worth);
@@ -629,7 +622,6 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
         const std::byte* const tile = ring + stage * stage_bytes;
         float scores[kPacks][kTiles][8];
         scores_of<kK>(k_kind, tile, queries, levels, lane, scores);
-        wait_for_terms();
         float term[kTiles] = {};
         if (kMayTurn && turns)
 #pragma unroll
@@ -643,7 +635,6 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
         __syncwarp();  // all lanes have read the stage that is filled next
         stage = stage + 1 == stages ? 0 : stage + 1;
       }
-      wait_for_terms();
       if constexpr (!kMayTurn) break;
       direct_from += rounds.direct;
       coded_from += rounds.coded;
