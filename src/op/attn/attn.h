@@ -37,7 +37,7 @@ struct AttentionVariant {
   Isa isa;
   Support (*supports)(const Attention& a);
   void (*run)(CpuContext& context, const Attention& a);
-  /// Of run() with the spans of `a` n_times; null: none.
+  /// Scratch of run() with the spans of `a` n_times; null: none.
   ScratchBytes (*scratch_bytes)(const Attention& a, int64_t n_times, int n_threads) = nullptr;
   bool rounds = false;  ///< multiplies integers: queries, weights and levels as int_rounding() says
 };

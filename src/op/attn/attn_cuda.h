@@ -70,7 +70,7 @@ int64_t tile_attn_scratch_bytes(int n_rows, int n_heads, int n_kv_heads, int hea
 /// Multiprocessors of the current device.
 int tile_attn_blocks();
 
-/// What one block of a kernel for many queries takes: of the span of rows [first, first + n) of the list, queries from
+/// Work of one block of a kernel for many queries: of the span of rows [first, first + n) of the list, queries from
 /// `first_query` on, where query i is head i % group of row first + i / group; of their tiles part `part` of n_parts.
 struct alignas(16) AttnBlock {
   int32_t first = 0, n = 0, first_query = 0;
@@ -90,7 +90,7 @@ struct PrefillPlan {
   bool by_warpgroups = false;  ///< wide_prefill.h
 };
 PrefillPlan prefill_attn_plan(int head_dim);
-/// What a device gives a block.
+/// Resources that a device gives a block.
 struct PrefillDevice {
   int most_shared_bytes = 0;
   bool has_warpgroups = false;
@@ -110,10 +110,10 @@ int turned_tiles(const PrefillPlan& plan, int n_past, int n, int ring_tiles);
 /// each; returned is where the next rows are.
 int add_prefill_blocks(const PrefillPlan& plan, const PrefillSpan& span, int group, int n_kv_heads, int part_rows,
                        std::vector<AttnBlock>& blocks);
-/// The same of one row of the list, whose tiles are cut into n_parts wherever its position is: for recorded steps.
+/// Adds blocks for one row of the list, whose tiles are cut into n_parts wherever its position is: for recorded steps.
 int add_row_blocks(const PrefillPlan& plan, int row, int group, int n_parts, int part_rows,
                    std::vector<AttnBlock>& blocks);
-/// Of so many rows: they grow with the queries of a step, not with the length of a cache.
+/// Bytes of scratch for so many rows of parts: they grow with the queries of a step, not with the length of a cache.
 int64_t prefill_attn_scratch_bytes(int part_rows, int n_kv_heads, int head_dim);
 
 struct PrefillList {

@@ -77,7 +77,7 @@ struct SideOfBlock {
     const int begin = std::max({base, tiles.n_sinks, block.first_key(i), source == kCoded ? 0 : coded});
     return {begin - base, std::min(base + kKeyTile, source == kCoded ? coded : n) - base};
   }
-  /// Of any query of the block.
+  /// Positions of the tile that any query of the block sees.
   Live live(Source source, int base) const {
     Live any{kKeyTile, 0};
     for (int i = 0; i < block.count; ++i)
@@ -106,7 +106,7 @@ struct SideOfBlock {
   }
 };
 
-/// What has no integer kernels. An object belongs to a block and kv head on one thread.
+/// Stands for kernels of integers where there are none. An object belongs to a block and kv head on one thread.
 struct NoIntegers {
   static constexpr int64_t query_bytes(const Attention&) { return 0; }
   static constexpr int64_t thread_bytes(int) { return 0; }
@@ -397,7 +397,7 @@ void run_attention(CpuContext& context, const Attention& a) {
       blocks.push_back({&span, first, std::min(kBlockRows, span.n_rows - first), n_queries + first, &a});
     n_queries += span.n_rows;
   }
-  // What takes longest is handed out first.
+  // The longest work is handed out first.
   std::stable_sort(blocks.begin(), blocks.end(),
                    [](const Block& x, const Block& y) { return x.n_keys() > y.n_keys(); });
 

@@ -110,7 +110,7 @@ struct Q4Codes {
   }
 };
 
-/// What formats of signed bytes share; F::bytes(row, d) are the codes.
+/// Shared code of formats of signed bytes; F::bytes(row, d) are the codes.
 template <class F>
 struct WholeBytes {
   static constexpr bool kFine = true, kScaleHasSign = false;

@@ -29,7 +29,7 @@ struct IntQuery {
   float factor;                             // of a step, times the scale of scores
 };
 
-/// What a thread needs for a tile, and for one head's rounded weights.
+/// Scratch of a thread for a tile, and for one head's rounded weights.
 struct IntScratch {
   alignas(64) uint8_t codes[kKeyTile * kIntMaxDim];
   alignas(64) float scales[kIntMaxBlocks][kKeyTile];
@@ -37,7 +37,7 @@ struct IntScratch {
   float step;  // of the weights
 };
 
-/// What a thread keeps of one head between tiles of values.
+/// State of one head that a thread keeps between tiles of values.
 struct IntSums {
   alignas(64) float out[kIntMaxDim];           // in the order of the codes (turn_values)
   alignas(64) float carry[kIntMaxBlocks][16];  // what rounding took, by block and lane
@@ -67,7 +67,7 @@ void round_query(const float* q, float scale, IntQuery& to) {
   for (int first = 0; first < kDim; first += kBlock) {
     __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     for (int d = first; d < first + kBlock; d += 16) {
-      // What is no number becomes 0 here and NaN by the factor.
+      // A value that is no number becomes 0 here, and NaN by the factor.
       const __m512 wanted = _mm512_mul_ps(_mm512_loadu_ps(q + d), _mm512_set1_ps(inverse));
       const __m512i steps = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(wanted, wanted, _CMP_ORD_Q), wanted);
       const __m512i hi = F::kFine ? _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(64)), 7) : steps;

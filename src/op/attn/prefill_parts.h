@@ -33,7 +33,7 @@ __device__ __forceinline__ void store_row(const DeviceAttention& a, const StepRo
   for (int j = 0; j < kPer; ++j) out[32 * j] = x[j];
 }
 
-/// What a part of the units gave: rows [place + query of the block, kv head].
+/// Results of a part of the units: rows [place + query of the block, kv head].
 struct PartRows {
   float* out;     // [rows, head_dim], not yet divided by the total
   float2* state;  // [rows] top and total

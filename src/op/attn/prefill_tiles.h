@@ -27,7 +27,7 @@ template <int kBits>
 struct LevelBytes {
   uint32_t low[2] = {}, high[2] = {};
 };
-/// Of eight levels: rotor-3's in rising order, rotor-4's magnitudes in rising order.
+/// Bytes of eight levels: rotor-3's in rising order, rotor-4's magnitudes in rising order.
 template <int kBits>
 constexpr LevelBytes<kBits> level_bytes() {
   LevelBytes<kBits> bytes;

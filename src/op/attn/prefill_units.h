@@ -1,5 +1,5 @@
-// What a block of prompt attention walks over: the sinks and the tiles that its queries see, each as coded or as exact
-// on either side, and what of it a query sees. Device code.
+// The units that a block of prompt attention walks over: the sinks and the tiles that its queries see, each as coded or
+// as exact on either side, and the positions of a unit that a query sees. Device code.
 #pragma once
 
 #include "op/attn/attn_cuda.h"
@@ -20,7 +20,7 @@ struct Unit {
 /// Scores are in powers of two.
 inline constexpr float kLog2E = 1.44269504f;
 
-/// What a unit reads of a side: the sinks' own tile where the side has sinks, else a coded or an exact tile.
+/// The tile that a unit reads of a side: the sinks' own tile where the side has sinks, else a coded or an exact tile.
 __device__ __forceinline__ bool reads_sinks(const KvTiles& side, Unit u) { return u.sinks() && side.n_sinks > 0; }
 __device__ __forceinline__ TileKind kind_of(const KvTiles& side, Unit u, bool coded) {
   return reads_sinks(side, u) ? TileKind::f16 : coded ? side.kind : side.recent_kind;
@@ -95,7 +95,7 @@ struct Units {
   __device__ bool all_seen(Unit u, Unit last) const { return u.bits >> 2 > full_begin && last.bits >> 2 <= full_end; }
 };
 
-/// What a query sees: positions [first, n), of which these tiles are coded.
+/// Positions [first, n) that a query sees, and the tiles of them that are coded.
 struct alignas(16) Sight {
   int n, k_coded, v_coded, first;
 };

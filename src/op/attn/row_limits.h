@@ -16,7 +16,7 @@ inline constexpr int kMostLatentDim = 768;   ///< widest latent rows of rows_att
 /// Whether f16 holds the values of a format.
 template <class F>
 constexpr bool kFitsF16 = !std::is_same_v<F, KvF32> && !std::is_same_v<F, KvBf16>;
-/// Of the format with this number.
+/// Whether f16 holds the values of the format with this number.
 inline bool fits_f16(int format) {
   return []<class... F>(KvTypes<F...>, int number) {
     constexpr bool kFits[] = {kFitsF16<F>...};

@@ -128,7 +128,7 @@ struct TilesOfBlock {
   __device__ int begin(int part) const { return first + int(int64_t(n) * part / n_parts); }
 };
 
-/// What a query sees: positions [first, n); where its coded rows end on each side.
+/// Positions that a query sees: [first, n); where its coded rows end on each side.
 struct Sight {
   int first, n, k_coded, v_coded;
 };

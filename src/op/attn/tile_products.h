@@ -1,4 +1,4 @@
-// What a warp does with a tile: scores, running softmax, weighted values. Device code of tile_attn_cuda.cu.
+// Work of a warp on a tile: scores, running softmax, weighted values. Device code of tile_attn_cuda.cu.
 //
 // A warp holds scores of 8 query heads x 32 positions: lane 4 r + c has head r and positions 8 (i/2) + 2 c + i%2, i
 // 0..7. Queries and weights are the A operand: rows 0..7 are the heads, rows 8..15 the same heads once more with what

@@ -47,8 +47,8 @@ constexpr int kAlignment = 1024;                    // of stages
 constexpr int kCentreGroup = 4, kCentreGroups = 3;  // of tiles: the step before's, this one's, the next
 enum Barrier : int { kOfProducers = 1, kOfConsumers = 2 };
 
-/// What producers do with tiles: turn them to f16, copy tiles of f16 in units, or bring whole tiles that were turned in
-/// front.
+/// The work of producers with tiles: turn them to f16, copy tiles of f16 in units, or bring whole tiles that were turned
+/// in front.
 enum class Source : uint8_t { turn, copy, turned };
 
 template <int kDim_, Source kSource_>
@@ -100,7 +100,7 @@ class Walk {
   bool is_plain_ = false;
 };
 
-/// What a block's warps share besides stages: it lies behind them.
+/// Shared state of a block's warps, behind the stages.
 template <class S>
 struct Shared {
   gpu::Arrival filled[2][S::kStages], used[2][S::kStages], come[2 * kTiles][std::max(1, S::kRawStages)];
@@ -125,7 +125,7 @@ struct Places {
 #pragma unroll
     for (int t = 0; t < (kIsK ? 4 : 1); ++t) offset[t] = (row + 2 * t) * 64 + (unit ^ (kIsK ? t : r / 2)) * 16;
   }
-  /// Of group t of a quad that starts there.
+  /// Place of group t of the quad that starts at `quad`.
   __device__ __forceinline__ uint8_t* at(uint8_t* quad, int t) const {
     return kIsK ? quad + offset[t] : quad + offset[0] + t * 512;
   }

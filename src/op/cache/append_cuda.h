@@ -144,7 +144,7 @@ struct TextRows {
   int slot = -1;                     ///< of the sequence; -1: all are padding
   const int32_t* from = nullptr;     ///< tokens of the valid rows
 };
-/// What a step of such texts reads: one text's rows behind another's.
+/// Rows that a step of such texts reads: one text's rows behind another's.
 struct TextStep {
   int n_texts = 0;
   TextRows texts[kMostTextsAhead];
