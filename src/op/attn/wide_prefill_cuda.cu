@@ -47,8 +47,8 @@ constexpr int kAlignment = 1024;                    // of stages
 constexpr int kCentreGroup = 4, kCentreGroups = 3;  // of tiles: the step before's, this one's, the next
 enum Barrier : int { kOfProducers = 1, kOfConsumers = 2 };
 
-/// The work of producers with tiles: turn them to f16, copy tiles of f16 in units, or bring whole tiles that were turned
-/// in front.
+/// The work of producers with tiles: turn them to f16, copy tiles of f16 in units, or bring whole tiles that were
+/// turned in front.
 enum class Source : uint8_t { turn, copy, turned };
 
 template <int kDim_, Source kSource_>
