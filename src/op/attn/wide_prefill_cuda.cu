@@ -1,9 +1,9 @@
 // Prompt attention whose products are of warpgroups (gpu/warpgroup.h): sm_90a alone.
 //
-// A block has 128 queries. Four producer warps bring tiles of K and V and turn them to f16 in shared memory,
-// in the order that products of warpgroups read; two consumer warpgroups have 64 queries each. Queries
-// and weights of V are A, in registers. K and V have rings of steps of their own: producers are up to kStages steps
-// ahead.
+// A block has 128 queries. Four producer warps bring tiles of K and V as f16 to shared memory, in the order that
+// products of warpgroups read; two consumer warpgroups have 64 queries each. Coded tiles that many blocks read are
+// turned to f16 once, by a kernel in front; else the producers turn them. Queries and weights of V are A, in registers.
+// K and V have rings of steps of their own: producers are up to kStages steps ahead.
 //
 // The order of keys. Row 8 u + i of a tile of K in shared memory is position 8 (i / 2) + 2 u + i % 2: the positions of
 // unit u of a column of V (tile_order.h). So a lane's scores, two and two, are the weights that meet these columns.
