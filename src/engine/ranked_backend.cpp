@@ -246,14 +246,11 @@ class RankedOutputs final : public Outputs {
 /// Every rank samples from the same logits by the same rule, so all go on with the same tokens.
 class RankedSampling final : public DeviceSampling {
  public:
-  RankedSampling(const RankedParts& parts, std::span<const SeqId> seqs, SequencePool& pool, RankedMemory& memory,
-                 RankedOutputs& outputs, std::span<const SamplerOptions> samplers,
-                 std::span<const std::vector<int32_t>> recent)
+  /// `start` makes the sampling of a rank, on its thread.
+  RankedSampling(const RankedParts& parts, std::span<const SeqId> seqs, SequencePool& pool,
+                 const std::function<std::unique_ptr<DeviceSampling>(size_t)>& start)
       : DeviceSampling(seqs, pool), parts_(parts), ranks_(parts.ranks.size()) {
-    for_all([&](size_t r) {
-      ranks_[r] =
-          parts.ranks[r]->start_sampling(seqs, pool, memory.rank(int(r)), outputs.rank(int(r)), samplers, recent);
-    });
+    for_all([&](size_t r) { ranks_[r] = start(r); });
   }
   void queue(int64_t step) override {
     step_all(parts_, [&](size_t r) { ranks_[r]->queue(step); });
@@ -315,8 +312,12 @@ class RankedBackend final : public Backend {
                                                  Outputs& outputs, std::span<const SamplerOptions> samplers,
                                                  std::span<const std::vector<int32_t>> recent) override {
     if (!on_device()) return nullptr;
-    return std::make_unique<RankedSampling>(parts_, seqs, pool, static_cast<RankedMemory&>(memory),
-                                            static_cast<RankedOutputs&>(outputs), samplers, recent);
+    auto& of_memory = static_cast<RankedMemory&>(memory);
+    auto& of_outputs = static_cast<RankedOutputs&>(outputs);
+    return std::make_unique<RankedSampling>(parts_, seqs, pool, [&](size_t r) {
+      return parts_.ranks[r]->start_sampling(seqs, pool, of_memory.rank(int(r)), of_outputs.rank(int(r)), samplers,
+                                             recent);
+    });
   }
   std::vector<int32_t> sample(Outputs& outputs, std::span<const SamplerOptions> samplers,
                               std::span<const std::vector<int32_t>> recent) override {
