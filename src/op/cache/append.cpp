@@ -66,7 +66,8 @@ Coded take_row(const KvTiles& t, const KvSpan& span, int i, float* row) {
     if (is_early) round_to_exact(t, position, values);
     if (keeps_exact(t)) done.saturated += round_to_exact(t, position, values);
     if (position < t.n_sinks || (t.ring_tiles > 0 && !at_once)) write_exact_row(t, span.slot, h, position, values);
-    if (at_once) done.saturated += encode_row(t, span.slot, span.pages, h, position, values, done.counts);
+    if (at_once)
+      done.saturated += encode_row(t, span.slot, h, values, t.coded_row(span.pages, h, position), done.counts);
   }
   if (at_once) done.page = span.pages[position / kPagePositions];
   return done;
@@ -121,7 +122,7 @@ Coded encode_leaving(const Leaving& leaving) {
   float row[kMaxDim];
   for (int h = 0; h < t.n_kv_heads; ++h) {
     read_exact_row(t, span.slot, h, leaving.position, row);
-    done.saturated += encode_row(t, span.slot, span.pages, h, leaving.position, row, done.counts);
+    done.saturated += encode_row(t, span.slot, h, row, t.coded_row(span.pages, h, leaving.position), done.counts);
   }
   done.page = span.pages[leaving.position / kPagePositions];
   return done;
@@ -167,9 +168,7 @@ void read_cached_row(const KvTiles& t, const KvSpan& span, int head, int positio
   coded_format(t).decode(t.coded_row(span.pages, head, position), t.head_dim, t.coding(span.slot, head), out);
 }
 
-int encode_row(const KvTiles& t, int slot, const int32_t* pages, int head, int position, const float* row,
-               PageCounts& counts) {
-  std::byte* const to = t.coded_row(pages, head, position);
+int encode_row(const KvTiles& t, int slot, int head, const float* row, std::byte* to, PageCounts& counts) {
   const KvCoding coding = t.coding(slot, head);
   const int saturated = coded_format(t).encode(row, t.head_dim, coding, to);
   float decoded[kMaxDim];

@@ -39,8 +39,7 @@ void read_exact_row(const KvTiles& tiles, int slot, int head, int position, floa
 void write_exact_row(const KvTiles& tiles, int slot, int head, int position, const float* values);
 /// The row of a position as a query that sees n positions reads it, in cache space.
 void read_cached_row(const KvTiles& tiles, const KvSpan& span, int head, int position, int n, float* out);
-/// Codes one row into its page and counts norms and errors. Returns how many values were saturated.
-int encode_row(const KvTiles& tiles, int slot, const int32_t* pages, int head, int position, const float* row,
-               PageCounts& counts);
+/// Codes one row to its place in a page and counts norms and errors. Returns how many values were saturated.
+int encode_row(const KvTiles& tiles, int slot, int head, const float* row, std::byte* to, PageCounts& counts);
 
 }  // namespace ridge

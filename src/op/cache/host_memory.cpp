@@ -175,7 +175,8 @@ void HostKvMemory::fill(const SequencePlace& place, uint64_t seed) {
     if (pages.empty()) continue;
     PageCounts& counts = t.counts[pages[0]];
     for (int head = 0; head < t.n_kv_heads; ++head)
-      for (int p = 0; p < kPagePositions; ++p) encode_row(t, place.slot, pages.data(), head, p, random_row(), counts);
+      for (int p = 0; p < kPagePositions; ++p)
+        encode_row(t, place.slot, head, random_row(), t.coded_row(pages.data(), head, p), counts);
     for (const int32_t page : pages.subspan(1)) {
       std::memcpy(t.pages + page * side.layout.page_bytes(), t.pages + pages[0] * side.layout.page_bytes(),
                   size_t(side.layout.page_bytes()));

@@ -76,7 +76,7 @@ void move_rows_down(HostKvMemory& memory, const SequencePlace& place, int first,
             t.rotation.forward(row.data());
           }
           PageCounts ignored;
-          if (becomes_coded) *t.saturated += unsigned(encode_row(t, place.slot, pages, head, to, row.data(), ignored));
+          if (becomes_coded) *t.saturated += unsigned(encode_row(t, place.slot, head, row.data(), home, ignored));
           else write_exact_row(t, place.slot, head, to, row.data());
         }
     }
