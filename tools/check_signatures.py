@@ -18,7 +18,7 @@ MOST_PARAMETERS, MOST_BOOLS = 6, 1
 # Functions that were so when this check began. A name leaves the list when no function of its name is so any more; none
 # joins it.
 KNOWN = """
-begin delta_step_ref described encode escape_of first_request format_of index_of
+begin described encode escape_of first_request format_of index_of
 magnitude pick query_forms read_format run store_row strip strip_ends tile_int_scores
 tile_values tokenize tokens told tuple write_quoted write_row
 """.split()

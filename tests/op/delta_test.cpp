@@ -109,9 +109,16 @@ double error_of_chunks(int n, int chunk, int keys, int values) {
   const std::vector<Real> out = delta_by_chunks(ours, chunk);
   std::vector<float> got(out.begin(), out.end()), expected(got.size());
   for (int t = 0; t < n; ++t)
-    delta_step_ref(keys, values, theirs.keep[size_t(t)], theirs.beta[size_t(t)], &theirs.q[size_t(t * keys)],
-                   &theirs.k[size_t(t * keys)], &theirs.v[size_t(t * values)], theirs.state.data(), theirs.state.data(),
-                   &expected[size_t(t * values)]);
+    delta_step_ref({.key_dim = keys,
+                    .value_dim = values,
+                    .keep = theirs.keep[size_t(t)],
+                    .beta = theirs.beta[size_t(t)],
+                    .q = &theirs.q[size_t(t * keys)],
+                    .k = &theirs.k[size_t(t * keys)],
+                    .v = &theirs.v[size_t(t * values)],
+                    .before = theirs.state.data(),
+                    .state = theirs.state.data(),
+                    .out = &expected[size_t(t * values)]});
   got.insert(got.end(), ours.state.begin(), ours.state.end());
   expected.insert(expected.end(), theirs.state.begin(), theirs.state.end());
   return compare(got, expected).nmse;

@@ -37,18 +37,17 @@ Support always() { return {}; }
 
 }  // namespace
 
-void delta_step_ref(int64_t key_dim, int64_t value_dim, float keep, float beta, const float* q, const float* k,
-                    const float* v, const float* before, float* state, float* out) {
-  for (int64_t j = 0; j < value_dim; ++j) {
+void delta_step_ref(const DeltaToken& d) {
+  for (int64_t j = 0; j < d.value_dim; ++j) {
     double known = 0, sum = 0;
-    for (int64_t i = 0; i < key_dim; ++i) known += double(before[i * value_dim + j]) * k[i];
-    const double change = beta * (v[j] - keep * known);
-    for (int64_t i = 0; i < key_dim; ++i) {
-      float& entry = state[i * value_dim + j];
-      entry = float(keep * double(before[i * value_dim + j]) + k[i] * change);
-      sum += double(entry) * q[i];
+    for (int64_t i = 0; i < d.key_dim; ++i) known += double(d.before[i * d.value_dim + j]) * d.k[i];
+    const double change = d.beta * (d.v[j] - d.keep * known);
+    for (int64_t i = 0; i < d.key_dim; ++i) {
+      float& entry = d.state[i * d.value_dim + j];
+      entry = float(d.keep * double(d.before[i * d.value_dim + j]) + d.k[i] * change);
+      sum += double(entry) * d.q[i];
     }
-    out[j] = float(sum);
+    d.out[j] = float(sum);
   }
 }
 
@@ -94,9 +93,16 @@ void gated_delta(CpuContext& context, const Delta& d) {
     for (int64_t t = span.first_row; t < span.first_row + span.n_rows; ++t) {
       const int new_token = int(t) - span.first_row;
       const double gate = d.decay[head] * softplus(double(d.a(t, head)) + d.dt_bias[head]);
-      variant.step(s.key_dim, s.value_dim, float(std::exp(gate)), sigmoid(d.b(t, head)), &d.qkv(t, key),
-                   &d.qkv(t, keys + key), &d.qkv(t, 2 * keys + value), path.before(new_token) + head * matrix,
-                   path.behind(new_token) + head * matrix, &d.out(t, value));
+      variant.step({.key_dim = s.key_dim,
+                    .value_dim = s.value_dim,
+                    .keep = float(std::exp(gate)),
+                    .beta = sigmoid(d.b(t, head)),
+                    .q = &d.qkv(t, key),
+                    .k = &d.qkv(t, keys + key),
+                    .v = &d.qkv(t, 2 * keys + value),
+                    .before = path.before(new_token) + head * matrix,
+                    .state = path.behind(new_token) + head * matrix,
+                    .out = &d.out(t, value)});
     }
   });
 }

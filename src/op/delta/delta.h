@@ -29,10 +29,18 @@ struct Delta {
 /// A token's results are the same bits however a prompt is cut: tokens go through the state one by one.
 void gated_delta(CpuContext& context, const Delta& delta);
 
-/// One token through the matrix of one value head [key_dim, value_dim], from `before` to `state`, which may be one:
-/// `keep` is what the state is multiplied by, q and k have their lengths already. q, k [key_dim]; v, out [value_dim].
-using DeltaStep = void(int64_t key_dim, int64_t value_dim, float keep, float beta, const float* q, const float* k,
-                       const float* v, const float* before, float* state, float* out);
+/// One token through the matrix of one value head [key_dim, value_dim], from `before` to `state`, which may be one.
+struct DeltaToken {
+  int64_t key_dim, value_dim;
+  float keep;          ///< what the state is multiplied by
+  float beta;          ///< share of the change
+  const float *q, *k;  ///< [key_dim], with their lengths already
+  const float* v;      ///< [value_dim]
+  const float* before;
+  float* state;
+  float* out;  ///< [value_dim]
+};
+using DeltaStep = void(const DeltaToken& d);
 /// The kernels of a token, one an ISA.
 struct DeltaVariant {
   std::string_view name;

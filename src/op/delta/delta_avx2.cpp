@@ -6,9 +6,6 @@
 
 namespace ridge {
 
-void delta_step_avx2(int64_t key_dim, int64_t value_dim, float keep, float beta, const float* q, const float* k,
-                     const float* v, const float* before, float* state, float* out) {
-  delta_step(key_dim, value_dim, keep, beta, q, k, v, before, state, out);
-}
+void delta_step_avx2(const DeltaToken& d) { delta_step(d); }
 
 }  // namespace ridge
