@@ -148,42 +148,36 @@ class Planner {
     BlockRange range{
         .first = int(plan_.blocks.size()), .queries = prefill.queries, .by_warpgroups = prefill.by_warpgroups};
     const int n_parts = rows_f16_attn_parts(prefill, std::max(sub.n_rows, rule_.least_rows), key.group, key.n_kv_heads);
-    int n_queries = 0, n_turned = 0;
+    std::vector<PrefillSpan> all;
+    int n_rows = 0, n_turned = 0;
     for (const KvSpan& span : spans) {
-      n_queries += span.n_rows * key.group;
-      n_turned += turned_tiles(prefill, span.n_past, span.n_rows, sub.ring_tiles);
+      const int of_span = turned_tiles(prefill, span.n_past, span.n_rows, sub.ring_tiles);
+      all.push_back(
+          {.first = n_rows, .n = span.n_rows, .n_past = span.n_past, .turned = n_turned, .n_turned = of_span});
+      n_rows += span.n_rows;
+      n_turned += of_span;
     }
-    const bool turns = turns_in_front(prefill, n_queries / std::max(1, prefill.queries), int(spans.size()),
+    const bool turns = turns_in_front(prefill, n_rows * key.group / std::max(1, prefill.queries), int(all.size()),
                                       turned_tile_bytes(n_turned, key.n_kv_heads, key.head_dim));
-    int first = 0;  // of the sub-batch's rows
-    for (const KvSpan& span : spans) {
+    for (PrefillSpan& span : all) {
+      if (!turns) span.turned = span.n_turned = 0;
       // The device advances each row of a recorded step by itself: a block a row.
-      const int n_rows = sub.is_long ? span.n_rows : 1,
-                of_span = turns ? turned_tiles(prefill, span.n_past, span.n_rows, sub.ring_tiles) : 0;
-      for (int row = first; row < first + span.n_rows; row += n_rows)
+      const int n_here = sub.is_long ? span.n : 1;
+      for (int row = span.first; row < span.first + span.n; row += n_here)
         if (key.kernel == BlockKernel::rows)
-          for (int query = (n_rows * key.group - 1) / prefill.queries * prefill.queries; query >= 0;
+          for (int query = (n_here * key.group - 1) / prefill.queries * prefill.queries; query >= 0;
                query -= prefill.queries)
-            plan_.blocks.push_back({.first = row, .n = n_rows, .first_query = query});
+            plan_.blocks.push_back({.first = row, .n = n_here, .first_query = query});
         else if (sub.is_long)
-          range.part_rows = add_prefill_blocks(
-              prefill,
-              {.first = row, .n = n_rows, .n_past = span.n_past, .turned = range.n_turned, .n_turned = of_span},
-              key.group, key.n_kv_heads, range.part_rows, plan_.blocks);
+          range.part_rows = add_prefill_blocks(prefill, span, key.group, key.n_kv_heads, range.part_rows, plan_.blocks);
         else range.part_rows = add_row_blocks(prefill, row, key.group, n_parts, range.part_rows, plan_.blocks);
-      first += span.n_rows;
-      range.n_turned += of_span;
     }
     range.n = int(plan_.blocks.size()) - range.first;
     if (!turns) return range;
-    first = 0;
-    for (int turned = 0; const KvSpan& span : spans) {
-      const int of_span = turned_tiles(prefill, span.n_past, span.n_rows, sub.ring_tiles);
-      plan_.blocks.push_back({.first = first, .n = span.n_rows, .turned = turned, .n_turned = of_span});
-      first += span.n_rows;
-      turned += of_span;
-      ++range.n_spans;
-    }
+    range.n_turned = n_turned;
+    range.n_spans = int(all.size());
+    for (const PrefillSpan& span : all)
+      plan_.blocks.push_back({.first = span.first, .n = span.n, .turned = span.turned, .n_turned = span.n_turned});
     return range;
   }
 

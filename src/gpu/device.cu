@@ -1,5 +1,6 @@
 #include "gpu/device.h"
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -72,15 +73,43 @@ bool device_has_warpgroups() {
 }
 
 #ifndef __HIP__
-bool device_can_overlap() {
-  static thread_local int asked = -1, major = 0;
+namespace {
+
+/// Properties of the current device that launches depend on.
+struct LaunchDevice {
+  int number = -1, major = 0, most_window_bytes = 0;
+};
+const LaunchDevice& launch_device() {
+  static thread_local LaunchDevice asked;
   int device = 0;
   check(cudaGetDevice(&device), "device");
-  if (device != asked) {
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
-    asked = device;
+  if (device != asked.number) {
+    asked = {device, device_attribute(cudaDevAttrComputeCapabilityMajor),
+             device_attribute(cudaDevAttrMaxAccessPolicyWindowSize)};
   }
-  return major >= 9;
+  return asked;
+}
+
+}  // namespace
+
+LaunchAttributes::LaunchAttributes(const Grid& grid) {
+  if (!grid.overlap && grid.weights.empty()) return;
+  const LaunchDevice& device = launch_device();
+  if (grid.overlap && device.major >= 9) {
+    cudaLaunchAttribute& overlap = attributes_[n_++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  const size_t bytes = std::min(grid.weights.size(), size_t(device.most_window_bytes));
+  if (bytes > 0) {
+    cudaLaunchAttribute& window = attributes_[n_++];
+    window.id = cudaLaunchAttributeAccessPolicyWindow;
+    window.val.accessPolicyWindow = {.base_ptr = const_cast<std::byte*>(grid.weights.data()),
+                                     .num_bytes = bytes,
+                                     .hitRatio = 1,
+                                     .hitProp = cudaAccessPropertyStreaming,
+                                     .missProp = cudaAccessPropertyNormal};
+  }
 }
 #endif
 

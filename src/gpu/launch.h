@@ -13,7 +13,9 @@
 #include <cuda_runtime.h>
 #endif
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include "gpu/device.h"
@@ -30,13 +32,16 @@ struct Grid {
   /// Programmatic dependent launch, where the device knows it: the grid may start while the one before it drains. Its
   /// kernel must call wait_for_previous_grid() before it touches that grid's results.
   bool overlap = false;
+  /// Weights, each read by one block alone: they leave the L2 cache before code, caches and activations do, where the
+  /// device can say so. At most so many bytes as the device takes; the rest is memory like all other.
+  std::span<const std::byte> weights = {};
 };
 
 /// Throws Error with `what` and the runtime's words unless `code` is success.
 void check(cudaError_t code, const char* what);
 
 #ifdef __HIP__
-/// As below; there is no Grid::overlap.
+/// As below, without Grid::overlap and Grid::weights.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Arguments&&... args) {
   std::tuple<Parameters...> values(static_cast<Parameters>(std::forward<Arguments>(args))...);
@@ -57,22 +62,29 @@ void allow_shared_bytes(const char* name, void (*kernel)(Parameters...), size_t 
         name);
 }
 #else
-/// Whether the current device knows programmatic dependent launch (sm_90 and later).
-bool device_can_overlap();
+/// The launch attributes of a grid.
+class LaunchAttributes {
+ public:
+  explicit LaunchAttributes(const Grid& grid);
+  cudaLaunchAttribute* data() { return attributes_; }
+  unsigned size() const { return n_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2] = {};
+  unsigned n_ = 0;
+};
 
 /// Starts kernel(args...). `name` is for error messages and the launch log.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Arguments&&... args) {
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  LaunchAttributes attributes(grid);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid.blocks;
   config.blockDim = grid.threads;
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = grid.stream;
-  config.attrs = &overlap;
-  config.numAttrs = grid.overlap && device_can_overlap() ? 1 : 0;
+  config.attrs = attributes.data();
+  config.numAttrs = attributes.size();
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(args)...), name);
   log_launch(name);
 }

@@ -308,7 +308,8 @@ enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
   cudaDevAttrL2CacheSize,
-  cudaDevAttrComputeCapabilityMajor
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrMaxAccessPolicyWindowSize
 };
 enum cudaDeviceP2PAttr { cudaDevP2PAttrNativeAtomicSupported };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
@@ -388,9 +389,20 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int, 
   return cudaSuccess;
 }
 
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeAccessPolicyWindow
+};
+enum cudaAccessProperty { cudaAccessPropertyNormal, cudaAccessPropertyStreaming };
+struct cudaAccessPolicyWindow {
+  void* base_ptr;
+  size_t num_bytes;
+  float hitRatio;
+  cudaAccessProperty hitProp, missProp;
+};
 union cudaLaunchAttributeValue {
   int programmaticStreamSerializationAllowed;
+  cudaAccessPolicyWindow accessPolicyWindow;
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
@@ -415,6 +427,8 @@ std::string argument_bytes(const std::tuple<P...>& values) {
   std::apply([&](const auto&... value) { (append(value), ...); }, values);
   return bytes;
 }
+/// Whether the window of a launch, if it has one, lies in one allocation.
+bool has_valid_window(const cudaLaunchConfig_t& config);
 /// Whether there is a library that runs kernels elsewhere (launcher.h), and whether it ran this one.
 bool has_launcher();
 bool run_elsewhere(const void* kernel, const cudaLaunchConfig_t& config, const std::string& arguments);
@@ -422,6 +436,7 @@ bool run_elsewhere(const void* kernel, const cudaLaunchConfig_t& config, const s
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A&&... args) {
+  if (!emulate::has_valid_window(*config)) return cudaErrorInvalidValue;
   const std::tuple<P...> values(static_cast<P>(args)...);  // by value, as a launch takes them
   emulate::on_stream(config->stream, [=, c = *config] {
     if (emulate::has_launcher() &&

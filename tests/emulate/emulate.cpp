@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -417,10 +418,11 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp p;
   if (const cudaError_t error = cudaGetDeviceProperties(&p, device)) return error;
-  *value = attribute == cudaDevAttrMultiProcessorCount      ? p.multiProcessorCount
-           : attribute == cudaDevAttrL2CacheSize            ? p.l2CacheSize
-           : attribute == cudaDevAttrComputeCapabilityMajor ? p.major
-                                                            : int(p.sharedMemPerBlockOptin);
+  *value = attribute == cudaDevAttrMultiProcessorCount         ? p.multiProcessorCount
+           : attribute == cudaDevAttrL2CacheSize               ? p.l2CacheSize
+           : attribute == cudaDevAttrComputeCapabilityMajor    ? p.major
+           : attribute == cudaDevAttrMaxAccessPolicyWindowSize ? 1 << 27
+                                                               : int(p.sharedMemPerBlockOptin);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 1, cudaSuccess; }
@@ -487,6 +489,19 @@ static bool is_allocated(const void* data) {
   if (behind == m.used.begin()) return false;
   const Pages& pages = std::prev(behind)->second;
   return data < pages.first + pages.bytes;
+}
+bool emulate::has_valid_window(const cudaLaunchConfig_t& config) {
+  for (const cudaLaunchAttribute& a : std::span(config.attrs, config.numAttrs)) {
+    if (a.id != cudaLaunchAttributeAccessPolicyWindow) continue;
+    const auto& window = a.val.accessPolicyWindow;
+    Memory& m = memory();
+    const std::scoped_lock lock(m.mutex);
+    const auto behind = m.used.upper_bound(window.base_ptr);
+    if (window.num_bytes == 0 || behind == m.used.begin()) return false;
+    const Pages& pages = std::prev(behind)->second;
+    if (static_cast<const char*>(window.base_ptr) + window.num_bytes > pages.first + pages.bytes) return false;
+  }
+  return true;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (kind == cudaMemcpyHostToDevice && cudaStreamQuery(stream) == cudaErrorNotReady && !is_allocated(from)) {

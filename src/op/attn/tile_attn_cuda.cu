@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
 #pragma unroll
   for (int j = 0; j < kChunks; ++j) top = fmaxf(top, tops[j]);
   top = gpu::warp_max(top);
-  const float sink = a.sink_logits ? a.sink_logits[head] * 1.44269504f : kNever;
+  const float sink = a.sink_logits ? a.sink_logits[head] * kLog2E : kNever;
   top = fmaxf(top, sink);
 #pragma unroll
   for (int j = 0; j < kChunks; ++j) total = fmaf(gpu::fast_exp2(tops[j] - top), totals[j], total);

@@ -16,6 +16,7 @@ namespace ridge::tiles {
 
 inline constexpr int kHeads = 8;  // query heads of a pack: rows of a product
 inline constexpr float kNever = -1e30f;
+inline constexpr float kLog2E = 1.44269504f;
 
 /// Queries and weights in two planes of integers: x = 128 hi + lo, |x| <= kPlaneTop.
 inline constexpr float kPlaneTop = 16256;  // 127 * 128

@@ -13,7 +13,7 @@
 
 #include "gpu/launch.h"
 #include "op/attn/attn_cuda.h"
-#include "op/attn/tile_products.h"
+#include "op/attn/centre_terms.h"
 
 namespace ridge::tiles {
 
@@ -236,75 +236,6 @@ __device__ __forceinline__ void exact_values(TileKind kind, const std::byte* til
   if (kKind == kAnyKind || int(kind) == kKind) values_of<kKind, kDim>(kind, tile, levels, weights, factor, lane, out);
   else if (kind == TileKind::f16) tile_values<TileKind::f16, kDim>(tile, levels, weights, factor, lane, out);
   else tile_values<TileKind::int8_row, kDim>(tile, levels, weights, factor, lane, out);
-}
-
-/// Terms that scores lack because K is stored without its turning centre (centre.h): a query times the centre of a
-/// tile. Tensor cores make those of eight units at a time: weights of the queries are the A operand, angles of a unit's
-/// tile a column of B. Both stand in two planes of f16: a sum is off by at most 2^-20 of the sizes of its terms, and by
-/// 2^-14 in all.
-template <int kDim>
-struct CentreTerms {
-  static constexpr int kUnits = 8, kSteps = kDim / 16;
-  static constexpr int kWeightBytes = 512 * kSteps;  ///< [step][lane][4 words] in shared memory
-  static constexpr float kUnit = 16;                 ///< of a weight: sums beyond 2^20 powers of two are not expected
-  float4 angles[kSteps];                             ///< of unit lane / 4: angles 16 s + 4 (lane % 4) .. + 3
-
-  /// Weights of the query in row r, where the lane has those of angles kPer lane + j; beyond the pitch any.
-  static __device__ __forceinline__ void put_weights(std::byte* weights, int r, const float (&x)[kDim / 32], int lane) {
-    constexpr int kPer = kDim / 32;
-    const auto weight = [&](int j) { return fminf(fmaxf(x[j] * (1 / kUnit), -65504.0f), 65504.0f); };
-#pragma unroll
-    for (int j = 0; j < kPer; j += 2) {
-      const int d = kPer * lane + j;
-      *reinterpret_cast<Words<2>*>(weights + (d / 16 * 32 + 4 * r + d % 16 / 4) * 16 + d % 4 / 2 * 8) =
-          half_planes<false>(weight(j), weight(j + 1));
-    }
-  }
-  /// Asks for the angles of a tile, the same in the lanes of a quarter.
-  __device__ __forceinline__ void load(const CentreTurn& turn, int tile, int lane) {
-    const float* const row = turn.tile(tile) + 4 * (lane % 4);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-      if (16 * s < turn.pitch()) angles[s] = *reinterpret_cast<const float4*>(row + 16 * s);
-  }
-  /// Writes the terms of the eight units, [unit][head] in shared memory.
-  __device__ __forceinline__ void multiply(const std::byte* weights, int pitch, int lane, float* terms) const {
-    float high[4] = {}, low[4] = {};
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      if (16 * s >= pitch) break;
-      const auto words = *reinterpret_cast<const Words<4>*>(weights + (s * 32 + lane) * 16);
-      const float4 x = angles[s];
-      const uint32_t first = gpu::pack_f16(x.x, x.y), second = gpu::pack_f16(x.z, x.w);
-      const float2 p = gpu::unpack_f16(first), q = gpu::unpack_f16(second);
-      gpu::mma_f16(high, words.at, first, second);
-      gpu::mma_f16(low, words.at, gpu::pack_f16(x.x - p.x, x.y - p.y), gpu::pack_f16(x.z - q.x, x.w - q.y));
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      terms[kHeads * (2 * (lane % 4) + i) + lane / 4] = (high[i] + high[2 + i] + low[i] + low[2 + i]) * kUnit;
-  }
-};
-
-/// Units whose terms a block has in shared memory at a time: kDirect rounds of its warps over units that they read
-/// directly, and kCoded rounds over units that come through rings.
-struct TermRounds {
-  static constexpr int kDirect = 4, kCoded = 8;
-  int direct, coded;  ///< units
-
-  RIDGE_HD constexpr TermRounds(int warps, int tiles_at_a_time)
-      : direct(kDirect * warps), coded(kCoded * warps * tiles_at_a_time) {}
-  RIDGE_HD constexpr int first_coded() const { return (direct + 7) / 8 * 8; }  // whole groups of CentreTerms
-  RIDGE_HD constexpr int bytes() const { return 4 * kHeads * (first_coded() + coded); }
-};
-
-/// Whether a centre is not zero, as it is until calibrated: all lanes alike.
-template <int kPer>
-__device__ __forceinline__ bool is_set(const float* centre, int lane) {
-  bool set = false;
-#pragma unroll
-  for (int j = 0; j < kPer; ++j) set = set || centre[lane + 32 * j] != 0;
-  return __any_sync(gpu::kAllLanes, set);
 }
 
 /// Tokens of the pass behind the one whose head is the lane's row of each pack.
@@ -563,7 +494,7 @@ __global__ void __launch_bounds__(32 * most_warps<kDim, kK, kV>(), 1)
         if (turns) load_row(a.q_weights + at, lane, of_angles);
       }
 #pragma unroll
-      for (int j = 0; j < kPer; ++j) x[j] *= a.scale * 1.44269504f, of_angles[j] *= a.scale * 1.44269504f;
+      for (int j = 0; j < kPer; ++j) x[j] *= a.scale * kLog2E, of_angles[j] *= a.scale * kLog2E;
       put_query<kDim>(queries.pack(r / kHeads), r % kHeads, x, forms, lane);
       if (turns) CentreTerms<kDim>::put_weights(weights, r % kHeads, of_angles, lane);
     }

@@ -264,12 +264,14 @@ Plan make_plan(const BrickMatrix& w, const IntExpertsCall& call, int n_chained) 
 /// Shared memory of a launch. Little of it lets the grid after start beside this one.
 struct Launch {
   Plan plan;
+  std::span<const std::byte> weights;
   int n_warps, n_tokens;
   int n_blocks;  ///< of a token
   int stages, shared_bytes;
 
   Launch(const BrickMatrix& w, const IntExpertsCall& call)
       : plan(make_plan(w, call, w.paired ? 1 : call.choice.n_chosen())),
+        weights(w.all_data()),
         n_warps(int(gpu::ceil_div(plan.n_bricks, plan.warp_bricks))),
         n_tokens(int(call.choice.n_tokens)),
         n_blocks(blocks_of(plan.n_tiles, n_warps, n_tokens)) {
@@ -297,10 +299,10 @@ struct Launch {
   void run(gpu::StreamHandle stream, bool overlap) const {
     const auto kernel = expert_kernel<kSum, kStages, kSegments>;
     gpu::allow_shared_bytes("shared memory of integer experts", kernel, size_t(shared_bytes));
-    gpu::launch(
-        kSum ? "integer sum of experts" : "integer experts", kernel,
-        {dim3(unsigned(n_blocks), unsigned(n_tokens)), unsigned(32 * n_warps), size_t(shared_bytes), stream, overlap},
-        plan);
+    gpu::launch(kSum ? "integer sum of experts" : "integer experts", kernel,
+                {dim3(unsigned(n_blocks), unsigned(n_tokens)), unsigned(32 * n_warps), size_t(shared_bytes), stream,
+                 overlap, weights},
+                plan);
   }
   template <bool kSum, int kSegments>
   void run(gpu::StreamHandle stream, bool overlap) const {

@@ -191,8 +191,10 @@ void device_int_packs(gpu::StreamHandle stream, const BrickMatrix& w, const Expe
   const int shared = shared_of(per_processor);
   bricks::expect(shared <= gpu::most_shared_bytes(), "packs of integers: too many packs for a block's shared memory");
   gpu::allow_shared_bytes("shared memory of packs", kernel, size_t(shared));
-  gpu::launch("integer packs of experts", kernel,
-              {unsigned(per_processor * gpu::multiprocessors()), kThreads, size_t(shared), stream, call.overlap}, p);
+  gpu::launch(
+      "integer packs of experts", kernel,
+      {unsigned(per_processor * gpu::multiprocessors()), kThreads, size_t(shared), stream, call.overlap, w.all_data()},
+      p);
 }
 
 }  // namespace ridge

@@ -63,6 +63,7 @@ struct BrickMatrix {
   int64_t rows_per_tile() const { return paired ? kBrickRows / 2 : kBrickRows; }
   /// Bytes of the bricks, all of which a matmul reads.
   int64_t bytes() const { return n_tiles() * bricks_per_tile() * brick_bytes(); }
+  std::span<const std::byte> all_data() const { return {data.as<std::byte>(), size_t(data.bytes())}; }
 };
 
 /// A matrix with everything but `data`, which takes bytes(). n_in must be a multiple of the format's group.

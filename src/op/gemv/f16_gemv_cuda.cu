@@ -433,10 +433,10 @@ void launch_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall
     launch.shared_bytes = std::max(launch.shared_bytes, gpu::most_shared_bytes() / 2 + 1024);
   const auto kernel = gemv_kernel<F, kTokens, GemvOf::matrix>;
   gpu::allow_shared_bytes("shared memory of gemv", kernel, size_t(launch.shared_bytes));
-  gpu::launch(
-      "gemv", kernel,
-      {unsigned(launch.n_blocks), unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, call.overlap},
-      launch.plan);
+  gpu::launch("gemv", kernel,
+              {unsigned(launch.n_blocks), unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, call.overlap,
+               w.all_data()},
+              launch.plan);
 }
 
 template <class F, int kTokens>
@@ -450,9 +450,10 @@ void launch_experts(gpu::StreamHandle stream, const BrickMatrix& w, const BrickC
   for (int64_t first = 0; first < experts.n_packs; first += kMostPacks) {
     launch.plan.packs = experts.packs + first;
     const dim3 blocks(unsigned(launch.n_blocks), unsigned(std::min(kMostPacks, experts.n_packs - first)));
-    gpu::launch("gemv of experts", kernel,
-                {blocks, unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, experts.overlap},
-                launch.plan);
+    gpu::launch(
+        "gemv of experts", kernel,
+        {blocks, unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, experts.overlap, w.all_data()},
+        launch.plan);
   }
 }
 
@@ -468,7 +469,8 @@ void launch_chain(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCal
   gpu::allow_shared_bytes("shared memory of gemv", kernel, size_t(launch.shared_bytes));
   const dim3 blocks(unsigned(launch.n_blocks), unsigned(sum.n_tokens));
   gpu::launch("gemv of experts' sum", kernel,
-              {blocks, unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, sum.overlap}, launch.plan);
+              {blocks, unsigned(launch.n_threads), size_t(launch.shared_bytes), stream, sum.overlap, w.all_data()},
+              launch.plan);
 }
 
 }  // namespace

@@ -167,8 +167,10 @@ template <IntKind kKind, int kTiles>
 void launch_kernel(const Work& w, const IntPlan& plan, gpu::StreamHandle stream) {
   auto* const kernel = int_chunks_kernel<kKind, kTiles>;
   gpu::allow_shared_bytes("int_gemv", kernel, size_t(w.job.at.bytes));
-  gpu::launch("int_gemv", kernel,
-              {unsigned(plan.blocks), unsigned(32 * plan.warps), size_t(w.job.at.bytes), stream, true}, w);
+  gpu::launch(
+      "int_gemv", kernel,
+      {unsigned(plan.blocks), unsigned(32 * plan.warps), size_t(w.job.at.bytes), stream, true, w.job.weights(kKind)},
+      w);
 }
 
 template <IntKind kKind>

@@ -238,8 +238,10 @@ template <IntKind kKind, int kColumns, int kDepth, bool kOne>
 void launch_kernel(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
   auto* const kernel = int_stream_kernel<kKind, kColumns, kDepth, kOne>;
   gpu::allow_shared_bytes("int_gemv", kernel, size_t(w.job.at.bytes));
-  gpu::launch("int_gemv", kernel,
-              {unsigned(plan.blocks), unsigned(32 * plan.warps), size_t(w.job.at.bytes), stream, overlap}, w);
+  gpu::launch(
+      "int_gemv", kernel,
+      {unsigned(plan.blocks), unsigned(32 * plan.warps), size_t(w.job.at.bytes), stream, overlap, w.job.weights(kKind)},
+      w);
 }
 
 template <IntKind kKind, int kColumns, bool kOne>

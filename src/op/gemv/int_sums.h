@@ -48,6 +48,11 @@ struct IntJob {
   IntImage image;  // in device memory; values are null when every block makes its own
   IntShared at;
   IntTarget target;
+
+  std::span<const std::byte> weights(IntKind kind) const {
+    return {reinterpret_cast<const std::byte*>(tiles),
+            size_t(target.n_row_tiles) * size_t(tokens.n_groups) * size_t(int_tile_bytes(kind))};
+  }
 };
 
 /// A warp's sums of eight columns into [n_tokens][kIntSumPitch]; the two planes of a token, which lie in one lane, are
