@@ -271,23 +271,23 @@ void add_template_flag(CLI::App& app, ModelFlags& flags) {
 
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--device", flags.device, "NAME",
-           "cpu, cuda[:N], or cuda:N,M,...: several GPUs hold the model together (-dev)");
+           "cpu, cuda[:N], or cuda:N,M,...: the model is split over several GPUs (-dev)");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads,
-            "number of threads; 0: one per usable processor, or fewer by a container's CPU quota");
+            "number of threads; 0: all usable processors, or a container's CPU quota if that is lower");
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: " + isa_names());
 }
 
 void add_exact_flag(CLI::App& app, ModelFlags& flags) {
   app.add_flag("--exact", flags.exact,
-               "on a GPU: draft tokens, at most 3 a pass, do not change a text's bits; passes are slower");
+               "on a GPU: draft tokens (at most 3 a pass) do not change the text; passes are slower");
 }
 
 void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {
   add_real(app, "--moe-device-gib", flags.moe_device_gib, 0, 1e6,
-           "as --n-cpu-moe, of as many layers as leave at most so many GiB of experts on the GPU")
+           "like --n-cpu-moe, with N chosen so that the GPU holds at most X GiB of experts")
       ->default_str("no limit");
   add_real(app, "--moe-cache-gib", flags.moe_cache_gib, 0, 1e6,
-           "up to X GiB of the most chosen experts in host memory are on the GPU too; 0: none");
+           "the GPU also keeps copies of the most used host experts, up to X GiB; 0: none");
 }
 
 void add_device_flags(CLI::App& app, ModelFlags& flags) {
@@ -439,7 +439,7 @@ void add_sampler_flags(CLI::App& app, SamplerOptions& flags, int64_t& seed) {
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help) {
   in_group(app, "Context");
   add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help);
-  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "upper limit of a given --ubatch-size");
+  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "a larger --ubatch-size is lowered to this");
   add_whole(app, "--ubatch-size", flags.n_ubatch, 0, 65536,
             "most prompt tokens in one forward pass (-ub); 0: 512, or 2048 for `ridge run` on a GPU");
 }
@@ -515,7 +515,7 @@ void KvFlags::refine(std::vector<KvChoice>& list) const {
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
   in_group(app, "KV cache");
   add_text(app, "--kv-quant", flags.quant, "KV",
-           "format of K and V, or K/V: rotor-3, q8_0/rotor-3:scale=lsq; `ridge info` lists formats");
+           "cache format, f16 by default; two as K/V: q8_0/rotor-3:scale=lsq; `ridge info` lists formats");
   add_text(app, "--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk); overrides --kv-quant");
   add_text(app, "--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv); overrides --kv-quant");
   add_text(app, "--kv-layers", flags.layers, "LAYERS:KV",

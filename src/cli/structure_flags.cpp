@@ -31,7 +31,7 @@ serve::Json schema_of(std::string_view flag, const std::string& value) {
 void add_structure_flags(CLI::App& app, StructureFlags& flags) {
   in_group(app, "Structure");
   add_text(app, "--json-schema", flags.json_schema, "FILE|TEXT",
-           "the answer is JSON of this schema, behind the reasoning of a model that reasons (-j)");
+           "the answer is JSON of this schema; a reasoning model reasons first (-j)");
   add_text(app, "--grammar", flags.grammar, "FILE|TEXT", "the answer is a text of this GBNF grammar");
 }
 
