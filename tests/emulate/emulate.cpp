@@ -499,7 +499,7 @@ bool emulate::has_valid_window(const cudaLaunchConfig_t& config) {
     const auto behind = m.used.upper_bound(window.base_ptr);
     if (window.num_bytes == 0 || behind == m.used.begin()) return false;
     const Pages& pages = std::prev(behind)->second;
-    if (static_cast<const char*>(window.base_ptr) + window.num_bytes > pages.first + pages.bytes) return false;
+    if (static_cast<const unsigned char*>(window.base_ptr) + window.num_bytes > pages.first + pages.bytes) return false;
   }
   return true;
 }
