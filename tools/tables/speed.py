@@ -30,7 +30,7 @@ def ops(device, op, axes, format_field):
     """{axes: {format: row}}; the last row counts."""
     found = {}
     int4 = [r for r in stored("checks/baselines-cuda") if r.get("weight_format") == "int4_g128"] if device == "cuda" else []
-    for r in stored(f"sweep-{device}", f"op-{device}") + int4:
+    for r in int4 + stored(f"sweep-{device}", f"op-{device}"):
         if of_models(r, device, op):
             found.setdefault(tuple(r[a] for a in axes), {})[r[format_field]] = r
     return found
@@ -87,14 +87,16 @@ def gemv(device):
     measured = ops(device, "gemv", axes, "weight_format")
     known = peers("gemv", axes) if device == "cuda" else {}
     tokens = sorted({key[2] for key in measured})
+    # A row is compared with f16 of its own build.
+    bases = {(r["n_out"], r["n_in"], r["n_tokens"], r["build_commit"]): r for r in stored(f"sweep-{device}", f"op-{device}")
+             if of_models(r, device, "gemv") and r["weight_format"] == "f16"}
     lines = []
     for shape in [shape for shape in GEMV_SHAPES if any(key[:2] == shape for key in measured)]:
         for kind in WEIGHTS:
-            cells = [measured.get((*shape, n), {}) for n in tokens]
-            if any(kind in c for c in cells):
-                where = card(next(c[kind] for c in cells if kind in c))
-                same_run = device == "cpu" or kind != "int4_g128"
-                lines.append([where, f"{shape[0]} x {shape[1]}", kind] + [timed(c[kind], c.get("f16") if same_run else None) if kind in c else "" for c in cells])
+            cells = [(n, measured.get((*shape, n), {}).get(kind)) for n in tokens]
+            if any(r for _, r in cells):
+                lines.append([card(next(r for _, r in cells if r)), f"{shape[0]} x {shape[1]}", kind] +
+                             [timed(r, bases.get((*shape, n, r["build_commit"])) if kind != "f16" else r) if r else "" for n, r in cells])
         for peer in ("cuBLAS f16", "Marlin int4"):
             us = [known.get((*shape, n), {}).get(peer) for n in tokens]
             if any(us):
@@ -161,6 +163,15 @@ def crossovers():
     lines = [[*key] + [by.get(f, "") for f in formats] for key, by in problems.items() if any(answer != "always" for answer in by.values())]
     count = "; ".join(f"{where}: {n} of {sum(key[0] == where for key in problems)}" for where, n in won.items())
     return table(["card", "operation", *formats], lines) + ["", f"Problems on which every compressed format beats f16 at every batch and depth measured: {count}."]
+
+
+def coding():
+    """Requirement S0.10: whether a coded cache pays in one layer's attention, a line a problem and cache."""
+    lines = []
+    for r in stored("checks/coding-cuda"):
+        lines.append([card(r), f"{r['n_heads']}/{r['n_kv_heads']}/{r['head_dim']}", f"{r['n_seq']} x {r['n_keys']}", r["kv"], f"{r['f16_us']:.2f}", f"{r['coded_us']:.2f}",
+                      f"{r['coding_us']:.2f}", f"{r['sum_us']:.2f}", f"{r['f16_us'] / r['sum_us']:.2f}x", f"{r['k_error']:.4f} / {r['v_error']:.4f}"])
+    return table(["card", "heads", "sequences x keys", "K/V cache", "f16 us", "coded us", "coding us", "coded + coding us", "f16 / sum", "codec error K / V"], lines)
 
 
 def append():
@@ -485,6 +496,7 @@ TABLES = {
     "llama-cpp": llama_cpp,
     "prompts-cuda": lambda: prompts("cuda"),
     "sampling-cuda": sampling,
+    "coding": coding,
     "coding-share-cpu": coding_share,
     "busy-threads-cpu": busy_threads,
     "real-files-cpu": real_files,
