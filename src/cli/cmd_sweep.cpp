@@ -68,14 +68,11 @@ void print_plan(const lab::SweepPlan& plan) {
                c.is_done ? "" : short_duration(c.seconds), c.is_done ? "stored" : "");
 }
 
-lab::Row plan_rows(const lab::SweepPlan& plan) {
-  lab::Row rows = lab::Row::array();
-  for (const lab::PlannedCell& c : plan.cells)
-    rows.push_back({{"cell", c.identity},
-                    {"bytes", c.read_bytes ? lab::number(*c.read_bytes) : lab::Row(nullptr)},
-                    {"seconds", c.is_done ? lab::Row(0) : lab::number(c.seconds)},
-                    {"stored", c.is_done}});
-  return rows;
+lab::Row planned_row(const lab::PlannedCell& c) {
+  return {{"cell", c.identity},
+          {"bytes", c.read_bytes ? lab::number(*c.read_bytes) : lab::Row(nullptr)},
+          {"seconds", c.is_done ? lab::Row(0) : lab::number(c.seconds)},
+          {"stored", c.is_done}};
 }
 
 struct Total {
@@ -102,7 +99,7 @@ int dry_run(const SweepFlags& flags, const std::vector<lab::SweepPlan>& plans) {
   if (flags.output.json) {
     lab::Row cells = lab::Row::array();
     for (const lab::SweepPlan& plan : plans)
-      for (lab::Row& row : plan_rows(plan)) cells.push_back(std::move(row));
+      for (const lab::PlannedCell& cell : plan.cells) cells.push_back(planned_row(cell));
     fmt::print(
         "{}\n",
         lab::json_text({{"cells", cells}, {"to_measure", total.n_left}, {"seconds", lab::number(total.seconds)}}, 2));
