@@ -16,6 +16,7 @@
 #include "lab/op/collective_bench.h"
 #include "lab/op/device_ceilings.h"
 #include "lab/serve/load_report.h"
+#include "lab/sweep/compare.h"
 #include "lab/sweep/sweep.h"
 
 namespace ridge::lab {
@@ -38,6 +39,7 @@ std::vector<Kind> kinds() {
           {"bench bandwidth, streams and caches", stream_columns().texts()},
           {"bench bandwidth, rates", rate_columns().texts()},
           {"bench bandwidth, edges", edge_columns().texts()},
+          {"compare, verdict", verdict_columns().texts()},
           {"sweep", sweep_columns().texts()},
           {"profile", profile_columns().texts()},
           {"profile, parts", profile_part_texts()}};

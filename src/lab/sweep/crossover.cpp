@@ -265,7 +265,7 @@ Row to_row(const Crossover& c) {
   for (const CrossoverPoint& point : c.points) {
     Row entry{{c.axis, point.x}};
     if (point.missing.empty()) {
-      entry.update(to_row(point.verdict));
+      entry.update(verdict_columns().fields(point.verdict));
       entry["baseline_cell"] = Row::parse(point.baseline_key);
       entry["cell"] = Row::parse(point.key);
     } else {
