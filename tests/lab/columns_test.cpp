@@ -17,6 +17,7 @@
 #include "lab/op/device_ceilings.h"
 #include "lab/serve/load_report.h"
 #include "lab/sweep/compare.h"
+#include "lab/sweep/crossover.h"
 #include "lab/sweep/sweep.h"
 
 namespace ridge::lab {
@@ -41,6 +42,8 @@ std::vector<Kind> kinds() {
           {"bench bandwidth, edges", edge_columns().texts()},
           {"compare, verdict", verdict_columns().texts()},
           {"sweep", sweep_columns().texts()},
+          {"sweep --crossovers", crossover_columns().texts()},
+          {"sweep --crossovers, points", crossover_point_columns("batch").texts()},
           {"profile", profile_columns().texts()},
           {"profile, parts", profile_part_texts()}};
 }
