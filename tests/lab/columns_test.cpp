@@ -15,6 +15,7 @@
 #include "lab/op/coding.h"
 #include "lab/op/collective_bench.h"
 #include "lab/op/device_ceilings.h"
+#include "lab/quality/quality_report.h"
 #include "lab/serve/load_report.h"
 #include "lab/sweep/compare.h"
 #include "lab/sweep/crossover.h"
@@ -41,6 +42,7 @@ std::vector<Kind> kinds() {
           {"bench bandwidth, rates", rate_columns().texts()},
           {"bench bandwidth, edges", edge_columns().texts()},
           {"compare, verdict", verdict_columns().texts()},
+          {"eval, kv_k and kv_v", kv_side_columns().texts()},
           {"sweep", sweep_columns().texts()},
           {"sweep --crossovers", crossover_columns().texts()},
           {"sweep --crossovers, points", crossover_point_columns("batch").texts()},

@@ -517,8 +517,8 @@ Row to_row(const Row& subject, const ProbeOptions& options, const ProbeResult& r
   row["needle_seed"] = options.seed;
   row["kv"] = kv_text(result.kv);
   row["base"] = kv_text(options.base);
-  row["kv_k"] = to_row(result.cache.k);
-  row["kv_v"] = to_row(result.cache.v);
+  row["kv_k"] = kv_side_columns().fields(result.cache.k);
+  row["kv_v"] = kv_side_columns().fields(result.cache.v);
   row["bytes_per_token"] = result.cache.bytes_per_token();
   row["probes"] = Row::array();
   for (const ProbeLine& line : result.lines)
