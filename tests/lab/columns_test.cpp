@@ -15,6 +15,8 @@
 #include "lab/op/coding.h"
 #include "lab/op/collective_bench.h"
 #include "lab/op/device_ceilings.h"
+#include "lab/quality/attention_study.h"
+#include "lab/quality/probe.h"
 #include "lab/quality/quality_report.h"
 #include "lab/serve/load_report.h"
 #include "lab/sweep/compare.h"
@@ -38,10 +40,14 @@ std::vector<Kind> kinds() {
           {"bench gemv, bench attention, bench append, compare", op_columns().texts()},
           {"bench attention --coding", coding_columns().texts()},
           {"bench collective", collective_columns().texts()},
+          {"bench attention -m", columns_of(AttentionResult()).texts()},
+          {"bench attention -m, errors", attention_error_columns().texts()},
           {"bench bandwidth, streams and caches", stream_columns().texts()},
           {"bench bandwidth, rates", rate_columns().texts()},
           {"bench bandwidth, edges", edge_columns().texts()},
           {"compare, verdict", verdict_columns().texts()},
+          {"eval probe", columns_of(ProbeResult()).texts()},
+          {"eval probe, probes", probe_line_columns().texts()},
           {"eval, kv_k and kv_v", kv_side_columns().texts()},
           {"sweep", sweep_columns().texts()},
           {"sweep --crossovers", crossover_columns().texts()},
