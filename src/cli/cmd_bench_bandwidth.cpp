@@ -26,12 +26,10 @@ void print_bandwidths(const lab::Bandwidths& b, double read_gb_s, std::string_vi
     streams.push_back(cache.stream);
     streams.back().name += fmt::format(", {} {}", cache.bytes >> 10, cache_unit);
   }
-  std::vector<lab::RateRow> rates;
-  for (const lab::RateResult& rate : b.rates) rates.push_back({rate, read_gb_s});
   fmt::print(
       "{}\n{}\nA multiply-add is two operations. Work with fewer operations a byte than the ridge is bound by reading "
       "memory ({:.1f} GB/s).\n",
-      lab::stream_columns().table(streams), lab::rate_columns().table(rates), read_gb_s);
+      lab::stream_columns().table(streams), lab::rate_columns(read_gb_s).table(b.rates), read_gb_s);
 }
 
 void print_table(const lab::Ceilings& ceilings) {
@@ -58,10 +56,8 @@ void print_table(const lab::DeviceCeilings& ceilings) {
 
 /// Stores and shows what was measured.
 template <class Measured>
-int finish(const OutputFlags& flags, lab::ResultsFile& results, const Measured& ceilings, const lab::Row& more,
-           int n_threads, std::string_view kind) {
-  lab::Row row = to_row(ceilings);
-  row.update(more);
+int finish(const OutputFlags& flags, lab::ResultsFile& results, const Measured& ceilings, lab::Row row, int n_threads,
+           std::string_view kind) {
   row.update(lab::provenance(n_threads, 0));
   row["kind"] = kind;
   results.add(row);
@@ -77,8 +73,9 @@ int bandwidth(const BandwidthFlags& flags) {
   if (const std::optional<int> device = parse_device(flags.device.device)) {
     const lab::DeviceCeilings ceilings = lab::measure_device_ceilings(
         {.device = *device, .bytes = bytes, .replays = flags.repeats, .max_seconds = 10, .stop = interrupted});
-    const lab::Row state{{"gpu_after", lab::to_row(lab::read_gpu_state(ceilings.device.pci_bus_id))}};
-    return finish(flags.output, results, ceilings, state, 0, "bandwidth-device");
+    lab::Row row = lab::device_ceiling_columns().fields(ceilings);
+    row["gpu_after"] = lab::to_row(lab::read_gpu_state(ceilings.device.pci_bus_id));
+    return finish(flags.output, results, ceilings, row, 0, "bandwidth-device");
   }
   const lab::Ceilings ceilings = lab::measure_ceilings({.n_threads = flags.device.n_threads,
                                                         .isa = flags.device.isa,
@@ -86,7 +83,8 @@ int bandwidth(const BandwidthFlags& flags) {
                                                         .repeats = flags.repeats,
                                                         .max_seconds = 10,
                                                         .stop = interrupted});
-  return finish(flags.output, results, ceilings, lab::Row::object(), ceilings.n_threads, "bandwidth");
+  const lab::Row row = lab::ceiling_columns().fields(ceilings);
+  return finish(flags.output, results, ceilings, row, ceilings.n_threads, "bandwidth");
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ int compare(const CompareFlags& flags) {
   const lab::Verdict verdict =
       lab::judge(rows[0].seconds, rows[2].seconds, rows[1].seconds, flags.budget_percent / 100);
   lab::Row row{{"kind", "compare"}};
-  row.update(lab::to_row(verdict));
+  row.update(lab::verdict_columns().fields(verdict));
   row["a"] = fields[0];
   row["again"] = fields[2];
   row["b"] = fields[1];

@@ -6,8 +6,8 @@
 #include "format/list.h"
 #include "gpu/device_query.h"
 #include "lab/op/device_ceilings.h"
+#include "lab/rows/columns.h"
 #include "lab/rows/machine.h"
-#include "lab/rows/results.h"
 #include "model/weights.h"
 #include "op/cache/layout.h"
 #include "op/cache/rotation.h"
@@ -111,7 +111,7 @@ lab::Row kv_format_row(const KvFormat& format) {
                {"bits_per_value", format.bits_per_value(kHeadDim)},
                {"group", format.group},
                {"row_bytes", lab::Row::object()},
-               {"scales", lab::Row::array()},
+               {"scales", lab::list_of(format.scales, scale_name)},
                {"scale_per_head", format.head_scale},
                {"can_weigh", format.can_weigh},
                {"policy",
@@ -122,20 +122,16 @@ lab::Row kv_format_row(const KvFormat& format) {
                  {"sinks", policy.sinks},
                  {"scale", scale_name(policy.scale)},
                  {"rounding", rounding_name(policy.rounding)}}},
-               {"shapes", lab::Row::array()}};
+               {"shapes", lab::list_of(kQuotedShapes, [&](auto shape) { return kv_shape_row(format, shape); })}};
   for (const int head_dim : {64, 128, 256})
     row["row_bytes"][std::to_string(head_dim)] =
         head_dim % format.group == 0 ? lab::Row(format.row_bytes(head_dim)) : lab::Row();
-  for (const KvScale scale : format.scales) row["scales"].push_back(scale_name(scale));
-  for (const std::string_view shape : kQuotedShapes) row["shapes"].push_back(kv_shape_row(format, shape));
   return row;
 }
 
 lab::Row formats_row() {
-  lab::Row row{{"weights", lab::Row::array()}, {"kv", lab::Row::array()}};
-  for (const WeightFormat& format : weight_formats()) row["weights"].push_back(weight_format_row(format));
-  for (const KvFormat& format : kv_formats()) row["kv"].push_back(kv_format_row(format));
-  return row;
+  return {{"weights", lab::list_of(weight_formats(), weight_format_row)},
+          {"kv", lab::list_of(kv_formats(), kv_format_row)}};
 }
 
 lab::Row kernels_row() {

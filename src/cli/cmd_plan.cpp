@@ -5,6 +5,7 @@
 #include "cli/spec_flags.h"
 #include "engine/device_name.h"
 #include "lab/decide/plan.h"
+#include "lab/rows/columns.h"
 
 namespace ridge::cli {
 namespace {
@@ -165,8 +166,7 @@ int run_plan(const PlanFlags& flags) {
     plans.push_back(std::move(of));
   }
 
-  lab::Row rows = lab::Row::array();
-  for (const Planned& of : plans) rows.push_back(planned_row(model, of));
+  lab::Row rows = lab::list_of(plans, [&](const Planned& of) { return planned_row(model, of); });
   if (!flags.output.json) {
     if (!flags.output.quiet)
       fmt::print(stderr, "plan     {} ({}) on {}{}, {} session{} of {} tokens, {:.2f} GiB of memory\n",

@@ -24,18 +24,12 @@ std::vector<lab::Crossover> crossovers_of(const SweepFlags& flags, const lab::St
   return lab::find_crossovers(store.rows(), {.baseline = flags.baseline, .budget = flags.budget_percent / 100});
 }
 
-lab::Row crossover_rows(const std::vector<lab::Crossover>& crossovers) {
-  lab::Row rows = lab::Row::array();
-  for (const lab::Crossover& crossover : crossovers) rows.push_back(lab::to_row(crossover));
-  return rows;
-}
-
 int show_crossovers(const SweepFlags& flags) {
   if (!std::filesystem::exists(flags.output.results))
     bad_flag("--results", fmt::format("no such file '{}'", flags.output.results), "ridge sweep makes one");
   const lab::Store store = lab::Store::open(flags.output.results).or_throw();
   const std::vector<lab::Crossover> crossovers = crossovers_of(flags, store);
-  if (flags.output.json) fmt::print("{}\n", lab::json_text(crossover_rows(crossovers), 2));
+  if (flags.output.json) fmt::print("{}\n", lab::json_text(lab::list_of(crossovers, lab::crossover_columns()), 2));
   else
     for (const lab::Crossover& crossover : crossovers) fmt::print("{}\n", lab::sentence(crossover));
   if (crossovers.empty() && !flags.output.quiet)
@@ -68,14 +62,11 @@ void print_plan(const lab::SweepPlan& plan) {
                c.is_done ? "" : short_duration(c.seconds), c.is_done ? "stored" : "");
 }
 
-lab::Row plan_rows(const lab::SweepPlan& plan) {
-  lab::Row rows = lab::Row::array();
-  for (const lab::PlannedCell& c : plan.cells)
-    rows.push_back({{"cell", c.identity},
-                    {"bytes", c.read_bytes ? lab::number(*c.read_bytes) : lab::Row(nullptr)},
-                    {"seconds", c.is_done ? lab::Row(0) : lab::number(c.seconds)},
-                    {"stored", c.is_done}});
-  return rows;
+lab::Row planned_row(const lab::PlannedCell& c) {
+  return {{"cell", c.identity},
+          {"bytes", c.read_bytes ? lab::number(*c.read_bytes) : lab::Row(nullptr)},
+          {"seconds", c.is_done ? lab::Row(0) : lab::number(c.seconds)},
+          {"stored", c.is_done}};
 }
 
 struct Total {
@@ -102,7 +93,7 @@ int dry_run(const SweepFlags& flags, const std::vector<lab::SweepPlan>& plans) {
   if (flags.output.json) {
     lab::Row cells = lab::Row::array();
     for (const lab::SweepPlan& plan : plans)
-      for (lab::Row& row : plan_rows(plan)) cells.push_back(std::move(row));
+      for (const lab::PlannedCell& cell : plan.cells) cells.push_back(planned_row(cell));
     fmt::print(
         "{}\n",
         lab::json_text({{"cells", cells}, {"to_measure", total.n_left}, {"seconds", lab::number(total.seconds)}}, 2));
@@ -148,7 +139,8 @@ int run(const SweepFlags& flags, const lab::SweepSpec& spec, const std::vector<l
   progress.clear();
   const std::vector<lab::Crossover> crossovers = crossovers_of(flags, store);
   if (flags.output.json)
-    fmt::print("{}\n", lab::json_text({{"rows", rows}, {"crossovers", crossover_rows(crossovers)}}, 2));
+    fmt::print("{}\n",
+               lab::json_text({{"rows", rows}, {"crossovers", lab::list_of(crossovers, lab::crossover_columns())}}, 2));
   else if (!crossovers.empty()) fmt::print("\n");
   if (!flags.output.json)
     for (const lab::Crossover& crossover : crossovers) fmt::print("{}\n", lab::sentence(crossover));

@@ -55,10 +55,12 @@ void add_list_flags(CLI::App& app, StudyFlags& flags);
 /// Throws usage where flags beside --kv LIST name another cache.
 void refuse_caches_beside_list(const KvFlags& flags);
 
-/// The rows of a result, where it has one.
+/// The rows of a result, where it has one: the subject's fields, then its columns'.
 template <class Options, class Result>
-std::vector<lab::Row> to_rows(const lab::Row& subject, const Options& options, const Result& result) {
-  return {to_row(subject, options, result)};
+std::vector<lab::Row> to_rows(const lab::Row& subject, const Options&, const Result& result) {
+  lab::Row row = subject;
+  row.update(columns_of(result).fields(result));
+  return {row};
 }
 
 /// Runs run(model, corpus, options, hooks); rows go to --results as they come and to stdout in the end, as JSON or as

@@ -148,7 +148,7 @@ TEST_F(DeviceStream, CeilingsHaveEveryStreamAndEdge) {
   ASSERT_EQ(ceilings.rates.size(), device_rates().size());
   for (const RateResult& rate : ceilings.rates)
     EXPECT_GT(rate.ridge_op_per_byte(ceilings.read_gb_s()), 0) << rate.kernel;
-  const Row row = to_row(ceilings);
+  const Row row = device_ceiling_columns().fields(ceilings);
   EXPECT_EQ(row["rates"].size(), ceilings.rates.size());
   EXPECT_EQ(row["caches"].size(), 1u);
   for (const EdgeResult& e : ceilings.edges) EXPECT_GT(e.us.median, 0) << e.name;

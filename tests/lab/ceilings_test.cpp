@@ -44,7 +44,7 @@ TEST(Ceilings, EveryStreamIsMeasuredAndReported) {
     EXPECT_EQ(stream.repeats, 3) << stream.name;
   }
   EXPECT_GE(ceilings.read_gb_s(), ceilings.streams[0].gb_s.median);
-  EXPECT_EQ(to_row(ceilings)["streams"].size(), ceilings.streams.size());
+  EXPECT_EQ(ceiling_columns().fields(ceilings)["streams"].size(), ceilings.streams.size());
 }
 
 TEST(Ceilings, CachesAndRatesAreMeasuredWithTheirRidgePoints) {
@@ -56,7 +56,7 @@ TEST(Ceilings, CachesAndRatesAreMeasuredWithTheirRidgePoints) {
     EXPECT_EQ(rate.kernel.empty(), rate.repeats == 0) << rate.number;
     EXPECT_EQ(rate.kernel.empty(), std::isnan(rate.ridge_op_per_byte(10))) << rate.number;
   }
-  const Row row = to_row(ceilings);
+  const Row row = ceiling_columns().fields(ceilings);
   EXPECT_EQ(row["caches"].size(), ceilings.caches.size());
   EXPECT_EQ(row["rates"][0]["number"], "f32");
   EXPECT_NEAR(row["rates"][0]["ridge_op_per_byte"].get<double>(), ceilings.rates[0].gop_s.max / ceilings.read_gb_s(),
@@ -70,7 +70,7 @@ TEST(Ceilings, ScalarCodeHasNoF16) {
   EXPECT_EQ(ceilings.rates[1].kernel, "int8-ref");
   EXPECT_EQ(ceilings.rates[2].kernel, "");
   EXPECT_NE(ceilings.rates[2].why_not.find("avx512"), std::string::npos);
-  EXPECT_TRUE(to_row(ceilings)["rates"][2]["max_gop_s"].is_null());
+  EXPECT_TRUE(ceiling_columns().fields(ceilings)["rates"][2]["max_gop_s"].is_null());
 }
 
 TEST(Ceilings, ACachesBufferIsHalfAThreadsShare) {

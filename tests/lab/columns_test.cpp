@@ -15,7 +15,12 @@
 #include "lab/op/coding.h"
 #include "lab/op/collective_bench.h"
 #include "lab/op/device_ceilings.h"
+#include "lab/quality/attention_study.h"
+#include "lab/quality/probe.h"
+#include "lab/quality/quality_report.h"
 #include "lab/serve/load_report.h"
+#include "lab/sweep/compare.h"
+#include "lab/sweep/crossover.h"
 #include "lab/sweep/sweep.h"
 
 namespace ridge::lab {
@@ -35,10 +40,21 @@ std::vector<Kind> kinds() {
           {"bench gemv, bench attention, bench append, compare", op_columns().texts()},
           {"bench attention --coding", coding_columns().texts()},
           {"bench collective", collective_columns().texts()},
-          {"bench bandwidth, streams and caches", stream_columns().texts()},
+          {"bench attention -m", columns_of(AttentionResult()).texts()},
+          {"bench attention -m, errors", attention_error_columns().texts()},
+          {"bench bandwidth", ceiling_columns().texts()},
+          {"bench bandwidth --device cuda", device_ceiling_columns().texts()},
+          {"bench bandwidth, streams", stream_columns().texts()},
+          {"bench bandwidth, caches", cache_columns("thread_bytes").texts()},
           {"bench bandwidth, rates", rate_columns().texts()},
           {"bench bandwidth, edges", edge_columns().texts()},
+          {"compare, verdict", verdict_columns().texts()},
+          {"eval probe", columns_of(ProbeResult()).texts()},
+          {"eval probe, probes", probe_line_columns().texts()},
+          {"eval, kv_k and kv_v", kv_side_columns().texts()},
           {"sweep", sweep_columns().texts()},
+          {"sweep --crossovers", crossover_columns().texts()},
+          {"sweep --crossovers, points", crossover_point_columns("batch").texts()},
           {"profile", profile_columns().texts()},
           {"profile, parts", profile_part_texts()}};
 }

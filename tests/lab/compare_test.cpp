@@ -138,13 +138,13 @@ TEST(Compare, TimesThatAreNoneHaveNoVerdict) {
     EXPECT_EQ(v.answer, Answer::none);
     EXPECT_TRUE(std::isnan(v.ratio));
     EXPECT_EQ(verdict_text(v), "NO VERDICT: a sample is not a time above 0");
-    EXPECT_TRUE(to_row(v)["ratio"].is_null());
+    EXPECT_TRUE(verdict_columns().fields(v)["ratio"].is_null());
   }
 }
 
 TEST(Compare, EqualSamplesGiveEqualVerdicts) {
   const Times times = measured(9, 1.03);
-  EXPECT_EQ(to_row(judged(times)), to_row(judged(times)));
+  EXPECT_EQ(verdict_columns().fields(judged(times)), verdict_columns().fields(judged(times)));
   EXPECT_THAT(verdict_text(judged(measured(9, 0.5))), testing::StartsWith("FASTER: 2.0"));
 }
 

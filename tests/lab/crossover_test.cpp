@@ -107,7 +107,7 @@ TEST(Crossover, CellsWithoutTimesAreSaid) {
   EXPECT_THAT(sentence(c), HasSubstr("no comparison at batch 8: int4_g128: failed: NMSE 0.2 over 1e-5"));
   EXPECT_THAT(sentence(c), HasSubstr("at 64 nothing; no comparison"));
   EXPECT_THAT(sentence(c), HasSubstr("no comparison at batch 64: int4_g128: not measured"));
-  EXPECT_EQ(to_row(c)["points"][1]["why_none"], "int4_g128: failed: NMSE 0.2 over 1e-5");
+  EXPECT_EQ(crossover_columns().fields(c)["points"][1]["why_none"], "int4_g128: failed: NMSE 0.2 over 1e-5");
 }
 
 TEST(Crossover, BuildsAndDevicesAreNotMixed) {
@@ -199,7 +199,7 @@ TEST(Crossover, StrangeRowsAreLeftOut) {
 
 TEST(Crossover, JsonHasTheEvidence) {
   const std::vector<Row> rows = sweep_rows({{1, 2}, {8, 0.5}});
-  const Row row = to_row(only(rows));
+  const Row row = crossover_columns().fields(only(rows));
   EXPECT_EQ(row["answer"], "up_to");
   EXPECT_EQ(row["between"], Row::parse("[1,8]"));
   EXPECT_EQ(row["points"][0]["verdict"], "FASTER");

@@ -254,7 +254,7 @@ TEST(DeviceCeilings, TheBandwidthIsTheBestReplayOfTheFastestReader) {
                       {"copy", 1, {.median = 9000, .max = 9000}, 3}};
   EXPECT_EQ(ceilings.best_read()->name, "read b");
   EXPECT_EQ(ceilings.read_gb_s(), 4600);
-  const Row row = to_row(ceilings);
+  const Row row = device_ceiling_columns().fields(ceilings);
   EXPECT_EQ(row["streams"].size(), 3u);
   EXPECT_EQ(row["read_roof_gb_s"], 4600);
 }

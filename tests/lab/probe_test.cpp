@@ -114,7 +114,7 @@ TEST_F(ProbeRun, F16AgreesWithItselfAndLengthsBeyondAreNotApplicable) {
   }
   for (const char* same : {"JSON canary", "code canary", "greedy text twice", "kept prefix or none"})
     EXPECT_EQ(line(results[0], same).verdict, ProbeVerdict::pass) << same;
-  const Row row = to_row(Row::object(), {}, results[0]);
+  const Row row = columns_of(results[0]).fields(results[0]);
   EXPECT_THAT(probe_table({&row, 1}), HasSubstr("| next token, long, 8192 tokens | NOT APPLICABLE: "));
 }
 

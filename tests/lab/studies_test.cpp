@@ -294,8 +294,7 @@ TEST_F(Studies, AttentionRowsHaveEveryLayerAndTheTableBothHalves) {
   ASSERT_EQ(results.size(), options.candidates.size());
   EXPECT_EQ(done, total);
   std::vector<Row> rows;
-  for (const AttentionResult& result : results)
-    rows.push_back(to_row(subject("eval_attention", model_.info(), corpus_, "cpu"), options, result));
+  for (const AttentionResult& result : results) rows.push_back(columns_of(result).fields(result));
   EXPECT_EQ(int(rows[0]["attention"]["layers"].size()), model_.info().n_layers);
   EXPECT_LT(rows[0]["attention"]["relative_l2"], rows.back()["attention"]["relative_l2"]);
   EXPECT_THAT(attention_table(rows), HasSubstr("| f16 | 0.00"));

@@ -107,7 +107,7 @@ std::vector<Point> compare(Case& of, const std::vector<int>& depths, const std::
     points.push_back({depth, judge(samples_in(*a), samples_in(*again), samples_in(*b), budget)});
     const Verdict& v = points.back().verdict;
     of.gate.noise = std::max(of.gate.noise, std::isnan(v.noise) ? 0 : v.noise);
-    of.gate.numbers["depths"].push_back({{"depth", depth}, {"comparison", to_row(v)}});
+    of.gate.numbers["depths"].push_back({{"depth", depth}, {"comparison", verdict_columns().fields(v)}});
   }
   return points;
 }
@@ -429,7 +429,7 @@ GateResult promotion_gate(std::span<const Row> rows, const DecisionQuestion& q, 
       return of.none(fmt::format("the rows do not tell the {}'s time from the rest", part));
     const Verdict v = judge(of_a, of_again, of_b, 0);
     verdicts[i] = at_least(v, limit);
-    of.gate.numbers[part] = to_row(v);
+    of.gate.numbers[part] = verdict_columns().fields(v);
     of.gate.noise = std::max(of.gate.noise, std::isnan(v.noise) ? 0 : v.noise);
     text += fmt::format("{}{} {} (limit {:g}x, {})", text.empty() ? "" : ", ", part, ratio_text(v), limit,
                         gate_verdict_name(verdicts[i]));

@@ -13,7 +13,7 @@
 #include "io/json.h"
 #include "io/mapped_file.h"
 #include "io/pending_file.h"
-#include "lab/rows/results.h"
+#include "lab/rows/columns.h"
 
 namespace ridge::lab {
 namespace {
@@ -88,9 +88,7 @@ class RecordWriter {
   }
   template <class T>
   static Row json_of(const std::vector<T>& list) {
-    Row rows = Row::array();
-    for (const T& item : list) rows.push_back(json_of(item));
-    return rows;
+    return list_of(list, [](const T& item) { return json_of(item); });
   }
   template <class T>
   static Row json_of(const std::optional<T>& part) {

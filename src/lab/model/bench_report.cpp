@@ -64,17 +64,6 @@ const char* depth_fill(const BenchRow& row) {
   return row.test.n_depth == 0 ? "none" : row.real_prefill ? "prefill" : "random";
 }
 
-Row samples_ns(const BenchRow& row) {
-  Row list = Row::array();
-  for (const double seconds : row.seconds) list.push_back(int64_t(seconds * 1e9));
-  return list;
-}
-Row samples_ts(const BenchRow& row) {
-  Row list = Row::array();
-  for (const double seconds : row.seconds) list.push_back(number(double(row.n_tokens()) / seconds));
-  return list;
-}
-
 /// A field of llama-bench that has one value here.
 Column<BenchRow> fixed(std::string_view key, Row value) {
   return {key, "-", "always this value; llama-bench has the field", [value](auto&) { return value; }};
@@ -138,8 +127,10 @@ Columns<BenchRow> bench_columns() {
       {"stddev_ns", "ns", "their standard deviation", [](auto& r) { return int64_t(r.stddev_ns()); }},
       {"avg_ts", "tokens/s", "mean of the repetitions", [](auto& r) { return r.avg_tokens_per_second(); }},
       {"stddev_ts", "tokens/s", "their standard deviation", [](auto& r) { return r.stddev_tokens_per_second(); }},
-      {"samples_ns", "ns", "every repetition", &samples_ns},
-      {"samples_ts", "tokens/s", "every repetition", &samples_ts},
+      {"samples_ns", "ns", "every repetition",
+       [](auto& r) { return list_of(r.seconds, [](double s) { return int64_t(s * 1e9); }); }},
+      {"samples_ts", "tokens/s", "every repetition",
+       [](auto& r) { return list_of(r.seconds, [&](double s) { return double(r.n_tokens()) / s; }); }},
       {"test", "-", "prompt (pp) and generation (tg), depth (d)", [](auto& r) { return r.test.name(); }, "test"},
       {"", "tokens/s", "mean and standard deviation", &rate_text, ">t/s"},
       {"", "ms", "median and quartiles of a token", [](auto& r) { return quartiles(ms_per_token(r)); },
@@ -171,9 +162,8 @@ Columns<BenchRow> bench_columns() {
       {"check_what", "-", "what was compared", [](auto& r) { return r.check.what; }},
       {"kernels", "-", "of the model's ops", [](auto& r) { return fmt::format("{}", fmt::join(r.kernels, " ")); }},
       {"device", "-", "device, with its name", [](auto& r) { return r.model.device; }},
-      {"n_ranks", "ranks", "where there are several",
-       [](auto& r) { return only(r.model.n_ranks > 1, r.model.n_ranks); }},
-      {"pp", "stages", "where there are several", [](auto& r) { return only(r.model.n_stages > 1, r.model.n_stages); }},
+      {"n_ranks", "ranks", "if there are several", [](auto& r) { return only(r.model.n_ranks > 1, r.model.n_ranks); }},
+      {"pp", "stages", "if there are several", [](auto& r) { return only(r.model.n_stages > 1, r.model.n_stages); }},
       {"isa", "-", "highest instruction set", [](auto& r) { return r.model.isa; }},
       {"compiler", "-", "of the build", [](auto&) { return build_info().compiler; }},
       {"seed", "-", "of tokens and cache rows", &BenchRow::seed},

@@ -227,9 +227,7 @@ Columns<SpecBenchRow> spec_columns() {
     return BenchRow{r, {.n_ubatch = r.run->n_ubatch, .kv = r.kv, .n_depth = r.n_depth, .n_gen = r.n_gen}};
   };
   const auto rates = [](const SpecBenchRow& row, const std::vector<double>& seconds) {
-    Row list = Row::array();
-    for (const double s : seconds) list.push_back(number((row.n_gen - 1) / s));
-    return list;
+    return list_of(seconds, [&](double s) { return (row.n_gen - 1) / s; });
   };
   return {
       {"kind", "-", "spec", [](auto&) { return "spec"; }},

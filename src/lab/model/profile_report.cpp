@@ -84,6 +84,7 @@ Columns<PartRow> counter_columns() {
 }
 
 bool on_cpu(const Profile& p) { return p.model.device == "cpu"; }
+Provenance profile_provenance(const Profile& p) { return {p.model.n_threads, p.seed, p.date}; }
 Row positive(double value) { return when(value > 0, value); }
 
 }  // namespace
@@ -125,17 +126,12 @@ Columns<Profile> profile_columns() {
       {"counted", "-", "parts have counters of the processor", &Profile::counted},
       {"parts", "-", "a list, see below",
        [](auto& p) {
-         Row parts = Row::array();
-         for (const ProfilePart& part : p.attribution.parts) parts.push_back(part_columns(on_cpu(p)).fields({p, part}));
-         return parts;
+         const auto fields = [&](const ProfilePart& part) { return part_columns(on_cpu(p)).fields({p, part}); };
+         return list_of(p.attribution.parts, fields);
        }},
-      {"n_ranks", "ranks", "where there are several",
-       [](auto& p) { return only(p.model.n_ranks > 1, p.model.n_ranks); }},
-      {"pp", "stages", "where there are several", [](auto& p) { return only(p.model.n_stages > 1, p.model.n_stages); }},
-      part_of<Profile>(provenance_columns(),
-                       [](auto& p) {
-                         return Provenance{p.model.n_threads, p.seed, p.date};
-                       }),
+      {"n_ranks", "ranks", "if there are several", [](auto& p) { return only(p.model.n_ranks > 1, p.model.n_ranks); }},
+      {"pp", "stages", "if there are several", [](auto& p) { return only(p.model.n_stages > 1, p.model.n_stages); }},
+      part_of<Profile>(provenance_columns(), profile_provenance),
   };
 }
 

@@ -265,46 +265,40 @@ Columns<StreamResult> stream_columns() {
   };
 }
 
-Columns<RateRow> rate_columns() {
+Columns<RateResult> rate_columns(double read_gb_s) {
   const auto gop_s = [](double Spread::*of) {
-    return [of](const RateRow& r) { return when(!r.is_none(), r.rate.gop_s.*of); };
+    return [of](const RateResult& r) { return when(!r.is_none(), r.gop_s.*of); };
   };
 
   return {
-      {"number", "-", "what is multiplied", [](auto& r) { return r.rate.number; }, "multiply-adds"},
-      {"kernel", "-", "that multiplies", [](auto& r) { return r.rate.kernel; }},
-      {"", "-", "that multiplies", [](auto& r) { return r.is_none() ? "none: " + r.rate.why_not : r.rate.kernel; },
-       "kernel"},
-      {"why_not", "-", "why there is none", [](auto& r) { return when(r.is_none(), r.rate.why_not); }},
+      {"number", "-", "what is multiplied", &RateResult::number, "multiply-adds"},
+      {"kernel", "-", "that multiplies", &RateResult::kernel},
+      {"", "-", "that multiplies", [](auto& r) { return r.is_none() ? "none: " + r.why_not : r.kernel; }, "kernel"},
+      {"why_not", "-", "why there is none", [](auto& r) { return when(r.is_none(), r.why_not); }},
       {"median_gop_s", "Gop/s", "of the repeats", gop_s(&Spread::median), ">Gop/s median", "{:.1f}"},
-      {"", "Gop/s", "quartiles", [](auto& r) { return when(!r.is_none(), r.rate.gop_s.quartiles(1)); }, ">quartiles"},
+      {"", "Gop/s", "quartiles", [](auto& r) { return when(!r.is_none(), r.gop_s.quartiles(1)); }, ">quartiles"},
       {"lower_quartile_gop_s", "Gop/s", "of the repeats", gop_s(&Spread::lower)},
       {"upper_quartile_gop_s", "Gop/s", "of the repeats", gop_s(&Spread::upper)},
       {"max_gop_s", "Gop/s", "of the repeats", gop_s(&Spread::max), ">max", "{:.1f}"},
       {"ridge_op_per_byte", "op/byte", "from here on arithmetic is the limit",
-       [](auto& r) { return r.rate.ridge_op_per_byte(r.read_gb_s); }, ">ridge op/byte", "{:.1f}"},
-      {"repeats", "repeats", "measured", [](auto& r) { return r.rate.repeats; }},
-      {"", "repeats", "measured", [](auto& r) { return when(!r.is_none(), r.rate.repeats); }, ">repeats"},
+       [=](auto& r) { return r.ridge_op_per_byte(read_gb_s); }, ">ridge op/byte", "{:.1f}"},
+      {"repeats", "repeats", "measured", &RateResult::repeats},
+      {"", "repeats", "measured", [](auto& r) { return when(!r.is_none(), r.repeats); }, ">repeats"},
   };
 }
 
-void put_bandwidths(const Bandwidths& b, double read_gb_s, const char* cache_field, Row& row) {
-  row["buffer_bytes"] = b.size.bytes;
-  row["buffer_rule"] = b.size.why;
-  for (const char* list : {"streams", "caches", "rates"}) row[list] = Row::array();
-  for (const StreamResult& stream : b.streams) row["streams"].push_back(stream_columns().fields(stream));
-  for (const CacheResult& cache : b.caches) {
-    row["caches"].push_back(stream_columns().fields(cache.stream));
-    row["caches"].back()["level"] = cache.level;
-    row["caches"].back()[cache_field] = cache.bytes;
-  }
-  for (const RateResult& rate : b.rates) row["rates"].push_back(rate_columns().fields({rate, read_gb_s}));
+Columns<CacheResult> cache_columns(std::string_view bytes_key) {
+  return {
+      part_of<CacheResult>(stream_columns(), &CacheResult::stream),
+      {"level", "-", "of the cache", &CacheResult::level},
+      {bytes_key, "bytes", "that are read over and over", &CacheResult::bytes},
+  };
 }
 
-Row to_row(const Ceilings& ceilings) {
-  Row row{{"kernel", ceilings.kernel}, {"n_threads", ceilings.n_threads}};
-  put_bandwidths(ceilings, ceilings.read_gb_s(), "thread_bytes", row);
-  return row;
+Columns<Ceilings> ceiling_columns() {
+  const Columns<Ceilings> columns = {{"kernel", "-", "that moves the bytes", &Ceilings::kernel},
+                                     {"n_threads", "threads", "that were measured", &Ceilings::n_threads}};
+  return columns.with(bandwidth_columns<Ceilings>("thread_bytes"));
 }
 
 }  // namespace ridge::lab

@@ -56,6 +56,7 @@ struct RateResult {
   Spread gop_s;
   int repeats = 0;
 
+  bool is_none() const { return kernel.empty(); }
   /// Operations a byte at which arithmetic takes as long as reading it at `gb_s`; NaN without one of them.
   double ridge_op_per_byte(double gb_s) const;
 };
@@ -92,17 +93,20 @@ struct Ceilings : Bandwidths {
 Ceilings measure_ceilings(const CeilingOptions& options);
 
 Columns<StreamResult> stream_columns();
-/// A rate beside the memory bandwidth that its ridge point follows from.
-struct RateRow {
-  const RateResult& rate;
-  double read_gb_s;
-  bool is_none() const { return rate.kernel.empty(); }
-};
-Columns<RateRow> rate_columns();
-
-/// Adds them to a row, rates with the ridge points that a read bandwidth gives. `cache_field`: what CacheResult::bytes
-/// is called.
-void put_bandwidths(const Bandwidths& bandwidths, double read_gb_s, const char* cache_field, Row& row);
-Row to_row(const Ceilings& ceilings);
+/// The ridge points are those of a memory bandwidth.
+Columns<RateResult> rate_columns(double read_gb_s = 0);
+Columns<CacheResult> cache_columns(std::string_view bytes_key);
+/// Columns that ceilings of a CPU and of a GPU share; `bytes_key`: what CacheResult::bytes is called.
+template <class T>
+Columns<T> bandwidth_columns(std::string_view bytes_key) {
+  return {
+      {"buffer_bytes", "bytes", "of one buffer", [](auto& c) { return c.size.bytes; }},
+      {"buffer_rule", "-", "why so many", [](auto& c) { return c.size.why; }},
+      {"streams", "-", "a list, see below", [](auto& c) { return list_of(c.streams, stream_columns()); }},
+      {"caches", "-", "a list, see below", [=](auto& c) { return list_of(c.caches, cache_columns(bytes_key)); }},
+      {"rates", "-", "a list, see below", [](auto& c) { return list_of(c.rates, rate_columns(c.read_gb_s())); }},
+  };
+}
+Columns<Ceilings> ceiling_columns();
 
 }  // namespace ridge::lab

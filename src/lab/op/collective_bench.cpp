@@ -171,6 +171,8 @@ std::string device_name(const CollectiveRow& row) {
   return row.devices.empty() ? machine_info().cpu_model : first_gpu(row)->device.name;
 }
 
+Provenance collective_provenance(const CollectiveRow& row) { return {1, row.seed, row.date}; }
+
 std::string checked_text(const CollectiveRow& row) {
   const char* const when = row.failed() && row.after_replays ? " after the replays" : "";
   return fmt::format("{} {:.0f}{}", row.check.metric, row.check.error, when);
@@ -197,10 +199,7 @@ Columns<CollectiveRow> collective_columns() {
       part_of<CollectiveRow>(gpu_columns(), first_gpu),
       {"nccl", "-", "version of NCCL",
        [](auto& r) { return only(!r.devices.empty(), when(r.kernel == "nccl", gpu::nccl_version())); }},
-      part_of<CollectiveRow>(provenance_columns(),
-                             [](auto& r) {
-                               return Provenance{1, r.seed, r.date};
-                             }),
+      part_of<CollectiveRow>(provenance_columns(), collective_provenance),
   };
 }
 

@@ -61,14 +61,15 @@ Columns<EdgeResult> edge_columns() {
   };
 }
 
-Row to_row(const DeviceCeilings& ceilings) {
-  Row row{{"device", gpu::device_text(ceilings.index)}, {"device_name", ceilings.device.name}};
-  row.update(gpu_columns().fields(ceilings));
-  row["read_roof_gb_s"] = number(ceilings.read_gb_s());
-  put_bandwidths(ceilings, ceilings.read_gb_s(), "buffer_bytes", row);
-  row["edges"] = Row::array();
-  for (const EdgeResult& edge : ceilings.edges) row["edges"].push_back(edge_columns().fields(edge));
-  return row;
+Columns<DeviceCeilings> device_ceiling_columns() {
+  return {
+      {"device", "-", "cuda:N", [](auto& c) { return gpu::device_text(c.index); }},
+      {"device_name", "-", "of the GPU", [](auto& c) { return c.device.name; }},
+      part_of<DeviceCeilings>(gpu_columns(), std::identity()),
+      {"read_roof_gb_s", "GB/s", "memory bandwidth, best of the fastest kernel", &DeviceCeilings::read_gb_s},
+      part_of<DeviceCeilings>(bandwidth_columns<DeviceCeilings>("buffer_bytes"), std::identity()),
+      {"edges", "-", "a list, see below", [](auto& c) { return list_of(c.edges, edge_columns()); }},
+  };
 }
 
 }  // namespace ridge::lab

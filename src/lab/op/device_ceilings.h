@@ -55,7 +55,7 @@ StreamSize choose_device_stream_size(int64_t cache_bytes, int64_t free_bytes);
 DeviceCeilings measure_device_ceilings(const DeviceCeilingOptions& options);
 
 Columns<EdgeResult> edge_columns();
-Row to_row(const DeviceCeilings& ceilings);
+Columns<DeviceCeilings> device_ceiling_columns();
 /// A version of gpu::DeviceReport as "13.0".
 std::string runtime_version_text(int version);
 

@@ -110,28 +110,12 @@ AttentionError compare_logits(const std::vector<double>& actual, const std::vect
           .n_logits = int64_t(exact.size())};
 }
 
-Row to_row(const AttentionError& e) {
-  return {{"relative_l2", number(e.relative_l2())},
-          {"cosine", number(e.cosine())},
-          {"norm_ratio", number(e.norm_ratio())},
-          {"rms_logit_error", number(e.rms_logit_error())},
-          {"rms_logit", number(e.rms_logit())},
-          {"key_relative_l2", number(e.key_relative_l2())},
-          {"value_relative_l2", number(e.value_relative_l2())},
-          {"mean_query", number(e.mean_query())},
-          {"mean_key", number(e.mean_key())},
-          {"mean_top_weight", number(e.mean_top_weight())}};
-}
-
-Row to_row(const std::vector<AttentionError>& layers) {
+/// Errors of all layers together, and those of each.
+Row errors_of(const std::vector<AttentionError>& layers) {
   AttentionError all;
-  Row rows = Row::array();
-  for (const AttentionError& layer : layers) {
-    all += layer;
-    rows.push_back(to_row(layer));
-  }
-  Row row = to_row(all);
-  row["layers"] = std::move(rows);
+  for (const AttentionError& layer : layers) all += layer;
+  Row row = attention_error_columns().fields(all);
+  row["layers"] = list_of(layers, attention_error_columns());
   return row;
 }
 
@@ -294,7 +278,8 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
   Engine& engine = model.engine();
   std::vector<AttentionResult> results;
   for (const KvChoice& kv : options.candidates)
-    results.push_back({.kv = kv,
+    results.push_back({.options = options,
+                       .kv = kv,
                        .layers = std::vector<AttentionError>(size_t(info.n_layers)),
                        .layers_outlier = std::vector<AttentionError>(size_t(info.n_layers))});
   int64_t done = 0;
@@ -334,16 +319,31 @@ std::vector<AttentionResult> run_attention(const Model& model, const Corpus& cor
   return results;
 }
 
-Row to_row(const Row& subject, const AttentionOptions& options, const AttentionResult& result) {
-  Row row = subject;
-  row["n_ctx"] = options.n_ctx;
-  row["n_windows"] = options.n_windows;
-  row["n_queries"] = options.n_queries;
-  row["kv"] = kv_text(result.kv);
-  row["outlier_factor"] = kOutlier;
-  row["attention"] = to_row(result.layers);
-  row["attention_outlier"] = to_row(result.layers_outlier);
-  return row;
+Columns<AttentionError> attention_error_columns() {
+  return {
+      {"relative_l2", "-", "error of the output over its length", &AttentionError::relative_l2},
+      {"cosine", "-", "of the output with the exact one", &AttentionError::cosine},
+      {"norm_ratio", "-", "length of the output over the exact one's", &AttentionError::norm_ratio},
+      {"rms_logit_error", "-", "of the scores", &AttentionError::rms_logit_error},
+      {"rms_logit", "-", "how far exact scores spread", &AttentionError::rms_logit},
+      {"key_relative_l2", "-", "error of cached keys over their length", &AttentionError::key_relative_l2},
+      {"value_relative_l2", "-", "error of cached values over their length", &AttentionError::value_relative_l2},
+      {"mean_query", "-", "length of a query times the scale of scores", &AttentionError::mean_query},
+      {"mean_key", "-", "length of a key", &AttentionError::mean_key},
+      {"mean_top_weight", "-", "largest weight of a query's softmax", &AttentionError::mean_top_weight},
+  };
+}
+
+Columns<AttentionResult> columns_of(const AttentionResult&) {
+  return {
+      {"n_ctx", "tokens", "of a window", [](auto& r) { return r.options.n_ctx; }},
+      {"n_windows", "windows", "of the text", [](auto& r) { return r.options.n_windows; }},
+      {"n_queries", "tokens", "of a window, the last ones", [](auto& r) { return r.options.n_queries; }},
+      {"kv", "-", "cache formats", [](auto& r) { return kv_text(r.kv); }},
+      {"outlier_factor", "-", "of the planted channel", [](auto&) { return kOutlier; }},
+      {"attention", "-", "errors, see below; `layers`: of each", [](auto& r) { return errors_of(r.layers); }},
+      {"attention_outlier", "-", "the same with the outlier", [](auto& r) { return errors_of(r.layers_outlier); }},
+  };
 }
 
 std::string attention_table(std::span<const Row> rows) {

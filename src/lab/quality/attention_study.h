@@ -81,6 +81,7 @@ struct AttentionOptions {
 };
 
 struct AttentionResult {
+  AttentionOptions options;
   KvChoice kv;
   std::vector<AttentionError> layers, layers_outlier;
 };
@@ -93,7 +94,8 @@ using AttentionHooks = StudyHooks<AttentionResult>;  // progress in (window, can
 std::vector<AttentionResult> run_attention(const Model& model, const Corpus& corpus, const AttentionOptions& options,
                                            const AttentionHooks& hooks);
 
-Row to_row(const Row& subject, const AttentionOptions& options, const AttentionResult& result);
+Columns<AttentionError> attention_error_columns();
+Columns<AttentionResult> columns_of(const AttentionResult& result);
 /// Markdown, one line per row: all layers together, as the model is and with the outlier.
 std::string attention_table(std::span<const Row> rows);
 

@@ -101,7 +101,7 @@ class Probes {
     plan();
     if (!read_base()) return;
     for (const KvChoice& kv : options_.candidates) {
-      ProbeResult result{.kv = kv, .cache = {}, .lines = {}};
+      ProbeResult result{.options = options_, .kv = kv, .cache = {}, .lines = {}};
       if (!probe(kv, result)) return;
       if (hooks_.on_result) hooks_.on_result(result);
     }
@@ -508,25 +508,30 @@ void run_probe(const Model& model, const Corpus& corpus, const ProbeOptions& opt
   Probes(model, corpus, options, hooks).run();
 }
 
-Row to_row(const Row& subject, const ProbeOptions& options, const ProbeResult& result) {
-  Row row = subject;
-  row["n_prompts"] = options.n_prompts;
-  row["n_positions"] = options.n_positions;
-  row["n_generate"] = options.n_generate;
-  row["needle_trials"] = options.needle_trials;
-  row["needle_seed"] = options.seed;
-  row["kv"] = kv_text(result.kv);
-  row["base"] = kv_text(options.base);
-  row["kv_k"] = to_row(result.cache.k);
-  row["kv_v"] = to_row(result.cache.v);
-  row["bytes_per_token"] = result.cache.bytes_per_token();
-  row["probes"] = Row::array();
-  for (const ProbeLine& line : result.lines)
-    row["probes"].push_back({{"name", line.name},
-                             {"verdict", probe_verdict_name(line.verdict)},
-                             {"says", line.says},
-                             {"numbers", line.numbers}});
-  return row;
+Columns<ProbeLine> probe_line_columns() {
+  return {
+      {"name", "-", "of the probe", &ProbeLine::name},
+      {"verdict", "-", "PASS, FAIL, NO VERDICT or NOT APPLICABLE",
+       [](auto& l) { return probe_verdict_name(l.verdict); }},
+      {"says", "-", "why", &ProbeLine::says},
+      {"numbers", "-", "that it is judged by", &ProbeLine::numbers},
+  };
+}
+
+Columns<ProbeResult> columns_of(const ProbeResult&) {
+  return {
+      {"n_prompts", "prompts", "of a depth", [](auto& r) { return r.options.n_prompts; }},
+      {"n_positions", "tokens", "of a prompt, the last ones", [](auto& r) { return r.options.n_positions; }},
+      {"n_generate", "tokens", "of a greedy text", [](auto& r) { return r.options.n_generate; }},
+      {"needle_trials", "needles", "of a depth", [](auto& r) { return r.options.needle_trials; }},
+      {"needle_seed", "-", "of the needles", [](auto& r) { return r.options.seed; }},
+      {"kv", "-", "cache formats", [](auto& r) { return kv_text(r.kv); }},
+      {"base", "-", "cache formats that these are compared with", [](auto& r) { return kv_text(r.options.base); }},
+      {"kv_k", "-", "cache of K, see below", [](auto& r) { return kv_side_columns().fields(r.cache.k); }},
+      {"kv_v", "-", "cache of V", [](auto& r) { return kv_side_columns().fields(r.cache.v); }},
+      {"bytes_per_token", "bytes", "of the cache", [](auto& r) { return r.cache.bytes_per_token(); }},
+      {"probes", "-", "a list, see below", [](auto& r) { return list_of(r.lines, probe_line_columns()); }},
+  };
 }
 
 std::string probe_table(std::span<const Row> rows) {

@@ -67,6 +67,7 @@ struct ProbeLine {
   Row numbers = Row::object();
 };
 struct ProbeResult {
+  ProbeOptions options;
   KvChoice kv;
   KvReport cache;
   std::vector<ProbeLine> lines;  ///< the same names for all caches
@@ -93,7 +94,8 @@ using ProbeHooks = StudyHooks<ProbeResult>;  // progress in prompts
 /// Probes every candidate. Stopped early, finished candidates have been handed over.
 void run_probe(const Model& model, const Corpus& corpus, const ProbeOptions& options, const ProbeHooks& hooks);
 
-Row to_row(const Row& subject, const ProbeOptions& options, const ProbeResult& result);
+Columns<ProbeLine> probe_line_columns();
+Columns<ProbeResult> columns_of(const ProbeResult& result);
 /// Markdown, one line per probe and one column per row.
 std::string probe_table(std::span<const Row> rows);
 

@@ -9,7 +9,7 @@
 #include "engine/kv_choice.h"
 #include "io/kl_base.h"
 #include "lab/quality/windows.h"
-#include "lab/rows/results.h"
+#include "lab/rows/columns.h"
 
 namespace ridge::lab {
 

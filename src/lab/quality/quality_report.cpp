@@ -6,20 +6,22 @@ namespace ridge::lab {
 
 Row to_row(const Estimate& estimate) { return {{"value", number(estimate.value)}, {"error", number(estimate.error)}}; }
 
-Row to_row(const KvSideReport& side) {
-  return {{"format", side.format},
-          {"rotation", side.rotation},
-          {"scale", side.scale},
-          {"rounding", side.rounding},
-          {"recent", side.recent},
-          {"centre", side.centre},
-          {"window", side.window},
-          {"sinks", side.sinks},
-          {"bits_per_value", number(side.bits_per_value)},
-          {"bytes_per_token", side.bytes_per_token},
-          {"fixed_bytes", side.fixed_bytes},
-          {"allocated_bytes", side.allocated_bytes},
-          {"saturated", side.saturated}};
+Columns<KvSideReport> kv_side_columns() {
+  return {
+      {"format", "-", "of coded rows", &KvSideReport::format},
+      {"rotation", "-", "of coded rows", &KvSideReport::rotation},
+      {"scale", "-", "rule of the scales", &KvSideReport::scale},
+      {"rounding", "-", "of codes", &KvSideReport::rounding},
+      {"recent", "-", "format of the window", &KvSideReport::recent},
+      {"centre", "-", "means are subtracted", &KvSideReport::centre},
+      {"window", "tokens", "newest ones, in that format", &KvSideReport::window},
+      {"sinks", "tokens", "first ones, in f16", &KvSideReport::sinks},
+      {"bits_per_value", "bits", "of a coded row, scales included", &KvSideReport::bits_per_value},
+      {"bytes_per_token", "bytes", "of one more token", &KvSideReport::bytes_per_token},
+      {"fixed_bytes", "bytes", "whatever the context", &KvSideReport::fixed_bytes},
+      {"allocated_bytes", "bytes", "at the whole context", &KvSideReport::allocated_bytes},
+      {"saturated", "values", "clamped while coding", &KvSideReport::saturated},
+  };
 }
 
 namespace {
@@ -231,12 +233,12 @@ Row to_row(const EvalResult& result, const CandidateResult& candidate) {
   Row row = identity(result, candidate.kv);
   row["chunks"] = result.chunks_done;
   row["isa"] = result.model.isa;
-  row["kv_k"] = to_row(candidate.cache.k);
-  row["kv_v"] = to_row(candidate.cache.v);
+  row["kv_k"] = kv_side_columns().fields(candidate.cache.k);
+  row["kv_v"] = kv_side_columns().fields(candidate.cache.v);
   if (candidate.cache.layers_differ())
-    for (const KvLayersReport& group : candidate.cache.layers)
+    for (const auto& [first, last, k, v] : candidate.cache.layers)
       row["kv_layers"].push_back(
-          {{"first", group.first}, {"last", group.last}, {"k", to_row(group.k)}, {"v", to_row(group.v)}});
+          {{"first", first}, {"last", last}, {"k", kv_side_columns().fields(k)}, {"v", kv_side_columns().fields(v)}});
   row["bytes_per_token"] = candidate.cache.bytes_per_token();
   row["mib_at_32k"] = number(candidate.mib_at(kTableContext));
   row["effective_bits_4k"] = number(result.effective_bits_4k(candidate));

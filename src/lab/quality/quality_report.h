@@ -21,8 +21,8 @@ std::string eval_table(std::span<const Row> rows);
 /// Mean divergence over the parts of the window, a line a part and a column a row.
 std::string curve_text(std::span<const Row> rows);
 
-/// One side of a cache as rows hold it.
-Row to_row(const KvSideReport& side);
+/// Columns of one side of a cache.
+Columns<KvSideReport> kv_side_columns();
 Row to_row(const Estimate& estimate);
 
 /// Identity of a cell, equal for evaluations that measure the same: model, text, windows, path, caches, device, build.

@@ -332,8 +332,8 @@ std::vector<Row> to_rows(const Row& subject, const TaskOptions& options, const T
     row["task_seed"] = options.seed;
     row["kv"] = kv_text(result.kv);
     row["base"] = kv_text(options.base);
-    row["kv_k"] = to_row(result.cache.k);
-    row["kv_v"] = to_row(result.cache.v);
+    row["kv_k"] = kv_side_columns().fields(result.cache.k);
+    row["kv_v"] = kv_side_columns().fields(result.cache.v);
   }
   return rows;
 }

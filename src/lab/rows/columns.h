@@ -42,6 +42,14 @@ inline Row only(bool condition, Row value) { return condition ? std::move(value)
 /// NaN and infinity, which JSON cannot hold, become null.
 Row finite(Row value);
 
+/// A list with a value for each of `range`.
+template <class Range, class Make>
+Row list_of(const Range& range, Make make) {
+  Row list = Row::array();
+  for (const auto& of : range) list.push_back(finite(make(of)));
+  return list;
+}
+
 /// A value in a table: numbers by `format`, texts as they are.
 std::string cell_text(const Row& value, std::string_view format);
 /// "| 812.3 | ok |"
@@ -65,6 +73,7 @@ class Columns {
     }
     return fields;
   }
+  Row operator()(const T& of) const { return fields(of); }
   std::string head() const { return table_head(texts()); }
   std::string line(const T& of) const {
     std::vector<std::string> cells;

@@ -53,6 +53,7 @@ bool are_times(std::span<const double> values) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v) && v > 0; });
 }
 
+Row sample_counts(const Verdict& v) { return {v.n_a, v.n_again, v.n_b}; }
 std::string percent(double value) { return fmt::format("{:.1f} %", 100 * value); }
 
 }  // namespace
@@ -121,18 +122,20 @@ std::string verdict_text(const Verdict& v) {
                      control, percent(v.spread), v.why_none.empty() ? "" : "; ", v.why_none);
 }
 
-Row to_row(const Verdict& v) {
-  return {{"verdict", answer_name(v.answer)},
-          {"ratio", number(v.ratio)},
-          {"ratio_low_95", number(v.low)},
-          {"ratio_high_95", number(v.high)},
-          {"effect", number(v.effect)},
-          {"aa_effect", v.has_control ? number(v.aa_effect) : Row(nullptr)},
-          {"spread_3_mad", number(v.spread)},
-          {"noise", number(v.noise)},
-          {"budget", number(v.budget)},
-          {"why_none", v.why_none.empty() ? Row(nullptr) : Row(v.why_none)},
-          {"n_samples", {v.n_a, v.n_again, v.n_b}}};
+Columns<Verdict> verdict_columns() {
+  return {
+      {"verdict", "-", "FASTER, SLOWER or NO VERDICT: of B", [](auto& v) { return answer_name(v.answer); }},
+      {"ratio", "-", "how many times as fast B is as A", &Verdict::ratio},
+      {"ratio_low_95", "-", "lower end of its 95 % interval", &Verdict::low},
+      {"ratio_high_95", "-", "upper end of that interval", &Verdict::high},
+      {"effect", "-", "ratio - 1, or 1 - 1/ratio below 1", &Verdict::effect},
+      {"aa_effect", "-", "the same of A measured again", [](auto& v) { return when(v.has_control, v.aa_effect); }},
+      {"spread_3_mad", "-", "3 median absolute deviations over the median", &Verdict::spread},
+      {"noise", "-", "the larger of aa_effect and spread_3_mad", &Verdict::noise},
+      {"budget", "-", "effects up to this do not matter", &Verdict::budget},
+      {"why_none", "-", "why there is no verdict", [](auto& v) { return when(!v.why_none.empty(), v.why_none); }},
+      {"n_samples", "samples", "of A, of A again and of B", &sample_counts},
+  };
 }
 
 }  // namespace ridge::lab

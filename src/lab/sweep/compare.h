@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "lab/rows/results.h"
+#include "lab/rows/columns.h"
 
 namespace ridge::lab {
 
@@ -42,6 +42,6 @@ std::string_view answer_name(Verdict::Answer answer);  ///< "NO VERDICT", "FASTE
 std::string ratio_text(const Verdict& verdict);
 /// "FASTER: 1.21x [1.17, 1.25], noise 2.1 % (A/A 0.4 %, 3 MAD 2.1 %)"
 std::string verdict_text(const Verdict& verdict);
-Row to_row(const Verdict& verdict);
+Columns<Verdict> verdict_columns();
 
 }  // namespace ridge::lab

@@ -174,6 +174,8 @@ bool has(const CrossoverPoint& point, Verdicts answer) {
   return point.missing.empty() && point.verdict.answer == answer;
 }
 
+Row between(const Crossover& c) { return c.between_low ? Row{*c.between_low, *c.between_high} : Row(); }
+
 std::string claim(const Crossover& c) {
   const std::string range = fmt::format("{} {} to {}", c.axis, c.points.front().x, c.points.back().x);
   const bool everywhere =
@@ -252,29 +254,34 @@ std::string sentence(const Crossover& c) {
   return text;
 }
 
-Row to_row(const Crossover& c) {
-  Row row{{"kind", "crossover"},
-          {"answer", answer_word(c.answer)},
-          {"axis", c.axis},
-          {"format", c.format},
-          {"baseline", c.baseline}};
-  row["between"] = c.between_low ? Row{*c.between_low, *c.between_high} : Row(nullptr);
-  row["sentence"] = sentence(c);
-  row["series"] = c.series;
-  row["points"] = Row::array();
-  for (const CrossoverPoint& point : c.points) {
-    Row entry{{c.axis, point.x}};
-    if (point.missing.empty()) {
-      entry.update(to_row(point.verdict));
-      entry["baseline_cell"] = Row::parse(point.baseline_key);
-      entry["cell"] = Row::parse(point.key);
-    } else {
-      entry["verdict"] = "NO VERDICT";
-      entry["why_none"] = point.missing;
-    }
-    row["points"].push_back(std::move(entry));
-  }
-  return row;
+Columns<CrossoverPoint> crossover_point_columns(std::string_view axis) {
+  const auto verdict = [](const CrossoverPoint& p) {
+    return p.missing.empty() ? verdict_columns().fields(p.verdict)
+                             : verdict_columns().picked({"verdict", "why_none"}).fields({.why_none = p.missing});
+  };
+  const auto cell = [](std::string CrossoverPoint::*key) {
+    return [key](const CrossoverPoint& p) { return p.missing.empty() ? Row::parse(p.*key) : absent(); };
+  };
+  return {
+      {axis, "-", "where the formats were compared", &CrossoverPoint::x},
+      {"", "", "", verdict, "", "", verdict_columns().texts()},
+      {"baseline_cell", "-", "of the baseline's row", cell(&CrossoverPoint::baseline_key)},
+      {"cell", "-", "of the format's row", cell(&CrossoverPoint::key)},
+  };
+}
+
+Columns<Crossover> crossover_columns() {
+  return {
+      {"kind", "-", "crossover", [](auto&) { return "crossover"; }},
+      {"answer", "-", "always, never, up_to, from, mixed or undecided", [](auto& c) { return answer_word(c.answer); }},
+      {"axis", "-", "batch or depth", &Crossover::axis},
+      {"format", "-", "that is compared", &Crossover::format},
+      {"baseline", "-", "format that it is compared with", &Crossover::baseline},
+      {"between", "-", "places that the answer changes between", &between},
+      {"sentence", "-", "answer in words", &sentence},
+      {"series", "-", "what the cells have in common", &Crossover::series},
+      {"points", "-", "a list, see below", [](auto& c) { return list_of(c.points, crossover_point_columns(c.axis)); }},
+  };
 }
 
 }  // namespace ridge::lab

@@ -46,6 +46,8 @@ std::vector<Crossover> find_crossovers(std::span<const Row> rows, const Crossove
 
 /// "int4_g128 beats f16 up to batch 16 on gemv 8960x1536 (AMD EPYC, 2 threads): at 16 1.21x [1.17, 1.25], ..."
 std::string sentence(const Crossover& crossover);
-Row to_row(const Crossover& crossover);
+Columns<Crossover> crossover_columns();
+/// Columns of a point; `axis` is the name of its x.
+Columns<CrossoverPoint> crossover_point_columns(std::string_view axis);
 
 }  // namespace ridge::lab
