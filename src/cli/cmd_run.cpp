@@ -355,7 +355,7 @@ static Action declare_run(CLI::App& app) {
            "reuse the cache that an earlier prompt left in FILE (and FILE.ids), then save this prompt's cache");
   in_group(app, "Generation");
   add_whole(app, "-n,--n-predict", f.n_predict, -1, 1 << 26,
-            "tokens to generate; -1: until the model or the context ends");
+            "tokens to generate; -1: until an end token or a full context");
   add_repeatable(app, "--stop", f.stop, "TEXT", "end the answer before this text (repeatable)");
   app.add_flag("--ignore-eos", f.ignore_eos, "generate past the end-of-text token");
   in_group(app, "Sampling");

@@ -439,7 +439,7 @@ void add_sampler_flags(CLI::App& app, SamplerOptions& flags, int64_t& seed) {
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help) {
   in_group(app, "Context");
   add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help);
-  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "a larger --ubatch-size is lowered to this");
+  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "upper limit of --ubatch-size");
   add_whole(app, "--ubatch-size", flags.n_ubatch, 0, 65536,
             "most prompt tokens in one forward pass (-ub); 0: 512, or 2048 for `ridge run` on a GPU");
 }
@@ -515,7 +515,7 @@ void KvFlags::refine(std::vector<KvChoice>& list) const {
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
   in_group(app, "KV cache");
   add_text(app, "--kv-quant", flags.quant, "KV",
-           "cache format, f16 by default; two as K/V: q8_0/rotor-3:scale=lsq; `ridge info` lists formats");
+           "cache format, f16 by default; K/V for two: q8_0/rotor-3; `ridge info` lists them");
   add_text(app, "--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk); overrides --kv-quant");
   add_text(app, "--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv); overrides --kv-quant");
   add_text(app, "--kv-layers", flags.layers, "LAYERS:KV",

@@ -95,7 +95,7 @@ std::string version_text() {
 std::string footer(std::string_view example) {
   std::string text = "\nExamples:\n";
   for (const std::string& line : split(example, '\n')) text += "  " + line + "\n";
-  return text + "\nEvery long flag has an environment twin (--ctx-size: RIDGE_CTX_SIZE); the command line wins.";
+  return text + "\nAn environment variable can set any long flag (--ctx-size: RIDGE_CTX_SIZE); the command line wins.";
 }
 
 /// The app of a command, its group made on the way.
@@ -264,7 +264,7 @@ int run_program(const std::vector<std::string>& args) {
   root.require_subcommand(1);
   root.footer(
       "\nRun `ridge COMMAND --help` for a command's flags and examples.\n"
-      "Exit codes: 0 ok, 1 failure, 2 usage, 3 a check or gate failed, 4 bad input file, 5 not enough memory,\n"
+      "Exit codes: 0 ok, 1 failure, 2 usage, 3 a check or a limit failed, 4 bad input file, 5 not enough memory,\n"
       "6 device or driver missing, 130 interrupted.");
   std::map<const CLI::App*, Asked> actions;
   for (const Command& command : commands()) {

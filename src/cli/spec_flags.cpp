@@ -45,7 +45,7 @@ void add_spec_flags(CLI::App& app, SpecFlags& flags) {
   add_real(app, "--spec-draft-p-min", flags.p_min, 0, 1,
            "with draft and mtp: stop drafting at a token less probable than this");
   add_whole(app, "--spec-vocab", flags.vocab, 0, INT32_MAX,
-            "with mtp: propose only the first N token ids, which are mostly frequent; 0: all");
+            "with mtp: propose only token ids below N (usually the frequent ones); 0: all");
   add_text(app, "--spec-sampling", flags.sampling, "RULE",
            "exact: accept draft tokens equal to the model's own samples; reject: rejection sampling");
   add_text(app, "--draft-model", flags.draft_model, "MODEL",
