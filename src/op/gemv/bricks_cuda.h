@@ -7,6 +7,7 @@
 // comes the next tile. Rows are padded to whole tiles and columns to whole bricks, with weights that are zero.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
