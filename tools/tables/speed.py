@@ -129,7 +129,7 @@ def where_it_wins(axis, verdicts):
         return f"at {axis} " + ", ".join(str(x) for x, v in decided if v > 0)
     if not decided:
         return "cannot be told"
-    return "never" if decided[0][1] < 0 else "always" if len(decided) == len(verdicts) else "wherever it is decided"
+    return "never" if decided[0][1] < 0 else "always" if len(decided) == len(verdicts) else "always, above the noise"
 
 
 def crossovers():
@@ -162,7 +162,7 @@ def crossovers():
         won[where] = won.get(where, 0) + all(answer == "always" for answer in by.values())
     lines = [[*key] + [by.get(f, "") for f in formats] for key, by in problems.items() if any(answer != "always" for answer in by.values())]
     count = "; ".join(f"{where}: {n} of {sum(key[0] == where for key in problems)}" for where, n in won.items())
-    return table(["card", "operation", *formats], lines) + ["", f"Problems on which every compressed format beats f16 at every batch and depth measured: {count}."]
+    return table(["card", "operation", *formats], lines) + ["", f"Not listed, because every compressed format always beats f16: {count} operations."]
 
 
 def coding():
@@ -231,11 +231,11 @@ def coding_share():
 
 
 def decode_speeds(device):
-    """{(card, model, cache): {depth: row}} of decode rows; the last row counts."""
+    """{(card, model, cache): {depth: row}} of decode rows; the last row counts. @shared=1 changes what the host stores, not what the device reads."""
     found = {}
     for r in stored(f"decode-{device}"):
         if r.get("n_gen", 0) > 0 and r.get("n_prompt") == 0:
-            found.setdefault((card(r), r["model_filename"], cache(r)), {})[r["n_depth"]] = r
+            found.setdefault((card(r), r["model_filename"].replace("@shared=1", ""), cache(r)), {})[r["n_depth"]] = r
     return found
 
 
