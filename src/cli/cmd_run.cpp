@@ -344,7 +344,8 @@ static Action declare_run(CLI::App& app) {
   add_text(app, "-f,--file", f.file, "FILE",
            "file with the prompt, or - for stdin; one line break at the end is left out");
   app.add_flag("--raw", f.raw, "the prompt is plain text, even if the model has a chat template");
-  app.add_flag("--special", f.special, "the prompt is plain text in which names of control tokens become these tokens");
+  app.add_flag("--special", f.special,
+               "the prompt is plain text; control tokens written in it, such as <|im_end|>, are read as tokens");
   add_text(app, "--prompt-ids", f.ids, "LIST",
            "the prompt as token ids: 1,2,3, a file of ids, or - for stdin; Ridge adds no token");
   app.add_flag("--chat", f.chat,

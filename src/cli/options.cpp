@@ -279,7 +279,7 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_exact_flag(CLI::App& app, ModelFlags& flags) {
   app.add_flag("--exact", flags.exact,
-               "on a GPU: draft tokens (at most 3 a pass) do not change the text; passes are slower");
+               "on a GPU: use kernels with which draft tokens (at most 3 a pass) cannot change the text; slower");
 }
 
 void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {

@@ -1,5 +1,9 @@
 #include "gpu/graph.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
 #include "device_data.h"
 #include "gpu/launch.h"
 #include "ridge/error.h"
@@ -36,6 +40,30 @@ TEST_F(GraphCuda, ReplaysInOrderAndRecordingRunsNothing) {
   std::vector<int> expected = {0};
   for (const int add : {1, 2, 10, 11, 1, 2}) expected.push_back(3 * expected.back() + add);
   EXPECT_EQ(down(values_.as<int>(), 7), expected);
+}
+
+TEST_F(GraphCuda, WeightsOfALaunchAreAStreamingWindow) {
+  const int most = gpu::device_attribute(cudaDevAttrMaxAccessPolicyWindowSize);
+  ASSERT_GT(most, 0);
+  const gpu::Buffer weights(1 << 16);
+  const std::span<const std::byte> all(weights.as<std::byte>(), size_t(weights.bytes()));
+  EXPECT_EQ(gpu::LaunchAttributes({1, 1, 0, stream()}).size(), 0u);
+  for (const size_t bytes : {all.size(), size_t(most) + 1}) {
+    gpu::LaunchAttributes attributes({1, 1, 0, stream(), false, {all.data(), bytes}});
+    ASSERT_EQ(attributes.size(), 1u);
+    ASSERT_EQ(attributes.data()->id, cudaLaunchAttributeAccessPolicyWindow);
+    const auto& window = attributes.data()->val.accessPolicyWindow;
+    EXPECT_EQ(window.base_ptr, all.data());
+    EXPECT_EQ(window.num_bytes, std::min(bytes, size_t(most)));
+    EXPECT_EQ(window.hitProp, cudaAccessPropertyStreaming);
+    EXPECT_EQ(window.missProp, cudaAccessPropertyNormal);
+  }
+  gpu::launch("next_value", next_value, {1, 1, 0, stream(), false, all}, step_.as<int>(), values_.as<int>(), 5);
+  EXPECT_EQ(down(values_.as<int>(), 2)[1], 5);
+#ifdef __CUDA_EMULATED__  // it knows where memory ends
+  const gpu::Grid beyond{1, 1, 0, stream(), false, {all.data(), all.size() + 4096}};
+  EXPECT_THROW(gpu::launch("next_value", next_value, beyond, step_.as<int>(), values_.as<int>(), 5), Error);
+#endif
 }
 
 TEST_F(GraphCuda, MovesAndIsEmptyBefore) {

@@ -162,7 +162,7 @@ def crossovers():
         won[where] = won.get(where, 0) + all(answer == "always" for answer in by.values())
     lines = [[*key] + [by.get(f, "") for f in formats] for key, by in problems.items() if any(answer != "always" for answer in by.values())]
     count = "; ".join(f"{where}: {n} of {sum(key[0] == where for key in problems)}" for where, n in won.items())
-    return table(["card", "operation", *formats], lines) + ["", f"Not listed, because every compressed format always beats f16: {count} operations."]
+    return table(["card", "operation", *formats], lines) + ["", f"Not listed: operations on which every compressed format beats f16 at every batch or depth ({count})."]
 
 
 def coding():
