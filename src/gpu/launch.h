@@ -32,8 +32,8 @@ struct Grid {
   /// Programmatic dependent launch, where the device knows it: the grid may start while the one before it drains. Its
   /// kernel must call wait_for_previous_grid() before it touches that grid's results.
   bool overlap = false;
-  /// Weights, each read by one block alone: they leave the L2 cache before code, caches and activations do, where the
-  /// device can say so. At most so many bytes as the device takes; the rest is memory like all other.
+  /// Weights that the grid reads once, or by blocks at about the same time: they leave L2 before code, caches and
+  /// activations do, where the device can say so. Bytes beyond what the device takes are memory like all other.
   std::span<const std::byte> weights = {};
 };
 

@@ -481,25 +481,24 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
-/// Whether bytes belong to memory of this header: device memory, or page-locked.
-static bool is_allocated(const void* data) {
+/// Where the allocation of a byte ends, if the byte is memory of this header: device memory, or page-locked; null else.
+static const unsigned char* end_of_allocation(const void* data) {
   Memory& m = memory();
   const std::scoped_lock lock(m.mutex);
   const auto behind = m.used.upper_bound(const_cast<void*>(data));
-  if (behind == m.used.begin()) return false;
+  if (behind == m.used.begin()) return nullptr;
   const Pages& pages = std::prev(behind)->second;
-  return data < pages.first + pages.bytes;
+  const unsigned char* const end = pages.first + pages.bytes;
+  return data < end ? end : nullptr;
 }
+static bool is_allocated(const void* data) { return end_of_allocation(data) != nullptr; }
 bool emulate::has_valid_window(const cudaLaunchConfig_t& config) {
   for (const cudaLaunchAttribute& a : std::span(config.attrs, config.numAttrs)) {
     if (a.id != cudaLaunchAttributeAccessPolicyWindow) continue;
     const auto& window = a.val.accessPolicyWindow;
-    Memory& m = memory();
-    const std::scoped_lock lock(m.mutex);
-    const auto behind = m.used.upper_bound(window.base_ptr);
-    if (window.num_bytes == 0 || behind == m.used.begin()) return false;
-    const Pages& pages = std::prev(behind)->second;
-    if (static_cast<const unsigned char*>(window.base_ptr) + window.num_bytes > pages.first + pages.bytes) return false;
+    const unsigned char* const end = end_of_allocation(window.base_ptr);
+    if (window.num_bytes == 0 || !end || window.num_bytes > size_t(end - static_cast<unsigned char*>(window.base_ptr)))
+      return false;
   }
   return true;
 }
