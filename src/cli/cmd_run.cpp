@@ -364,7 +364,7 @@ static Action declare_run(CLI::App& app) {
   add_structure_flags(app, f.structure);
   in_group(app, "Context");
   add_text(app, "--load-state", f.load_state, "FILE",
-           "start with a cache saved by --save-state; the prompt follows that text");
+           "start with a cache saved by --save-state; the prompt continues the saved text");
   add_text(app, "--save-state", f.save_state, "FILE", "write the cache to this file at the end");
   add_context_flags(app, f.context, "context in tokens; 0: the model's trained context, or less if memory is short");
   add_kv_flags(app, f.kv);
@@ -373,7 +373,7 @@ static Action declare_run(CLI::App& app) {
   add_output_flags(app, f.output, false);
   app.add_flag("--verbose", f.verbose, "more start-up lines: shape, processor, weights, cache by layers, kernels");
   app.add_flag("--bare", f.bare,
-               "print only token ids, then: prompt tokens, generated tokens, prefill tok/s, decode tok/s");
+               "print token ids, then a line of four numbers: prompt and generated tokens, prefill and decode tok/s");
   return [flags, prompt] {
     flags->has_prompt = prompt->count() > 0;
     return run(*flags);

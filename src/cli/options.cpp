@@ -260,7 +260,8 @@ std::string device_text(const ModelInfo& info) {
 CLI::Option* add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
   in_group(app, "Model");
   return add_text(app, "-m,--model", flags.model, "MODEL",
-                  "GGUF file, Hugging Face folder, or synth:SHAPE[@layers=N][@weights=FORMAT][@head=FORMAT][@mtp=1]")
+                  "GGUF file, Hugging Face folder, or synth:SHAPE[@OPTION=VALUE...]: layers, weights, head, mtp, "
+                  "shared, skew")
       ->required(required);
 }
 
@@ -271,7 +272,7 @@ void add_template_flag(CLI::App& app, ModelFlags& flags) {
 
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--device", flags.device, "NAME",
-           "cpu, cuda[:N], or cuda:N,M,...: the model is split over several GPUs (-dev)");
+           "cpu, cuda[:N], or cuda:N,M,...: tensor parallelism over several GPUs; --pp splits by layers (-dev)");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads,
             "number of threads; 0: all usable processors, or a container's CPU quota if that is lower");
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: " + isa_names());
@@ -279,7 +280,7 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_exact_flag(CLI::App& app, ModelFlags& flags) {
   app.add_flag("--exact", flags.exact,
-               "on a GPU: use kernels with which draft tokens (at most 3 a pass) cannot change the text; slower");
+               "on a GPU: slower kernels that give the same text with and without draft tokens (at most 3 a pass)");
 }
 
 void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {
@@ -515,7 +516,7 @@ void KvFlags::refine(std::vector<KvChoice>& list) const {
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
   in_group(app, "KV cache");
   add_text(app, "--kv-quant", flags.quant, "KV",
-           "cache format, f16 by default; K/V for two: q8_0/rotor-3; `ridge info` lists them");
+           "cache format, or two as K/V: q8_0/rotor-3; default f16; `ridge info` lists them");
   add_text(app, "--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk); overrides --kv-quant");
   add_text(app, "--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv); overrides --kv-quant");
   add_text(app, "--kv-layers", flags.layers, "LAYERS:KV",
@@ -525,8 +526,9 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
   add_text(app, "--kv-scale", flags.scale, "RULE",
            "rule for scales: absmax, norm, lsq or unbiased; each format allows some of them");
   add_whole(app, "--kv-window", flags.window, 0, kMaxTokens,
-            "newest tokens kept in f16 (rotor formats: in i8r, an 8-bit format)");
-  add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens, "first tokens kept in f16");
+            "newest tokens kept in f16, by default none (rotor formats: 96, kept in 8 bits, i8r)");
+  add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens,
+            "first tokens kept in f16, by default none (rotor formats: 4)");
 }
 
 std::string_view flag_of_field(std::string_view field) { return find_in(kFieldFlags, field); }

@@ -1,12 +1,14 @@
 #include "gpu/device.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 
 #include "gpu/launch.h"
 #include "gpu/memory_use.h"
+#include "gpu/warpgroup.h"
 #include "ridge/error.h"
 
 namespace ridge::gpu {
@@ -63,7 +65,7 @@ void check(cudaError_t code, const char* what) {
 bool device_has_warpgroups() {
 #if defined(__CUDA_EMULATED__)
   return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
-#elif defined(RIDGE_SM90A)
+#elif defined(RIDGE_BUILT_FOR_SM90A)
   static const bool has = device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
                           device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
   return has;
@@ -93,6 +95,11 @@ const LaunchDevice& launch_device() {
 }  // namespace
 
 LaunchAttributes::LaunchAttributes(const Grid& grid) {
+  if (grid.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes_[n_++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {.x = grid.cluster, .y = 1, .z = 1};
+  }
   if (!grid.overlap && grid.weights.empty()) return;
   const LaunchDevice& device = launch_device();
   if (grid.overlap && device.major >= 9) {
@@ -111,6 +118,39 @@ LaunchAttributes::LaunchAttributes(const Grid& grid) {
                                      .missProp = cudaAccessPropertyNormal};
   }
 }
+#endif
+
+// --- Clusters (warpgroup.h) ---
+
+#ifdef RIDGE_BUILT_FOR_SM90A
+namespace {
+
+// 200 KiB: as the kernels that are launched in clusters, no two of these blocks share a multiprocessor.
+constexpr int kClusterThreads = 384, kClusterBytes = 200 << 10;
+__global__ void __launch_bounds__(kClusterThreads, 1) empty_kernel() {}
+
+}  // namespace
+
+int most_clusters(int blocks) {
+  static const auto most = [] {
+    std::array<int, kMostCluster + 1> counts{};
+    allow_shared_bytes("clusters", empty_kernel, kClusterBytes);
+    for (unsigned n = 1; n < counts.size(); ++n) {
+      LaunchAttributes attributes({.blocks = n, .threads = kClusterThreads, .cluster = n});
+      cudaLaunchConfig_t config = {};
+      config.gridDim = n;
+      config.blockDim = kClusterThreads;
+      config.dynamicSmemBytes = kClusterBytes;
+      config.attrs = attributes.data();
+      config.numAttrs = attributes.size();
+      check(cudaOccupancyMaxActiveClusters(&counts[n], empty_kernel, &config), "clusters");
+    }
+    return counts;
+  }();
+  return most[size_t(blocks)];
+}
+#else
+int most_clusters(int blocks) { return multiprocessors() / blocks; }
 #endif
 
 void use_device(int index) { check(cudaSetDevice(index), ("device " + std::to_string(index)).c_str()); }

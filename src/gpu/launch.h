@@ -35,13 +35,16 @@ struct Grid {
   /// Weights that the grid reads once, or by blocks at about the same time: they leave L2 before code, caches and
   /// activations do, where the device can say so. Bytes beyond what the device takes are memory like all other.
   std::span<const std::byte> weights = {};
+  /// Neighbours along x that run at the same time, up to 8, and read each other's shared memory (gpu/warpgroup.h);
+  /// where device_has_warpgroups().
+  unsigned cluster = 1;
 };
 
 /// Throws Error with `what` and the runtime's words unless `code` is success.
 void check(cudaError_t code, const char* what);
 
 #ifdef __HIP__
-/// As below, without Grid::overlap and Grid::weights.
+/// As below, without Grid::overlap, Grid::weights and Grid::cluster.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, Arguments&&... args) {
   std::tuple<Parameters...> values(static_cast<Parameters>(std::forward<Arguments>(args))...);
@@ -70,7 +73,7 @@ class LaunchAttributes {
   unsigned size() const { return n_; }
 
  private:
-  cudaLaunchAttribute attributes_[2] = {};
+  cudaLaunchAttribute attributes_[3] = {};
   unsigned n_ = 0;
 };
 

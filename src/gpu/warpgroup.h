@@ -1,6 +1,7 @@
 // Products of warpgroups: four warps multiply together, asynchronously, with B in shared memory (wgmma). They exist on
 // sm_90a alone, so kernels that use them do nothing elsewhere (kWarpgroups) and are launched only where
-// device_has_warpgroups() (gpu/device.h) says so. Besides: rings in shared memory that one warp fills and others empty.
+// device_has_warpgroups() (gpu/device.h) says so. Besides: rings in shared memory that one warp fills and others empty,
+// and clusters of blocks.
 #pragma once
 
 #include "gpu/tensor.h"
@@ -92,6 +93,18 @@ __device__ void wait_until_used(const R& ring, const RingPlace<R::kStages>& plac
 
 /// A barrier of `n_threads` threads, whole warps, that name the same one of 1 to 15.
 __device__ void sync_threads(int barrier, int n_threads);
+
+/// Blocks of a cluster (Grid::cluster) at most, and how many clusters of so many blocks run at the same time on the
+/// current device, each block alone on its multiprocessor.
+inline constexpr int kMostCluster = 8;
+int most_clusters(int blocks);
+/// This block's place in its cluster.
+__device__ int cluster_rank();
+/// A barrier of the threads of a cluster that have not ended. Behind it each sees what the others wrote to their shared
+/// memory.
+__device__ void sync_cluster();
+/// What block `rank` of the cluster has where `own` is in this block's shared memory.
+__device__ float4 load_peer(const float4* own, int rank);
 
 #if !defined(__CUDA_EMULATED__) && !defined(__HIP__)  // where there are none, they are named but not called
 
@@ -203,6 +216,30 @@ __device__ __forceinline__ void add_piece(Arrival* arrival, void* shared, const 
                "l"(global), "r"(bytes), "r"(shared_address(arrival))
                : "memory");
 #endif
+}
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return int(rank);
+}
+__device__ __forceinline__ void sync_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ float4 load_peer(const float4* own, int rank) {
+  float4 v = {};
+#if __CUDA_ARCH__ >= 900
+  uint32_t at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(own)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(at)
+               : "memory");
+#endif
+  return v;
 }
 __device__ __forceinline__ void sync_threads(int barrier, int n_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(n_threads) : "memory");

@@ -89,12 +89,17 @@ void arrive(unsigned long long* arrival);
 /// A barrier of some threads of the block.
 void sync_threads(int barrier, int n_threads);
 
+/// Of a cluster: this block's place, a barrier of all threads that have not ended, and a place in a block's memory.
+int cluster_rank();
+void sync_cluster();
+const void* peer_shared(const void* own, int rank);
+
 /// A packet is under way until this host thread has nothing better to do, or its grid ends.
 void send_packet(uint4* at, uint4 packet);
 /// The calling thread looks again later for what another device sends.
 void wait_for_packet();
 
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster, const std::function<void()>& thread);
 /// Runs `work` now, behind work of the stream that waits for another device (emulated_streams.h), or records it when
 /// the stream is being captured.
 void on_stream(void* stream, std::function<void()> work);
@@ -391,7 +396,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int, 
 
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization,
-  cudaLaunchAttributeAccessPolicyWindow
+  cudaLaunchAttributeAccessPolicyWindow,
+  cudaLaunchAttributeClusterDimension
 };
 enum cudaAccessProperty { cudaAccessPropertyNormal, cudaAccessPropertyStreaming };
 struct cudaAccessPolicyWindow {
@@ -403,6 +409,9 @@ struct cudaAccessPolicyWindow {
 union cudaLaunchAttributeValue {
   int programmaticStreamSerializationAllowed;
   cudaAccessPolicyWindow accessPolicyWindow;
+  struct {
+    unsigned x, y, z;
+  } clusterDim;
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
@@ -427,6 +436,8 @@ std::string argument_bytes(const std::tuple<P...>& values) {
   std::apply([&](const auto&... value) { (append(value), ...); }, values);
   return bytes;
 }
+/// Blocks of a cluster, neighbours along x; 0 for what no GPU takes.
+unsigned cluster_of(const cudaLaunchConfig_t& config);
 /// Whether the window of a launch, if it has one, lies in one allocation.
 bool has_valid_window(const cudaLaunchConfig_t& config);
 /// Whether there is a library that runs kernels elsewhere (launcher.h), and whether it ran this one.
@@ -438,11 +449,13 @@ template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A&&... args) {
   if (!emulate::has_valid_window(*config)) return cudaErrorInvalidValue;
   const std::tuple<P...> values(static_cast<P>(args)...);  // by value, as a launch takes them
+  const unsigned cluster = emulate::cluster_of(*config);
+  if (cluster == 0) return cudaErrorInvalidValue;
   emulate::on_stream(config->stream, [=, c = *config] {
     if (emulate::has_launcher() &&
         emulate::run_elsewhere(reinterpret_cast<const void*>(kernel), c, emulate::argument_bytes(values)))
       return;
-    emulate::run_grid(c.gridDim, c.blockDim, c.dynamicSmemBytes, [&] { std::apply(kernel, values); });
+    emulate::run_grid(c.gridDim, c.blockDim, c.dynamicSmemBytes, cluster, [&] { std::apply(kernel, values); });
   });
   return cudaSuccess;
 }

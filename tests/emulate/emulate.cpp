@@ -66,7 +66,16 @@ struct Group {
   uint64_t generation = 0;
 };
 
-struct alignas(128) Shared {
+struct Block;
+/// Blocks that run together: a barrier of their threads, and where each of them is.
+struct Cluster {
+  std::vector<Block*> blocks;  // null: not begun
+  int arrived = 0;
+  uint64_t generation = 0;
+};
+
+/// Aligned so that kernels which align a place themselves find it at the same distance from the start in every block.
+struct alignas(1024) Shared {
   unsigned char bytes[kSharedBytes];
 };
 
@@ -82,6 +91,7 @@ struct BlockState {
   std::map<unsigned long long*, Pieces> pieces;
   std::map<unsigned long long*, Count> counts;
   std::map<int, Group> groups;  // that wait at a barrier of some threads
+  Cluster* cluster = nullptr;
   const std::function<void()>* thread = nullptr;
 };
 
@@ -311,6 +321,32 @@ void sync_threads(int barrier, int n_threads) {
   ++block->progress;
 }
 
+int cluster_rank() { return int(blockIdx.x % block->cluster->blocks.size()); }
+void sync_cluster() {
+  Cluster& cluster = *block->cluster;
+  const uint64_t generation = cluster.generation;
+  ++cluster.arrived;
+  while (cluster.generation == generation) {
+    int alive = 0;
+    for (const Block* b : cluster.blocks) alive = b && alive >= 0 ? alive + b->n_alive : -1;
+    if (alive >= 0 && cluster.arrived >= alive) {
+      cluster.arrived = 0;
+      ++cluster.generation;
+      break;
+    }
+    block->waits_for_peer = true;
+    yield();
+  }
+  ++block->progress;
+}
+const void* peer_shared(const void* own, int rank) {
+  const auto at = static_cast<const unsigned char*>(own) - block->shared->bytes;
+  if (at < 0 || at >= ptrdiff_t(kSharedBytes)) fail("a place that is not in the block's dynamic shared memory");
+  const Block* peer = block->cluster->blocks[size_t(rank)];
+  if (!peer || peer->n_alive == 0) fail("shared memory of a block that does not run");
+  return peer->shared->bytes + at;
+}
+
 void send_packet(uint4* at, uint4 packet) {
   if (reinterpret_cast<uintptr_t>(at) % 16 != 0) fail("a packet that is not aligned to 16 bytes");
   packets.push_back({at, packet});
@@ -320,10 +356,11 @@ void wait_for_packet() {
   yield();
 }
 
-void run_grid(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()>& thread) {
+void run_grid(dim3 grid, dim3 dim, size_t shared_bytes, unsigned cluster, const std::function<void()>& thread) {
   if (shared_bytes > kSharedBytes || shared_bytes > most_shared_bytes())
     fail("more shared memory than a block may have");
-  if (dim.x * dim.y * dim.z > 1024 || grid.y > 65535 || grid.z > 65535) fail("a grid no GPU takes");
+  if (dim.x * dim.y * dim.z > 1024 || grid.y > 65535 || grid.z > 65535 || grid.x % cluster != 0)
+    fail("a grid no GPU takes");
   blockDim = dim;
   gridDim = grid;
   // Blocks come in any order: which one is the last to arrive somewhere must not matter.
@@ -331,11 +368,14 @@ void run_grid(dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void
   for (size_t i = 0; i < order.size(); ++i) order[i] = uint32_t(i);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[next_random() % i]);
   std::vector<std::unique_ptr<Block>> begun;
+  std::vector<Cluster> clusters(order.size() / cluster, Cluster{.blocks = std::vector<Block*>(cluster)});
   size_t n_begun = 0;
   for (bool stuck = true; n_begun < order.size() || !begun.empty();) {
     if (stuck && n_begun < order.size()) {
       const uint32_t i = order[n_begun++];
       begun.push_back(begin_block(dim, shared_bytes, {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y}, thread));
+      begun.back()->cluster = &clusters[i / cluster];
+      clusters[i / cluster].blocks[i % cluster] = begun.back().get();
     } else if (stuck) {
       deliver(false);
       std::this_thread::yield();  // to the other devices
@@ -492,6 +532,13 @@ static const unsigned char* end_of_allocation(const void* data) {
   return data < end ? end : nullptr;
 }
 static bool is_allocated(const void* data) { return end_of_allocation(data) != nullptr; }
+unsigned emulate::cluster_of(const cudaLaunchConfig_t& config) {
+  unsigned cluster = 1;
+  for (const cudaLaunchAttribute& of : std::span(config.attrs, config.numAttrs))
+    if (of.id == cudaLaunchAttributeClusterDimension) cluster = of.val.clusterDim.x;
+  const bool exists = most_shared_bytes() >= 227u << 10;  // as device_has_warpgroups()
+  return cluster == 1 || (exists && cluster <= 8 && config.gridDim.x % cluster == 0) ? cluster : 0;
+}
 bool emulate::has_valid_window(const cudaLaunchConfig_t& config) {
   for (const cudaLaunchAttribute& a : std::span(config.attrs, config.numAttrs)) {
     if (a.id != cudaLaunchAttributeAccessPolicyWindow) continue;

@@ -69,6 +69,11 @@ inline void expect_pieces(Arrival* arrival, int bytes) { emulate::expect_pieces(
 inline void add_piece(Arrival* arrival, void* shared, const void* global, int bytes) {
   emulate::add_piece(arrival, shared, global, bytes);
 }
+inline int cluster_rank() { return emulate::cluster_rank(); }
+inline void sync_cluster() { emulate::sync_cluster(); }
+inline float4 load_peer(const float4* own, int rank) {
+  return *static_cast<const float4*>(emulate::peer_shared(own, rank));
+}
 inline void sync_threads(int barrier, int n_threads) { emulate::sync_threads(barrier, n_threads); }
 
 }  // namespace ridge::gpu

@@ -24,6 +24,7 @@ struct Case {
   std::vector<int64_t> parts = {};  ///< empty: one
   int n_blocks = 0;
   IntArea area = IntArea::any;
+  int cluster = 0;
 };
 std::vector<IntArea> all_areas() {
   if (gpu::most_shared_bytes() < gpu::kHopperSharedBytes) return {IntArea::small};
@@ -95,6 +96,7 @@ class IntGemmCuda : public OnDevice {
       call.bias = c.bias ? bias.as<float>() : nullptr;
       call.n_blocks = c.n_blocks;
       call.area = c.area;
+      call.cluster = c.cluster;
       call.n_parts = int(parts.size());
       std::vector<gpu::Buffer> ys;
       int64_t at = 0;
@@ -207,6 +209,21 @@ TEST_F(IntGemmCuda, EverySplitOfTheWork) {
     check_int4({290}, 640, {.n_tokens = 131, .n_blocks = 3, .area = area});  // odd numbers of steps
 }
 
+TEST_F(IntGemmCuda, BlocksOfAClusterShareAnArea) {
+  if (!gpu::device_has_warpgroups()) GTEST_SKIP() << "no clusters of blocks";
+  for (const IntArea area : {IntArea::wide32, IntArea::wide64})
+    for (const int cluster : {2, 3, 5, 8}) {
+      check_int4({300}, 1152, {.n_tokens = 70, .area = area, .cluster = cluster});
+      check_int4({90, 33}, 1024,
+                 {.n_tokens = 29, .norm = true, .bias = true, .parts = {90, 33}, .area = area, .cluster = cluster});
+    }
+  check_int4({290}, 640, {.n_tokens = 61, .output = IntOutput::add, .area = IntArea::wide64, .cluster = 4});
+  check_int4({150, 150}, 896, {.n_tokens = 64, .output = IntOutput::silu_glu, .area = IntArea::wide64, .cluster = 7});
+  check_int4({300}, 1152, {.n_tokens = 64, .n_blocks = 132});  // as a model's products choose
+}
+
+TEST_F(IntGemmCuda, RowsThatAThreadDoesNotKeep) { check_int4({40}, 16384 + 640, {.n_tokens = 3, .norm = true}); }
+
 TEST_F(IntGemmCuda, TernaryIsTheProductOfAFewTokens) {
   const auto check = [&](const std::vector<int64_t>& n_out, int64_t n_in, const Case& c) {
     const bool gated = c.output == IntOutput::silu_glu || c.output == IntOutput::relu2_glu;
@@ -239,6 +256,7 @@ TEST_F(IntGemmCuda, TernaryIsTheProductOfAFewTokens) {
   for (const int64_t n_tokens : {1, 64, 65, 200}) check({49}, 256, {.n_tokens = n_tokens});
   for (const int64_t n_out : {1, 261})
     for (const int64_t n_in : {128, 640}) check({n_out}, n_in, {});
+  check({33}, 8192 + 384, {.n_tokens = 2});  // longer than what a thread keeps
   for (const IntArea area : all_areas())
     for (const int n_blocks : {1, 3, 7}) check({300}, 512, {.n_tokens = 150, .n_blocks = n_blocks, .area = area});
   for (const bool norm : {false, true}) {

@@ -130,7 +130,7 @@ class Results(unittest.TestCase):
         tables = re.findall(r"^(\|.*\|)\n\|[-:|]+\|\n", self.TEXT, re.M)
         self.assertGreater(len(tables), 15)
         for head in tables:
-            self.assertEqual(head.split("|")[1].strip(), "card", head)
+            self.assertEqual(head.split("|")[1].strip(), "device", head)
 
 
 class Seeds(unittest.TestCase):

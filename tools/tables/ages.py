@@ -177,7 +177,7 @@ def table_of_rows():
         key = (where, f"{name}{', ' + op if op else ''}", build)
         says = ", ".join(gap if n == len(found) else f"{gap} ({n})" for gap, n in gaps.items())
         lines.append([*key, len(found), dates[-1] if dates else "", says, states()[name, op, build, where]])
-    return table(["card", "rows", "build", "number", "measured", "missing", "state"], lines)
+    return table(["device", "rows", "build", "number", "measured", "missing", "state"], lines)
 
 
 def summary():
@@ -199,7 +199,7 @@ def summary():
     for where, line in sorted(cards.items(), key=lambda item: -item[1]["rows"]):
         dates = sorted(d for d in line["dates"] if d)
         lines.append([where, len(line["files"]), line["rows"], line["current"], line["trial"], f"{dates[0]} to {dates[-1]}" if dates else "not recorded", line["unchecked"], line["no load"], line["no command"], line["no build"]])
-    return table(["card", "files", "rows", "current rows", "trials", "measured", "unchecked", "without load", "without command", "without build"], lines)
+    return table(["device", "files", "rows", "current rows", "trials", "measured", "unchecked", "without load", "without command", "without build"], lines)
 
 
 TABLES = {"row-age": table_of_rows, "row-summary": summary}

@@ -83,7 +83,7 @@ def matrix(part, path, name=""):
                       f"{r['kv_k']['bits_per_value']:g} / {r['kv_v']['bits_per_value']:g}", f"{r['effective_bits_4k']:.2f}",
                       estimate(r["kld"]["mean"], 6), f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), f"{r['ppl']['value']:.3f}",
                       rise(r)])
-    return table(["card", "weights", "window", "K/V cache", "bits K / V", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL",
+    return table(["device", "weights", "window", "K/V cache", "bits K / V", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL",
                   LIMITS], lines)
 
 
@@ -121,7 +121,7 @@ def policies(window, sinks):
         lines.append([card(r), stem(r), windows, f"`{name}`" if ":" in name else name, f"{bits_at(r, r['n_ctx']):.2f}", estimate(r["kld"]["mean"], 5),
                       f"{percentiles['Median']:.5f}", f"{percentiles['99.0%']:.4f}", f"{percentiles['99.9%']:.3f}", f"{r['kld']['maximum']:.3f}", percent(r["same_top"]),
                       f"{r['ppl']['value']:.3f}", rise(r)])
-    return table(["card", "weights", "windows", "K/V cache", "bits there", "mean KLD", "median", "99 %", "99.9 %", "largest", "same top %", "PPL", LIMITS], lines)
+    return table(["device", "weights", "windows", "K/V cache", "bits there", "mean KLD", "median", "99 %", "99.9 %", "largest", "same top %", "PPL", LIMITS], lines)
 
 
 def centre():
@@ -133,7 +133,7 @@ def centre():
         kld = [x["kld"]["mean"] for x in (r, now, peer)]
         lines.append([card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", re.sub(":(window|sinks)=[0-9]+", "", r["kv"]), *(estimate(k, 5) for k in kld[:2]),
                       f"{kld[0]['value'] / kld[1]['value']:.2f}", estimate(kld[2], 5), rise(r), rise(now)])
-    return table(["card", "weights", "windows", "K/V cache", "mean KLD, no centre", "with", "ratio", "rotated q4_0", f"{LIMITS}, no centre", "with"], lines)
+    return table(["device", "weights", "windows", "K/V cache", "mean KLD, no centre", "with", "ratio", "rotated q4_0", f"{LIMITS}, no centre", "with"], lines)
 
 
 def centre_speed():
@@ -142,7 +142,7 @@ def centre_speed():
     for r in stored("checks/centre-cuda"):
         what = f"{'a prompt of ' + str(r['n_prompt']) if r['n_prompt'] else 'a token'} behind {r['n_depth']}"
         cells.setdefault((card(r), what), {})["f16" if r["type_k"] == "f16" else "centre=on" in r["kv_k"]] = r["avg_ts"]
-    return table(["card", "test", "f16, tok/s", "rotor-3, no centre", "with", "with / without"],
+    return table(["device", "test", "f16, tok/s", "rotor-3, no centre", "with", "with / without"],
                  [[*key, *(f"{by[k]:.0f}" for k in ("f16", False, True)), f"{by[True] / by[False]:.2f}x"] for key, by in cells.items()])
 
 
@@ -150,12 +150,12 @@ def alone(path):
     """Each side of a cache by itself, the other in f16."""
     lines = [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", f"`{r['kv']}`" if ":" in r["kv"] else r["kv"], estimate(r["kld"]["mean"], 5), percent(r["same_top"]),
               rise(r)] for r in finished("kv-sides") if r["path"] == path and ";" not in r["kv"]]
-    return table(["card", "weights", "windows", "K/V cache", "mean KLD", "same top %", LIMITS], lines)
+    return table(["device", "weights", "windows", "K/V cache", "mean KLD", "same top %", LIMITS], lines)
 
 
 def some_layers():
     """rotor-3 with rotor-4 for the K of some layers."""
-    return table(["card", "weights", "windows", "rotor-4 for K of", "bits at 4k", "mean KLD", "same top %", LIMITS],
+    return table(["device", "weights", "windows", "rotor-4 for K of", "bits at 4k", "mean KLD", "same top %", LIMITS],
                  [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", "all layers" if r["kv"] == "rotor-4/rotor-3" else "layers " + ", ".join(re.findall(r";(\d+):", r["kv"])) if ";" in r["kv"] else
                    "no layer", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 5), percent(r["same_top"]), rise(r)] for r in finished("kv-split") if r["kv"] != "f16"])
 
@@ -167,12 +167,12 @@ def layers_alone():
         return NO_ROWS
     kld = {int(r["kv"].split(";")[1].split(":")[0]): 1000 * r["kld"]["mean"]["value"] for r in found}
     tens = range(0, max(kld) + 1, 10)
-    return table(["card", "weights", "layers"] + [str(i) for i in range(10)], [[card(found[0]), stem(found[0]), f"{ten} to {min(ten + 9, max(kld))}"] +
+    return table(["device", "weights", "layers"] + [str(i) for i in range(10)], [[card(found[0]), stem(found[0]), f"{ten} to {min(ten + 9, max(kld))}"] +
                                                                      [f"{kld[ten + i]:.2f}" if ten + i in kld else "" for i in range(10)] for ten in tens])
 
 
 def hybrid():
-    return table(["card", "weights", "K/V cache", "bits at 4k", "mean KLD", "same top %", "PPL - f16"],
+    return table(["device", "weights", "K/V cache", "bits at 4k", "mean KLD", "same top %", "PPL - f16"],
                  [[card(r), weights(r), r["kv"], f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6), percent(r["same_top"]),
                    f"{r['difference']['value']:+.3f} ± {r['difference']['error']:.3f}"] for r in stored("checks/kv-hybrid")])
 
@@ -204,7 +204,7 @@ def gemma4_rows():
 def gemma4_formats():
     """One cache for all layers."""
     found = [r for r in gemma4_rows() if ";" not in r["kv"] and sides(r["kv"])[0] == sides(r["kv"])[1]]
-    return table(["card", "weights", "windows", "K/V cache", "exact rows", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL", LIMITS],
+    return table(["device", "weights", "windows", "K/V cache", "exact rows", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL", LIMITS],
                  [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", f"`{codec_name(r['kv'])}`" if ":" in codec_name(r["kv"]) else codec_name(r["kv"]), exact_rows(r),
                    f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6), f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]),
                    f"{r['ppl']['value']:.3f}", rise(r)] for r in found])
@@ -225,7 +225,7 @@ def gemma4_mixes():
     """Caches with formats by kind of layer and side, beside rotor-4 everywhere."""
     found = [r for r in gemma4_rows() if not (cell := gemma4_cell(r["kv"])) or cell in (("rotor-4:window=0:sinks=0", kind, "K and V") for kind in ("all", "full"))]
     found.sort(key=lambda r: (stem(r), r["effective_bits_4k"]))
-    return table(["card", "weights", "K/V cache", "exact rows", "bits at 4k", "mean KLD", "99 % KLD", "same top %", LIMITS],
+    return table(["device", "weights", "K/V cache", "exact rows", "bits at 4k", "mean KLD", "99 % KLD", "same top %", LIMITS],
                  [[card(r), stem(r), f"`{codec_name(r['kv'])}`", "96 + 4" if r["kv"] == "rotor-4/rotor-3" else "none", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6),
                    f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), rise(r)] for r in found])
 
@@ -241,7 +241,7 @@ def gemma4_scores():
             lines.append([card(r), stem(r), kind, codec_name(r["kv"]), f"{mean('rms_logit'):.2f}", f"{mean('mean_query'):.2f}", f"{mean('mean_key'):.2f}",
                           f"{100 * mean('mean_top_weight'):.0f}", f"{100 * mean('key_relative_l2'):.2f}", f"{100 * mean('value_relative_l2'):.2f}", f"{mean('rms_logit_error'):.4f}",
                           f"{100 * mean('relative_l2'):.2f}"])
-    return table(["card", "weights", "layers", "cache", "spread of scores", "query length x scale", "key length", "largest weight %", "error of keys %", "of values %", "error of scores",
+    return table(["device", "weights", "layers", "cache", "spread of scores", "query length x scale", "key length", "largest weight %", "error of keys %", "of values %", "error of scores",
                   "error of output %"], lines)
 
 
@@ -266,7 +266,7 @@ def attentions():
             codec = codec_name(r["kv"])
             lines.append([card(r), name, len(of), f"`{codec}`" if ":" in codec else codec, f"{mean('rms_logit'):.1f}", f"{100 * mean('mean_top_weight'):.0f}", f"{100 * mean('key_relative_l2'):.2f}",
                           f"{100 * mean('value_relative_l2'):.2f}", f"{mean('rms_logit_error'):.3f}", f"{100 * mean('relative_l2'):.1f}", f"{mean('norm_ratio'):.2f}"])
-    return table(["card", "attention", "layers", "cache", "spread of scores", "largest weight %", "error of keys %", "of values %", "error of scores", "error of output %", "length of output, of the exact one"], lines)
+    return table(["device", "attention", "layers", "cache", "spread of scores", "largest weight %", "error of keys %", "of values %", "error of scores", "error of output %", "length of output, of the exact one"], lines)
 
 
 def attention_bytes():
@@ -298,7 +298,7 @@ def gemma4_factors():
 
 def gemma4_held_out():
     """The main caches on held-out text."""
-    return table(["card", "weights", "windows", "K/V cache", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL", LIMITS],
+    return table(["device", "weights", "windows", "K/V cache", "bits at 4k", "mean KLD", "99 % KLD", "same top %", "PPL", LIMITS],
                  [[card(r), stem(r), f"{r['chunks']} x {r['n_ctx']}", f"`{codec_name(r['kv'])}`", f"{r['effective_bits_4k']:.2f}", estimate(r["kld"]["mean"], 6),
                    f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), f"{r['ppl']['value']:.3f}", rise(r)] for r in finished("checks/kv-gemma4-held-out")])
 
@@ -314,7 +314,7 @@ def gemma4_search():
 def runs():
     """What the matrix was run on: one line per model, path and window."""
     found = last(finished("kv-matrix"), "model_name", "weight_format", "path", "n_ctx", "device")
-    return table(["card", "weights", "text", "path", "windows", "scored tokens", "build"],
+    return table(["device", "weights", "text", "path", "windows", "scored tokens", "build"],
                  [[card(r), weights(r), r["corpus"], r["path"], f"{r['chunks']} x {r['n_ctx']}", r["tokens_scored"], r["build_commit"]] for r in found])
 
 
@@ -347,7 +347,7 @@ def integers():
 
 
 def planes():
-    return table(["card", "int8 planes", "mean KLD", "same top %", "ln PPL ratio"],
+    return table(["device", "int8 planes", "mean KLD", "same top %", "ln PPL ratio"],
                  [[card(r), r["planes"], estimate(r["kld"]["mean"], 6), percent(r["same_top"]), estimate(r["ln_ratio"], 5)]
                   for r in stored("checks/int4-planes-cuda")])
 
@@ -358,7 +358,7 @@ def curve():
              if r["path"] == "prefill" and PARTS["both"](*sides(r["kv"]), r["kv"]) and r["kld"]["mean"]["value"] > 0]
     parts = found[0]["kld_by_position"]
     found = [r for r in found if [p["from"] for p in r["kld_by_position"]] == [p["from"] for p in parts]]
-    return table(["card", "weights", "K/V cache"] + [f"{p['from']} to {p['to'] - 1}" for p in parts],
+    return table(["device", "weights", "K/V cache"] + [f"{p['from']} to {p['to'] - 1}" for p in parts],
                  [[card(r), weights(r), r["kv"]] + [f"{p['kld']['value']:.5f}" for p in r["kld_by_position"]] for r in found])
 
 
@@ -450,7 +450,7 @@ def tasks():
     for cache, rows in by_cache(found).items():
         cells = {name(r): cell(r) for r in rows}
         lines.append([*cache] + [cells.get(column, "") for column in columns])
-    return table(["card", "weights", "K/V cache", "exact rows", *columns], lines)
+    return table(["device", "weights", "K/V cache", "exact rows", *columns], lines)
 
 
 def continuations():
@@ -460,7 +460,7 @@ def continuations():
         for r in rows:
             at = [r["first_difference"][q] for q in ("25%", "median", "75%")]
             lines.append([*cache, r["n_items"], r["n_generate"], share(r["equal"], 1)] + [f"> {x:.0f}" if x >= r["n_generate"] else f"{x:.0f}" for x in at])
-    return table(["card", "weights", "K/V cache", "exact rows", "texts", "tokens", "equal %", "first difference: 25 %", "median", "75 %"], lines) if lines else NO_ROWS
+    return table(["device", "weights", "K/V cache", "exact rows", "texts", "tokens", "equal %", "first difference: 25 %", "median", "75 %"], lines) if lines else NO_ROWS
 
 
 def texts():
@@ -470,7 +470,7 @@ def texts():
         name = re.sub(":(window|sinks)=[0-9]+", "", r["kv"])
         lines.append([card(r), stem(r), pathlib.PurePath(r["corpus"]).stem, f"{r['chunks']} x {r['n_ctx']}", f"`{name}`" if ":" in name else name, exact_rows(r),
                       f"{bits_at(r, r['n_ctx']):.2f}", estimate(r["kld"]["mean"], 5), f"{r['kld']['percentiles']['99.0%']:.4f}", percent(r["same_top"]), f"{r['ppl']['value']:.3f}", rise(r)])
-    return table(["card", "weights", "text", "windows", "K/V cache", "exact rows", "bits there", "mean KLD", "99 %", "same top %", "PPL", LIMITS], lines)
+    return table(["device", "weights", "text", "windows", "K/V cache", "exact rows", "bits there", "mean KLD", "99 %", "same top %", "PPL", LIMITS], lines)
 
 
 def attention():
@@ -484,7 +484,7 @@ def attention():
 
 def perplexity():
     found = [(r, "prefill") for r in stored("ppl-cpu")] + [(r, r["path"]) for r in stored("checks/ppl-bitnet")]
-    return table(["card", "weights", "windows", "path", "cache", "PPL", "build"],
+    return table(["device", "weights", "windows", "path", "cache", "PPL", "build"],
                  [[card(r), weights(r), f"{r['chunks']} x {r['n_ctx']}", path, r["kv"], estimate(r["ppl"], 4), r["build_commit"]] for r, path in found])
 
 

@@ -31,7 +31,7 @@ def summary():
             line.append("" if r is None else f"{r['kld']['mean']['value']:.4f} / {r['difference']['value']:+.2f}")
         line += ["" if fast not in by else rate(by[fast]) if fast == "f16" else f"{rate(by[fast])} ({by[fast] / by['f16']:.2f}x)" for by in speeds]
         lines.append(line)
-    head = [f"{name}: KLD / PPL - f16" for name, _ in by_model]
+    head = [f"{name}: KLD / ΔPPL" for name, _ in by_model]
     return table(["K and V cache", "bits a value at 4k", *head, *(f"{name} tok/s, {cached}" for _, _, name in SPEEDS for cached in ("empty", "128k"))], lines)
 
 

@@ -28,7 +28,7 @@ def load():
         lines.append([*key, *both(lambda r: f"{r['gen_tok_s']:.0f}"), times, *both(lambda r: spread(r, "ttft_ms")), *both(lambda r: spread(r, "itl_ms")),
                       *both(lambda r: f"{r['kv_bytes_peak'] / 1e6:.0f}")])
     pair = lambda what: [f"{what}, f16", "rotor-3"]
-    return table(["card", "model", "prompt + answer", "clients", *pair("generated tok/s"), "ratio", *pair("TTFT ms (p50 / p95 / p99)"), *pair("between tokens ms"), *pair("KV MB")], lines)
+    return table(["device", "model", "prompt + answer", "clients", *pair("generated tok/s"), "ratio", *pair("TTFT ms (p50 / p95 / p99)"), *pair("between tokens ms"), *pair("peak KV MB")], lines)
 
 
 def service():
@@ -45,8 +45,8 @@ def service():
         base = [seconds(r) for r in by["f16"]]
         lines.append([*key, *(f"{t:.3f}" for t in times), f"{times[0] / times[1]:.3f}x", f"{max(base) / min(base):.3f}", *(f"{t:.0f}" for t in both(lambda r: r["ttft_ms"]["p50"])),
                       *(f"{t / 1e6:.0f}" for t in both(lambda r: r["kv_bytes_peak"]))])
-    return table(["card", "model", "prompt + answer", "sessions", "seconds a request, f16", "rotor-3", "ratio", "f16 against itself", "TTFT ms (median), f16", "rotor-3",
-                  "KV MB, f16", "rotor-3"], lines)
+    return table(["device", "model", "prompt + answer", "sessions", "seconds a request, f16", "rotor-3", "ratio", "f16 against itself", "TTFT ms (median), f16", "rotor-3",
+                  "peak KV MB, f16", "rotor-3"], lines)
 
 
 def mask_cost():
@@ -72,7 +72,7 @@ def speculation_vocab():
     """Real text with a head that proposes among the first token ids."""
     lines = [[card(r), f"{r['temperature']:g}", r.get("spec_vocab") or "all", r["spec_proposed"], r["spec_accepted"], f"{r['accepted_per_step']:.2f}", f"{r['plain_avg_ts']:.0f} ± {r['plain_stddev_ts']:.0f}",
               f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}", f"{r['speedup']:.2f}"] for r in stored("checks/spec-vocab-cpu")]
-    return table(["card", "temperature", "among token ids", "draft tokens", "accepted", "accepted a step", "tok/s without", "with", "ratio"], lines)
+    return table(["device", "temperature", "among token ids", "draft tokens", "accepted", "accepted a step", "tok/s without", "with", "ratio"], lines)
 
 
 def vocab_shares():
@@ -129,7 +129,7 @@ def speculation_cuda():
     """A step's cost is what the ratio and the tokens a step leave: a proposer that costs nothing leaves verification alone."""
     lines = [[card(r), model_text(r["model_filename"]), r["spec_type"], r["spec_depth"], r.get("spec_vocab") or "all", f"{r['forced_accept']:g}", cache(r), r["n_depth"], f"{r['plain_avg_ts']:.0f}",
               f"{r['avg_ts']:.0f}", f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{verified_step(r):.2f}"] for r in last_drafts()]
-    return table(["card", "model", "proposer", "draft tokens a step", "among token ids", "forced acceptance", "cache", "depth", "tok/s without", "with", "ratio", "accepted a step",
+    return table(["device", "model", "proposer", "draft tokens a step", "among token ids", "forced acceptance", "cache", "depth", "tok/s without", "with", "ratio", "accepted a step",
                   "time of a step with draft tokens, relative to one without"], lines)
 
 
@@ -137,7 +137,7 @@ def speculation_memory():
     """Prompts of the runs above that say what they took: the head reads a prompt too."""
     lines = [[card(r), model_text(r["model_filename"]), r["spec_depth"], cache(r), r["n_depth"], r["n_prompt"], f"{r['plain_prompt_ts']:.0f}", f"{r['prompt_ts']:.0f}",
               f"{r['plain_device_bytes'] / 1e6:.0f}", f"{r['device_bytes'] / 1e6:.0f}"] for r in last_drafts() if r.get("device_bytes") and r["n_prompt"] >= 512]
-    return table(["card", "model", "draft tokens a step", "cache", "depth", "tokens of the prompt", "prompt tok/s without", "with", "device memory, MB, without", "with"], lines)
+    return table(["device", "model", "draft tokens a step", "cache", "depth", "tokens of the prompt", "prompt tok/s without", "with", "device memory, MB, without", "with"], lines)
 
 
 def exact_passes():
@@ -153,7 +153,7 @@ def exact_passes():
         both = lambda of: [of(by[exact]) if exact in by else "" for exact in (False, True)]
         differ = lambda r: "not compared" if r["texts_differ"] is None else f"{r['texts_differ']} of {len(r['samples_ts'])}"
         lines.append([*key[:8], *both(lambda r: f"{r['plain_avg_ts']:.0f}"), *both(lambda r: f"{r['avg_ts']:.0f}"), *both(differ)])
-    return table(["card", "model", "text", "tokens", "proposer", "temperature", "cache", "depth", "tok/s without draft tokens", "with --exact", "tok/s with draft tokens", "with --exact",
+    return table(["device", "model", "text", "tokens", "proposer", "temperature", "cache", "depth", "tok/s without draft tokens", "with --exact", "tok/s with draft tokens", "with --exact",
                   "texts that differ", "with --exact"], lines)
 
 
@@ -162,7 +162,7 @@ def speculation_batch():
     lines = [[card(r), model_text(r["model_filename"]), r["n_seq"], cache(r), r["n_prompt"][0], r["spec_depth"], f"{r['forced_accept']:g}", f"{r['speed_tg']:.0f}", f"{r['speed_tg_spec']:.0f}",
               f"{r['speedup']:.2f}", f"{r['accepted_per_step']:.2f}", f"{100 * r['spec_steps_ahead'] / r['spec_steps']:.0f}"]
              for r in last(stored("checks/spec-batch-cuda"), "gpu_info", "model_filename", "n_seq", "type_k", "type_v", "n_prompt", "spec_depth")]
-    return table(["card", "model", "texts", "cache", "tokens in front", "draft tokens, at most", "forced acceptance", "tok/s without", "with", "ratio", "accepted a step", "steps without the host %"], lines)
+    return table(["device", "model", "texts", "cache", "tokens in front", "draft tokens, at most", "forced acceptance", "tok/s without", "with", "ratio", "accepted a step", "steps without the host %"], lines)
 
 
 def plans():
@@ -174,7 +174,7 @@ def plans():
             found.setdefault(key, {})[r["kv"]] = f"{r['total_bytes'] / 1e6:.0f} ({100 * (r['found_bytes'] / r['total_bytes'] - 1):+.2f} %)"
             if r["kv"] not in caches:
                 caches.append(r["kv"])
-    return table(["card", "model", "context", "sessions", *(f"{kv}, MB" for kv in caches)], [[*key] + [by.get(kv, "") for kv in caches] for key, by in found.items()])
+    return table(["device", "model", "context", "sessions", *(f"{kv}, MB" for kv in caches)], [[*key] + [by.get(kv, "") for kv in caches] for key, by in found.items()])
 
 
 def plans_with_a_head():
@@ -184,7 +184,7 @@ def plans_with_a_head():
         cache = sum(size for part, size in r["parts"].items() if part.startswith("KV "))
         lines.append([card(r), model_text(re.search("synth:[^ ]*", r["command"])[0]), r["n_ctx"], r["kv"], r["draft"]["kv"], f"{cache / 1e6:.0f}", f"{r['parts']['draft KV'] / 1e6:.0f}",
                       f"{r['total_bytes'] / 1e6:.0f}", f"{r['found_bytes'] / 1e6:.0f}" if r.get("found") else "", f"{(r['step_weight_bytes'] + r['step_kv_bytes']) / 1e6:.0f}"])
-    return table(["card", "model", "context", "cache K/V", "head's cache K/V", "cache, MB", "head's cache, MB", "total, MB", "total as allocated, MB", "read by a decode pass, MB"], lines)
+    return table(["device", "model", "context", "cache K/V", "head's cache K/V", "cache, MB", "head's cache, MB", "total, MB", "total as allocated, MB", "read by a decode pass, MB"], lines)
 
 
 def decisions():
@@ -197,7 +197,7 @@ def decisions():
             verdicts = {gate["number"]: gate["verdict"] for gate in candidate["gates"]}
             lines.append([card(who), model_text(pathlib.Path(who["model_path"]).name), candidate["kv"], *(verdicts.get(i, "") for i in range(1, 8)),
                           f"{candidate['speedup']:.2f}" if candidate["speedup"] else "", f"on from {candidate['from_depth']} tokens" if candidate["on"] else "off", who["build"].split(",")[0]])
-    return table(["card", "model", "cache", "1 crossover", "2 target", "3 requests", "4 quality", "5 bandwidth", "6 memory", "7 promotion", "speed of requests, relative to f16", "decided", "build"], lines)
+    return table(["device", "model", "cache", "1 crossover", "2 target", "3 requests", "4 quality", "5 bandwidth", "6 memory", "7 promotion", "speed of requests, relative to f16", "decided", "build"], lines)
 
 
 TABLES = {

@@ -12,8 +12,8 @@ from tables.rows import cache, card, last, model, model_text, n_gpus, rate, stor
 CACHES = ("f16", "q8_0", "p8/q8_0", "p8/q4_0", "rotor-4", "rotor-3")
 WEIGHTS = ("f16", "q8_0", "q4_0", "int4_g128")
 F16_PEERS = ("FlashInfer f16", "cuDNN f16")
-# The kernel that models run int4_g128 with on a GPU.
-MODELS_INT4 = "int-2planes"
+# The kernels that models run on a GPU, up to so many tokens and with more of them.
+FEW_TOKENS, MODELS_INT4, MODELS_MANY = 24, "int-2planes", ("int4-f16", "bricks-f16")
 
 
 def of_models(r, device, op):
@@ -23,7 +23,11 @@ def of_models(r, device, op):
         return False
     if cell.get("control") or cell.get("kernel", "best") != "best":
         return False
-    return device == "cpu" or r.get("weight_format") != "int4_g128" or r["kernel"] == MODELS_INT4
+    if device == "cpu" or op != "gemv":
+        return True
+    if r["n_tokens"] > FEW_TOKENS:
+        return r["kernel"] in MODELS_MANY
+    return r["weight_format"] != "int4_g128" or r["kernel"] == MODELS_INT4
 
 
 def ops(device, op, axes, format_field):
@@ -75,7 +79,7 @@ def attention(device):
             best = best_f16_peer(known, key)
             line += [f"{best:.1f}" if best else "", f"{best / cells['rotor-3']['median_us']:.2f}x" if best and "rotor-3" in cells else ""]
         lines.append(line)
-    return table(["card", "heads", "sequences x keys", *shelf] + (["fastest f16 of FlashInfer, cuDNN", "rotor-3 relative to it"] if known else []), lines)
+    return table(["device", "heads", "sequences x keys", *shelf] + (["fastest f16 of FlashInfer, cuDNN", "rotor-3 relative to it"] if known else []), lines)
 
 
 GEMV_SHAPES = ((1536, 1536), (8960, 1536), (28672, 4096), (57344, 8192))
@@ -101,7 +105,7 @@ def gemv(device):
             us = [known.get((*shape, n), {}).get(peer) for n in tokens]
             if any(us):
                 lines.append(["H200", f"{shape[0]} x {shape[1]}", f"*{peer}*"] + [f"{t:.1f}" if t else "" for t in us])
-    return table(["card", "n_out x n_in", "weights", *(f"{n} token{'s' if n > 1 else ''}" for n in tokens)], lines)
+    return table(["device", "n_out x n_in", "weights", *(f"{n} token{'s' if n > 1 else ''}" for n in tokens)], lines)
 
 
 def verdict(a, again, b):
@@ -162,7 +166,7 @@ def crossovers():
         won[where] = won.get(where, 0) + all(answer == "always" for answer in by.values())
     lines = [[*key] + [by.get(f, "") for f in formats] for key, by in problems.items() if any(answer != "always" for answer in by.values())]
     count = "; ".join(f"{where}: {n} of {sum(key[0] == where for key in problems)}" for where, n in won.items())
-    return table(["card", "operation", *formats], lines) + ["", f"Not listed: operations on which every compressed format beats f16 at every batch or depth ({count})."]
+    return table(["device", "operation", *formats], lines) + ["", f"Not listed: operations on which every compressed format beats f16 at every batch or depth ({count})."]
 
 
 def coding():
@@ -171,7 +175,7 @@ def coding():
     for r in stored("checks/coding-cuda"):
         lines.append([card(r), f"{r['n_heads']}/{r['n_kv_heads']}/{r['head_dim']}", f"{r['n_seq']} x {r['n_keys']}", r["kv"], f"{r['f16_us']:.2f}", f"{r['coded_us']:.2f}",
                       f"{r['coding_us']:.2f}", f"{r['sum_us']:.2f}", f"{r['f16_us'] / r['sum_us']:.2f}x", f"{r['k_error']:.4f} / {r['v_error']:.4f}"])
-    return table(["card", "heads", "sequences x keys", "K/V cache", "f16 us", "coded us", "coding us", "coded + coding us", "f16 / sum", "codec error K / V"], lines)
+    return table(["device", "heads", "sequences x keys", "K/V cache", "f16 us", "coded us", "coding us", "coded + coding us", "f16 / sum", "codec error K / V"], lines)
 
 
 def append():
@@ -179,7 +183,7 @@ def append():
     for r in stored("checks/append-cuda"):
         cells.setdefault((card(r), r["n_kv_heads"], r["n_seq"]), {})[r["kv"]] = r["median_us"]
     formats = list(dict.fromkeys(kv for cell in cells.values() for kv in cell))
-    return table(["card", "KV heads", "sequences", *(f"{kv} us" for kv in formats)],
+    return table(["device", "KV heads", "sequences", *(f"{kv} us" for kv in formats)],
                  [[*key] + [f"{cell[kv]:.2f}" if kv in cell else "" for kv in formats] for key, cell in cells.items()])
 
 
@@ -193,11 +197,12 @@ def ceilings():
         fastest = max(reads, key=lambda s: s["median_gb_s"])
         for s in found["streams"] + found.get("caches", []):
             if s is fastest or s not in reads and not re.search("-nt|-driver|l1|l3", s["name"]):
-                line(re.sub(r" (\S+ \S+)$", r" by kernel \1", s["name"]) + ", GB/s", s, "gb_s")
+                name = s["name"].split(" ")[0]
+                line({"read": "memory read", "l2-read": "L2 read", "read-l2": "L2 read"}.get(name, name) + ", GB/s", s, "gb_s")
         for s in found.get("rates", []):
             if s["kernel"] and s["number"] in ("f32", "int8", "bf16"):
                 line(f"{s['number']} multiply-adds, 10^9 operations/s", s, "gop_s", f"{s['ridge_op_per_byte']:.1f}")
-    return table(["card", "ceiling", "median", "quartiles", "ridge point, operations per byte"], lines)
+    return table(["device", "ceiling", "median", "quartiles", "ridge point, operations per byte"], lines)
 
 
 def profiles():
@@ -216,7 +221,7 @@ def profiles():
         step = f"prompt of {r['n_tokens']}" if r["phase"] == "prefill" else f"token at depth {r['depth']}"
         lines.append([card(r), model_text(r["model"]), r["kv"], step, f"{r['step_us']:.0f}"] + [f"{share.get(n, 0):.1f}" for n in names]
                      + [f"{sum(s for n, s in share.items() if n not in names):.1f}", f"{100 * r['gap_us'] / r['step_us']:.1f}", f"{r['pct_of_roof']:.0f}"])
-    return table(["card", "model", "cache", "forward pass", "us", *(f"{n} %" for n in names), "other %", "gaps %", "% of bandwidth"], lines)
+    return table(["device", "model", "cache", "forward pass", "us", *(f"{n} %" for n in names), "other %", "gaps %", "% of bandwidth"], lines)
 
 
 def coding_share():
@@ -227,7 +232,7 @@ def coding_share():
         for p in r["parts"]:
             share[p["op"]] = share.get(p["op"], 0) + 100 * p["us"] / r["step_us"]
         lines.append([card(r), model_text(r["model"]), r["kv"], r["n_tokens"], f"{r['load_1min']:.0f}"] + [f"{share[op]:.1f}" for op in ("append", "attention", "gemm")])
-    return table(["card", "model", "cache", "prompt", "load of the machine", "append %", "attention %", "gemm %"], lines)
+    return table(["device", "model", "cache", "prompt", "load of the machine", "append %", "attention %", "gemm %"], lines)
 
 
 def decode_speeds(device):
@@ -252,7 +257,7 @@ def models(device):
             times = f" ({r['avg_ts'] / base[d]['avg_ts']:.2f}x)" if r and kv != "f16" and d in base else ""
             cells.append(f"{rate(r['avg_ts'])} ± {r['stddev_ts']:.1f}{times}" if r else "")
         lines.append([where, model_text(name), kv] + cells + [f"{by[max(by)]['pct_of_roof']:.0f}"])
-    return table(["card", "model", "cache", *(f"depth {d}" for d in depths), "% of bandwidth, greatest depth"], lines)
+    return table(["device", "model", "cache", *(f"depth {d}" for d in depths), "% of bandwidth at the greatest depth"], lines)
 
 
 def llama_cpp():
@@ -269,7 +274,7 @@ def llama_cpp():
                 row = by[r["depth"]]
                 lines.append([where, shape, r["depth"], f"{ours} ({'16' if ours == 'f16' else '4.125'} bits)", f"{r['weight_format']} ({'16' if ours == 'f16' else '4.5'} bits)",
                               rate(row["avg_ts"]), r["tok_s"], f"{row['avg_ts'] / r['tok_s']:.2f}x", "yes" if ours == "f16" else "no"])
-    return table(["card", "model", "depth", "weights, Ridge", "weights, llama.cpp", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp", "same format"],
+    return table(["device", "model", "depth", "weights, Ridge", "weights, llama.cpp", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp", "same format"],
                  sorted(lines, key=lambda line: line[-1] == "no"))
 
 
@@ -281,7 +286,7 @@ def prompts(device):
             column = (r["n_depth"], r["n_prompt"])
             columns.add(column)
             found.setdefault((card(r), model_text(r["model_filename"]), cache(r)), {})[column] = f"{r['avg_ts']:.0f} ({r['n_ubatch']})"
-    return table(["card", "model", "cache", *(f"{n} tokens" + (f" at depth {d}" if d else "") for d, n in sorted(columns))],
+    return table(["device", "model", "cache", *(f"{n} tokens" + (f" at depth {d}" if d else "") for d, n in sorted(columns))],
                  [[*key] + [by.get(c, "") for c in sorted(columns)] for key, by in sorted(found.items())])
 
 
@@ -294,7 +299,7 @@ def sampling():
     for (where, name), by in speeds.items():
         greedy, drawn = (statistics.mean(by[key]) for key in (False, True))
         lines.append([where, model_text(name), f"{greedy:.0f}", f"{drawn:.0f}", f"{drawn / greedy:.3f}", f"{1e6 / drawn - 1e6 / greedy:.1f}"])
-    return table(["card", "model", "greedy, tok/s", "temperature 0.8, tok/s", "relative to greedy", "extra us per token"], lines)
+    return table(["device", "model", "greedy, tok/s", "temperature 0.8, tok/s", "relative to greedy", "extra us per token"], lines)
 
 
 BEFORE_AND_NOW = ["before, tok/s", "quartiles", "now, tok/s", "quartiles now", "times before"]
@@ -353,7 +358,7 @@ def peers_cpu():
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         lines.append([on, name, test, bits, peer, f"{statistics.median(ours.values()):.0f}", f"{statistics.median(theirs.values()):.0f}",
                       f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
-    return table(["card", "file", "test", "bits of activations in Ridge", "peer", "Ridge, tok/s", "peer, tok/s", "times the peer", "quartiles"], lines)
+    return table(["device", "file", "test", "bits of activations in Ridge", "peer", "Ridge, tok/s", "peer, tok/s", "times the peer", "quartiles"], lines)
 
 
 def panels_cpu():
@@ -367,7 +372,7 @@ def panels_cpu():
         token, tokens, rows = by[1, False], by[64, False], by.get((1, True))
         lines.append([card(token), name, f"{rows['median_us']:.0f}" if rows else "", f"{token['median_us']:.0f}", f"{token['gb_s']:.1f}", f"{token['gb_s'] / one:.2f}",
                       f"{tokens['median_us'] / 1000:.2f}", f"{many / tokens['median_us']:.2f}"])
-    return table(["card", "weights", "1 token in float kernels, us", "1 token, us", "GB/s", "times q8_0's", "64 tokens, ms", "times q4_0's rate"], lines)
+    return table(["device", "weights", "1 token in float kernels, us", "1 token, us", "GB/s", "times q8_0's", "64 tokens, ms", "times q4_0's rate"], lines)
 
 
 def floors_cpu():
@@ -396,7 +401,7 @@ def batches():
             cells.append(f"{r['speed_tg']:.0f}{times}" if r else "")
         deepest = by[max(by)]
         lines.append([*key, *cells, f"{deepest['speed_pp']:.0f}" if deepest.get("speed_pp") else "", f"{deepest['pct_of_roof']:.0f}"])
-    return table(["card", "model", "prompts", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prompts, tok/s", "% of bandwidth, most sequences"], lines)
+    return table(["device", "model", "tokens of a prompt", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prefill, tok/s", "% of bandwidth at the largest batch"], lines)
 
 
 STALLS = {"long_scoreboard": "memory", "short_scoreboard": "shared memory", "wait": "the instruction before", "math_pipe_throttle": "a busy pipe",
@@ -428,7 +433,7 @@ def counters():
         predicted = predicted_bytes(r["label"])
         lines.append([card(r), r["label"], f"{r['us']:.1f}", f"{predicted / 1e6:.1f}" if predicted else "", f"{r['dram_read_bytes'] / 1e6:.1f}", f"{r['dram_pct']:.0f}"]
                      + [f"{pipes.get(pipe, 0):.0f}" for pipe in ("alu", "fma", "lsu")] + [f"{tensor:.0f}", ", ".join(f"{STALLS.get(n, n)} {pct:.0f} %" for n, pct in stalls)])
-    return table(["card", "kernel", "us", "codes, MB", "read MB", "% of memory's rate", "ALU %", "FMA %", "load/store %", "tensor %", "warps wait for"], lines)
+    return table(["device", "kernel", "us", "codes, MB", "read MB", "% of memory's rate", "ALU %", "FMA %", "load/store %", "tensor %", "warps wait for"], lines)
 
 
 def collectives():
@@ -442,7 +447,7 @@ def collectives():
         us = {kernel: f"{r['median_us']:.2f}" for kernel, r in cell.items()}
         best = min(cell.values(), key=lambda r: r["median_us"])
         lines.append([where, n, size, *(us.get(kernel, "") for kernel in ("nccl", "one-shot", "two-shot")), f"{best['gb_s']:.1f}", f"{best['pct_of_link']:.0f}"])
-    return table(["card", "GPUs", "bytes", "NCCL us", "one-shot us", "two-shot us", "GB/s of the fastest", "% of the link"], lines)
+    return table(["device", "GPUs", "bytes", "NCCL us", "one-shot us", "two-shot us", "GB/s of the fastest", "% of the link"], lines)
 
 
 def way_of(r):
@@ -460,7 +465,7 @@ def ranks():
     cells, ways = {}, set()
     for r in stored("ranks-cuda"):
         batch = r.get("kind") == "batch"
-        what = f"{r['n_seq']} sequences x {r['n_prompt'][0]}" if batch else f"a token at depth {r['n_depth']}" if r["n_gen"] else f"a prompt of {r['n_prompt']}"
+        what = f"a token for each of {r['n_seq']} sequences, depth {r['n_prompt'][0]}" if batch else f"a token at depth {r['n_depth']}" if r["n_gen"] else f"a prompt of {r['n_prompt']}"
         way = way_of(r)
         ways.add(way)
         shared = re.search("@(?:shared|distinct)=[0-9]+", r["model_filename"])
@@ -475,14 +480,14 @@ def ranks():
             times = f" ({speed / cell['1 GPU'][0]:.2f}x)" if speed and way != "1 GPU" and "1 GPU" in cell else ""
             line.append(f"{rate(speed)}{times}{'' if checked else ' unchecked'}" if speed else "")
         lines.append(line)
-    return table(["card", "model", "test", "cache", *(f"{way}, tok/s" for way in shown)], lines)
+    return table(["device", "model", "test", "cache", *(f"{way}, tok/s" for way in shown)], lines)
 
 
 def ternary():
     """Products of ternary weights; the first build of the file is the one that is kept."""
     found = stored("checks/ternary-cuda")
     kept = {(r["n_out"], r["n_in"], r["n_tokens"]): r for r in found if r["build_commit"] == found[0]["build_commit"]}
-    return table(["card", "n_out x n_in", "tokens", "us", "GB/s", "% of bandwidth"],
+    return table(["device", "n_out x n_in", "tokens", "us", "GB/s", "% of bandwidth"],
                  [[card(r), f"{n_out} x {n_in}", n, f"{r['median_us']:.2f}", f"{r['gb_s']:.0f}", f"{r['pct_of_roof']:.0f}"] for (n_out, n_in, n), r in kept.items()])
 
 

@@ -207,7 +207,7 @@ def table():
     known = [b for b in targets if b[2] is not None]
     met = sum(b[3] for b in known)
     return [f"Met: {met} of {len(known)} measured targets. Missed: {len(known) - met}. Not measured: {len(targets) - len(known)}.", ""] + markdown(
-        ["card", "target", "wanted", "measured", "state"],
+        ["device", "target", "wanted", "measured", "state"],
         [[where, what, wanted, measured or "no row", "met" if met else "**missed**" if measured else ""] for what, wanted, measured, met, where in targets])
 
 

@@ -80,7 +80,7 @@ def products():
             problems.setdefault((card(r), f"{r['n_out']} x {r['n_in']}", r["n_tokens"], "cold" if r["cold"] else "warm"), {})[column] = r["median_us"]
             if column not in columns:
                 columns.append(column)
-    return table(["card", "n_out x n_in", "tokens", "buffers", *columns], [[*key] + [f"{us[c]:.1f}" if c in us else "" for c in columns] for key, us in problems.items()])
+    return table(["device", "n_out x n_in", "tokens", "buffers", *columns], [[*key] + [f"{us[c]:.1f}" if c in us else "" for c in columns] for key, us in problems.items()])
 
 
 def baseline_attention():
@@ -98,7 +98,7 @@ def baseline_attention():
     for (where, key, state), us in problems.items():
         ported = known.get(key, {}).get("rocm-cpp PQ3, ported") if state == "cold" else None
         lines.append([where, f"{key[0]}/{key[1]}/{key[2]} x {key[4]}", state] + [f"{us[c]:.1f}" if c in us else "" for c in columns] + [f"{ported:.0f}" if ported else ""])
-    return table(["card", "attention", "buffers", *columns, "published 3-bit kernel, ported"], lines)
+    return table(["device", "attention", "buffers", *columns, "published 3-bit kernel, ported"], lines)
 
 
 def attention_kernels():
@@ -128,7 +128,7 @@ def amx():
         formats[r["weight_format"]] = True
         cells.setdefault((card(r), f"{r['n_out']} x {r['n_in']}", int(planes), r["n_tokens"]), {})[r["weight_format"], isa] = r["median_us"]
     lines = [[*key, *(f"{by[f, 'avx512']:.0f} / {by[f, 'amx']:.0f} ({by[f, 'avx512'] / by[f, 'amx']:.2f}x)" for f in formats)] for key, by in sorted(cells.items(), key=lambda c: (-c[0][2], c[0][3]))]
-    return table(["card", "n_out x n_in", "planes", "tokens", *(f"{f}: AVX-512 / AMX us" for f in formats)], lines)
+    return table(["device", "n_out x n_in", "planes", "tokens", *(f"{f}: AVX-512 / AMX us" for f in formats)], lines)
 
 
 def trellis():
@@ -160,14 +160,14 @@ def host_experts():
         host = f"{ours.get('host_read_bytes', 0) / 1e9:.2f}" if key[3] == "decode" else ""
         lines.append([*key, host, f"{ours['avg_ts']:.1f} ± {ours['stddev_ts']:.1f}",
                       f"{theirs['avg_ts']:.1f} ± {theirs['stddev_ts']:.1f}" if theirs else "", f"{ours['avg_ts'] / theirs['avg_ts']:.2f}x" if theirs else ""])
-    return table(["card", "model", "layers on the host", "task", "GB a token read there", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp"], lines)
+    return table(["device", "model", "layers on the host", "task", "GB a token read there", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp"], lines)
 
 
 def mamba_chunks():
     """A line a task of a model of Mamba2 layers, whose prompts go in chunks."""
     lines = [[card(r), model_text(r["model_filename"]), f"prompt of {r['n_prompt']}" if r["n_prompt"] else "decode", r["n_depth"], f"{r['avg_ts']:.0f} ± {r['stddev_ts']:.0f}"]
              for r in stored("checks/mamba-chunks-cuda")]
-    return table(["card", "model", "task", "depth", "tok/s"], lines)
+    return table(["device", "model", "task", "depth", "tok/s"], lines)
 
 
 def expert_cache():
@@ -178,7 +178,7 @@ def expert_cache():
     plain = {skew(r): r["avg_ts"] for r in rows if gib(r) == 0}
     lines = [[card(r), re.match(r"synth:([^@]*)", r["model_filename"])[1], f"{skew(r):g}", f"{gib(r):g}", r.get("cached_experts", 0), f"{r['expert_hits']:.0f}" if gib(r) > 0 else "",
               f"{r['avg_ts']:.1f} ± {r['stddev_ts']:.1f}", f"{r['avg_ts'] / plain[skew(r)]:.2f}x"] for r in sorted(rows, key=lambda r: (skew(r), gib(r)))]
-    return table(["card", "model", "skew", "GiB", "experts kept of each layer", "choices on the GPU %", "tok/s", "relative to none kept"], lines)
+    return table(["device", "model", "skew", "GiB", "experts kept of each layer", "choices on the GPU %", "tok/s", "relative to none kept"], lines)
 
 
 TABLES = {

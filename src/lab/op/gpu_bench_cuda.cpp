@@ -11,7 +11,8 @@ std::span<const OpKernel> gpu_op_kernels() {
     std::vector<OpKernel> all = gpu_attention_kernels();
     for (const OpKernel* kernel :
          {&kGemvTwoOp, &kGemvLibrary, &kGemvTiles, &kGemvBricksOverlap, &kGemvBricks, &kGemvBricksInt8Overlap,
-          &kGemvBricksInt8, &kGemvInt1Plane, &kGemvIntOverlap, &kGemvInt2Planes, &kGemvTernaryOverlap, &kGemvTernary})
+          &kGemvBricksInt8, &kGemvInt1Plane, &kGemvIntOverlap, &kGemvInt2Planes, &kGemvTernaryOverlap, &kGemvTernary,
+          &kGemmBricks, &kGemmTernary, &kGemmInt4})
       all.push_back(*kernel);
     for (OpKernel& kernel : gpu_append_kernels()) all.push_back(std::move(kernel));
     return all;

@@ -1,18 +1,22 @@
-// bricks: device_f16_gemv, float activations with weights in bricks on f16 tensor cores. bricks-int8: device_int_gemv,
-// activations of 15 bits on integer tensor cores. -overlap: with programmatic dependent launch, each call's weights
-// read while the one before it ends.
+// Matmuls with weights in bricks. Names are those of op/device_linear.cpp. Up to kFewTokens tokens: bricks is
+// device_f16_gemv, float activations on f16 tensor cores; bricks-int8 is device_int_gemv, activations of 15 bits on
+// integer tensor cores. More tokens: bricks-f16, activations of f16. -overlap: with programmatic dependent launch, each
+// call's weights read while the one before it ends.
 #include <cmath>
 
 #include "lab/op/op_data.h"
 #include "lab/op/op_kernels.h"
+#include "op/device_linear.h"
 #include "op/gemm/tensor_gemm_cuda.h"
 #include "op/gemv/int_gemv_cuda.h"
 
 namespace ridge::lab {
 namespace {
 
+enum class Kernel : uint8_t { f16_gemv, int8_gemv, f16_gemm };
 struct Which {
-  bool int8, overlap;
+  Kernel kernel;
+  bool overlap;
 };
 
 class GemvBricks : public OpRun {
@@ -32,12 +36,20 @@ class GemvBricks : public OpRun {
       device_fill_bricks(stream, weights_.back(), 0, 0, n_out, rows_there.as<void>());
     }
     stream.synchronize();
-    if (!which_.int8) scratch_ = gpu::Buffer(brick_scratch_bytes(weights_[0], call(0)));
+    const BrickMatrix& w = weights_[0];
+    if (which_.kernel == Kernel::f16_gemv) scratch_ = gpu::Buffer(brick_scratch_bytes(w, call(0)));
+    if (which_.kernel == Kernel::f16_gemm)
+      scratch_ =
+          gpu::Buffer(is_wide() ? wide_gemm_scratch_bytes(w, call(0)) : tensor_gemm_scratch_bytes(w, call(0), 1));
   }
 
   void queue(gpu::StreamHandle stream, int set) override {
-    if (!which_.int8) return device_f16_gemv(stream, weights_[size_t(set)], call(set), scratch_);
-    device_int_gemv(stream, weights_[size_t(set)],
+    const BrickMatrix& w = weights_[size_t(set)];
+    if (which_.kernel == Kernel::f16_gemv) return device_f16_gemv(stream, w, call(set), scratch_);
+    if (which_.kernel == Kernel::f16_gemm)
+      return is_wide() ? device_wide_gemm(stream, w, call(set), scratch_)
+                       : device_tensor_gemm(stream, w, call(set), 1, scratch_);
+    device_int_gemv(stream, w,
                     {.n_tokens = p_.n_tokens,
                      .x = x_.at(set),
                      .planes = 2,
@@ -51,9 +63,11 @@ class GemvBricks : public OpRun {
     if (reference_.empty()) reference_ = matmul_reference(p_, x_host_, pool_.rows);
     const std::vector<float> y = values_of(stream, y_.at(set), y_values(p_));
     // Rounding the activations of a super-block, and sums in float over super-blocks as below.
-    if (which_.int8)
+    if (which_.kernel == Kernel::int8_gemv)
       return check_nmse(y, reference_, int8_bound(x_host_, 256, 127.0 * 254) + 9 * p_.n_in * 0x1p-46,
                         "all outputs against sums in double");
+    if (which_.kernel == Kernel::f16_gemm)  // x and weights rounded to f16, and float sums; of k-quants the minima too
+      return check_nmse(y, reference_, 0x1p-18 + double(p_.n_in) * 0x1p-44, "all outputs against sums in double");
     // x is held to 22 bits (16 beside bf16 weights), and each of the n_in / 16 products that a sum goes through may
     // cut 2^-23 off it; sums of codes with a zero point pass through values about three times the result.
     const double x_error = p_.weights->name == "bf16" ? 0x1p-16 : 0x1p-21;
@@ -62,6 +76,7 @@ class GemvBricks : public OpRun {
   }
 
  private:
+  bool is_wide() const { return has_wide_matmul(weights_[0], p_.n_tokens); }
   BrickCall call(int set) const {
     BrickCall c{.n_tokens = p_.n_tokens, .x = x_.at(set), .overlap = which_.overlap};
     c.y[0] = y_.at(set);
@@ -80,8 +95,15 @@ class GemvBricks : public OpRun {
 };
 
 Support supports(const OpProblem& p, const OpDevice&) {
-  return find_brick_format(p.weights->name) ? Support{}
-                                            : Support{false, fmt::format("there are no bricks of {}", p.weights->name)};
+  if (!find_brick_format(p.weights->name)) return {false, fmt::format("there are no bricks of {}", p.weights->name)};
+  if (p.n_tokens > kFewTokens) return {false, fmt::format("serves up to {} tokens", kFewTokens)};
+  return {};
+}
+
+Support supports_many(const OpProblem& p, const OpDevice&) {
+  if (!find_brick_format(p.weights->name) || p.weights->name == "bf16") return {false, "reads bricks other than bf16"};
+  if (p.n_tokens <= kFewTokens) return {false, fmt::format("serves more than {} tokens", kFewTokens)};
+  return {};
 }
 
 Support supports_int8(const OpProblem& p, const OpDevice&) {
@@ -100,16 +122,18 @@ int64_t set_bytes(const OpProblem& p) {
   return set_stride(rows * row_bytes) + set_of_xy(p);
 }
 
-template <bool kInt8, bool kOverlap>
+template <Kernel kKernel, bool kOverlap>
 std::unique_ptr<OpRun> open(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed) {
-  return std::make_unique<GemvBricks>(p, stream, n_sets, seed, Which{kInt8, kOverlap});
+  return std::make_unique<GemvBricks>(p, stream, n_sets, seed, Which{kKernel, kOverlap});
 }
 
 }  // namespace
 
-const OpKernel kGemvBricks = {Op::gemv, "bricks", supports, set_bytes, open<false, false>};
-const OpKernel kGemvBricksOverlap = {Op::gemv, "bricks-overlap", supports, set_bytes, open<false, true>};
-const OpKernel kGemvBricksInt8 = {Op::gemv, "bricks-int8", supports_int8, set_bytes, open<true, false>};
-const OpKernel kGemvBricksInt8Overlap = {Op::gemv, "bricks-int8-overlap", supports_int8, set_bytes, open<true, true>};
+const OpKernel kGemvBricks = {Op::gemv, "bricks", supports, set_bytes, open<Kernel::f16_gemv, false>};
+const OpKernel kGemvBricksOverlap = {Op::gemv, "bricks-overlap", supports, set_bytes, open<Kernel::f16_gemv, true>};
+const OpKernel kGemvBricksInt8 = {Op::gemv, "bricks-int8", supports_int8, set_bytes, open<Kernel::int8_gemv, false>};
+const OpKernel kGemvBricksInt8Overlap = {Op::gemv, "bricks-int8-overlap", supports_int8, set_bytes,
+                                         open<Kernel::int8_gemv, true>};
+const OpKernel kGemmBricks = {Op::gemv, "bricks-f16", supports_many, set_bytes, open<Kernel::f16_gemm, false>};
 
 }  // namespace ridge::lab

@@ -1,10 +1,12 @@
-// device_int_gemv: integer products on tensor cores. Names are those of op/device_linear.cpp: int-2planes is what
-// models run int4_g128 with (activations of about 15 bits), int-1plane the coarser one (7 bits), ternary that of i2_s.
+// Matmuls with integer weights on tensor cores. Names are those of op/device_linear.cpp. Up to kFewTokens tokens
+// (device_int_gemv): int-2planes is what models run int4_g128 with (activations of about 15 bits), int-1plane has 7
+// bits, ternary is for i2_s. More tokens (device_int_gemm): int4-f16 and ternary-int8.
 // -overlap: with programmatic dependent launch, each call's weights fetched while the one before it ends.
 
 #include "lab/op/op_data.h"
 #include "lab/op/op_kernels.h"
-#include "op/gemv/int_gemv_cuda.h"
+#include "op/device_linear.h"
+#include "op/gemm/int_gemm_cuda.h"
 
 namespace ridge::lab {
 namespace {
@@ -13,6 +15,7 @@ constexpr float kMatrixScale = 0.0677f;  // of ternary matrices
 
 IntKind kind_of(const OpProblem& p) { return p.weights->name == "i2_s" ? IntKind::ternary : IntKind::int4_g128; }
 
+/// planes: of an activation in int8; 0: device_int_gemm, whose activations are f16 beside int4_g128.
 class GemvInt : public OpRun {
  public:
   GemvInt(const OpProblem& p, const gpu::Stream& stream, int n_sets, uint64_t seed, int planes, bool overlap)
@@ -34,6 +37,11 @@ class GemvInt : public OpRun {
   }
 
   void queue(gpu::StreamHandle stream, int set) override {
+    if (planes_ == 0)
+      return device_int_gemm(
+          stream, weights_[size_t(set)],
+          {.n_tokens = p_.n_tokens, .x = x_.at(set), .n_out = {p_.n_out}, .y = {y_.at(set)}, .overlap = overlap_},
+          scratch_);
     device_int_gemv(stream, weights_[size_t(set)],
                     {.n_tokens = p_.n_tokens,
                      .x = x_.at(set),
@@ -55,8 +63,9 @@ class GemvInt : public OpRun {
   }
 
  private:
-  /// Rounding the activations, and float sums over groups.
+  /// Rounding the activations (and to f16 the weights), and float sums over groups.
   double activation_bound() const {
+    if (planes_ == 0) return 0x1p-20 + double(p_.n_in) * 0x1p-48;
     return int8_bound(x_host_, kIntGroup, planes_ == 2 ? 127.0 * 254 : 127.0) + p_.n_in * 0x1p-48;
   }
 
@@ -77,11 +86,12 @@ int64_t set_bytes(const OpProblem& p) {
   return set_stride(tiles * (p.n_in / kIntGroup) * int_tile_bytes(kind_of(p))) + set_stride(64 * tiles) + set_of_xy(p);
 }
 
-template <IntKind kKind>
+template <IntKind kKind, bool kMany>
 Support supports(const OpProblem& p, const OpDevice&) {
-  const bool ternary = kKind == IntKind::ternary;
-  const bool ok = p.weights->name == (ternary ? "i2_s" : "int4_g128");
-  return ok ? Support{} : Support{false, ternary ? "reads i2_s only" : "reads int4_g128 only"};
+  const std::string_view format = kKind == IntKind::ternary ? "i2_s" : "int4_g128";
+  if (p.weights->name != format) return {false, fmt::format("reads {} only", format)};
+  if (kMany == (p.n_tokens > kFewTokens)) return {};
+  return {false, fmt::format("serves {} {} tokens", kMany ? "more than" : "up to", kFewTokens)};
 }
 
 template <int kPlanes, bool kOverlap>
@@ -91,12 +101,15 @@ std::unique_ptr<OpRun> open(const OpProblem& p, const gpu::Stream& stream, int n
 
 }  // namespace
 
-constexpr auto kInt4 = supports<IntKind::int4_g128>, kTernary = supports<IntKind::ternary>;
+constexpr auto kInt4 = supports<IntKind::int4_g128, false>, kTernary = supports<IntKind::ternary, false>;
+constexpr auto kManyInt4 = supports<IntKind::int4_g128, true>, kManyTernary = supports<IntKind::ternary, true>;
 
 const OpKernel kGemvInt1Plane = {Op::gemv, "int-1plane", kInt4, set_bytes, open<1, false>};
 const OpKernel kGemvIntOverlap = {Op::gemv, "int-2planes-overlap", kInt4, set_bytes, open<2, true>};
 const OpKernel kGemvInt2Planes = {Op::gemv, "int-2planes", kInt4, set_bytes, open<2, false>};
 const OpKernel kGemvTernaryOverlap = {Op::gemv, "ternary-overlap", kTernary, set_bytes, open<1, true>};
 const OpKernel kGemvTernary = {Op::gemv, "ternary", kTernary, set_bytes, open<1, false>};
+const OpKernel kGemmInt4 = {Op::gemv, "int4-f16", kManyInt4, set_bytes, open<0, false>};
+const OpKernel kGemmTernary = {Op::gemv, "ternary-int8", kManyTernary, set_bytes, open<0, false>};
 
 }  // namespace ridge::lab

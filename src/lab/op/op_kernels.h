@@ -9,10 +9,11 @@ namespace ridge::lab {
 
 std::vector<OpKernel> gpu_attention_kernels();  // op_bench_attention_cuda.cpp
 std::vector<OpKernel> gpu_append_kernels();     // op_bench_append_cuda.cpp
-extern const OpKernel kGemvBricks, kGemvBricksOverlap, kGemvBricksInt8,
-    kGemvBricksInt8Overlap;  // op_bench_bricks_cuda.cpp
+// op_bench_bricks_cuda.cpp
+extern const OpKernel kGemvBricks, kGemvBricksOverlap, kGemvBricksInt8, kGemvBricksInt8Overlap, kGemmBricks;
 // op_bench_int_cuda.cpp
-extern const OpKernel kGemvInt1Plane, kGemvInt2Planes, kGemvIntOverlap, kGemvTernary, kGemvTernaryOverlap;
+extern const OpKernel kGemvInt1Plane, kGemvInt2Planes, kGemvIntOverlap, kGemvTernary, kGemvTernaryOverlap, kGemmInt4,
+    kGemmTernary;
 extern const OpKernel kGemvTiles;                // op_bench_gemm_cuda.cpp
 extern const OpKernel kGemvLibrary, kGemvTwoOp;  // op_bench_library_cuda.cpp
 /// All of these (gpu_bench_cuda.cpp); none in a build without CUDA.

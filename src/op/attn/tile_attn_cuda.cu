@@ -14,14 +14,18 @@ using namespace tiles;
 
 constexpr int kJoinWarps = 8;
 
-/// out[row, head] from the parts of its list, in the order of positions. A block a head: every warp adds up each
-/// kJoinWarps-th part, in an order that does not depend on timing.
-template <int kDim>
+/// out[row, head] from the parts of its list, in the order of positions: kJoinWarps sums, each of every kJoinWarps-th
+/// part, are added in their order. A block has a head, and each of its warps a sum; or, with many rows, a warp has a
+/// head and all its sums (kWarpEach), and the result has the same bits.
+template <int kDim, bool kWarpEach>
 __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const DeviceAttention a, const Cut cut) {
-  constexpr int kPer = kDim / 32, kChunks = kMostParts / 32, kBatch = 8;
+  constexpr int kPer = kDim / 32, kChunks = kMostParts / 32, kBatch = 8, kStep = kWarpEach ? 1 : kJoinWarps;
+  constexpr int kSums = kWarpEach ? kJoinWarps : 1;  // of a warp
+  static_assert(!kWarpEach || kBatch == kJoinWarps);
   __shared__ float sums[kJoinWarps][kDim];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int head = int(blockIdx.x), row = int(blockIdx.y);
+  const int head = kWarpEach ? int(blockIdx.x) * kJoinWarps + warp : int(blockIdx.x), row = int(blockIdx.y);
+  if (kWarpEach && head >= a.n_heads) return;
   const int kv_head = head / cut.group, in_group = head - kv_head * cut.group;
   const int list = kv_head * cut.head_groups + in_group / kHeads;
 
@@ -41,13 +45,14 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
   const auto load = [&](int from) {
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const int i = from + j * kJoinWarps;
+      const int i = from + j * kStep;
       if (i >= parts.n) break;
       own_top[j] = __ldcg(first + i * stride + r);
       load_row(first + i * stride + 2 * kHeads + r * kDim, lane, value[j]);
     }
   };
-  load(warp);
+  const int first_part = kWarpEach ? 0 : warp;
+  load(first_part);
   float tops[kChunks], totals[kChunks], top = kNever, total = 0;
 #pragma unroll
   for (int j = 0; j < kChunks; ++j) {
@@ -64,28 +69,37 @@ __global__ void __launch_bounds__(32 * kJoinWarps) attn_join_kernel(const Device
   for (int j = 0; j < kChunks; ++j) total = fmaf(gpu::fast_exp2(tops[j] - top), totals[j], total);
   total = gpu::warp_sum(total) + (a.sink_logits ? gpu::fast_exp2(sink - top) : 0.0f);
 
-  float x[kPer] = {};
-  for (int from = warp; from < parts.n; from += kBatch * kJoinWarps) {
-    if (from > warp) load(from);
+  float own[kSums][kPer] = {};
+  for (int from = first_part; from < parts.n; from += kBatch * kStep) {
+    if (from > first_part) load(from);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      if (from + j * kJoinWarps >= parts.n) break;
+      if (from + j * kStep >= parts.n) break;
       const float worth = gpu::fast_exp2(own_top[j] - top);
+      float(&sum)[kPer] = own[kWarpEach ? j : 0];
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) x[i] = fmaf(worth, value[j][i], x[i]);
+      for (int i = 0; i < kPer; ++i) sum[i] = fmaf(worth, value[j][i], sum[i]);
     }
   }
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) sums[warp][lane * kPer + i] = x[i];
-  __syncthreads();
-  if (warp > 0) return;
+  for (int i = 0; i < kPer; ++i) {
+    float sum = own[0][i];
+#pragma unroll
+    for (int w = 1; w < kSums; ++w) sum += own[w][i];
+    sums[warp][lane * kPer + i] = sum;
+  }
+  if constexpr (kWarpEach) __syncwarp();
+  else __syncthreads();
+  if (!kWarpEach && warp > 0) return;
 
-    // Out of cache space, where lanes have channels lane + 32 j.
+  // Out of cache space, where lanes have channels lane + 32 j.
+  float x[kPer];
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {
-    float sum = 0;
+    float sum = sums[kWarpEach ? warp : 0][lane + 32 * j];
+    if constexpr (!kWarpEach)
 #pragma unroll
-    for (int w = 0; w < kJoinWarps; ++w) sum += sums[w][lane + 32 * j];
+      for (int w = 1; w < kJoinWarps; ++w) sum += sums[w][lane + 32 * j];
     x[j] = sum / total;
   }
   rotate_row(a.v.rotation, table, false, lane, x);
@@ -102,13 +116,18 @@ struct Rings {
   int warps = 0, stages = 2, stage_bytes = 0, head_dim = 0;
 
   static constexpr int kBytes = 200 << 10;
-  /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes.
-  Rings(const SplitKernel& kernel, const DeviceAttention& a, const TileAttnPlan& plan, int most_bytes)
+  /// Blocks that follow one another on a processor. From so many on each has half the warps, and two run at once: one
+  /// reads tiles while the other begins or ends.
+  static constexpr int kManyBlocks = 3;
+  /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes. n_blocks: of the
+  /// launch, those that have a part.
+  Rings(const SplitKernel& kernel, const DeviceAttention& a, const TileAttnPlan& plan, int most_bytes, int n_blocks)
       : stage_bytes(kernel.tiles_at_a_time * pair_bytes(a.k.kind, a.v.kind, a.k.head_dim)), head_dim(a.k.head_dim) {
     const int bytes = std::min(kBytes, most_bytes);
     warps = kernel.most_warps;
     while (warps > 1 && 2 * warps * stage_bytes > bytes) --warps;
     if (plan.warps > 0) warps = std::min(plan.warps, kernel.most_warps);
+    else if (n_blocks >= kManyBlocks * gpu::multiprocessors()) warps = (warps + 1) / 2;
     if (plan.stages > 0) stages = plan.stages;
   }
   int bytes() const {
@@ -182,9 +201,9 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   if (a.rows.n == 0) return;
   const int head_dim = a.k.head_dim;
   const SplitKernel& kernel = kernel_for(a.k, a.v.kind);
-  const Rings rings(kernel, a, plan, most_ring_bytes(kernel, a.k));
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);
+  const Rings rings(kernel, a, plan, most_ring_bytes(kernel, a.k), plan.alone ? 0 : cut.lists * a.rows.n);
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
   cut.group = a.group();
   cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
@@ -206,11 +225,17 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   kernel.launch({dim3(unsigned(cut.lists), unsigned(block_rows(a.rows.n, cut.budget, plan.alone))),
                  unsigned(32 * rings.warps), size_t(query_bytes(kernel, a.k) + rings.bytes()), stream, plan.overlap},
                 a, cut);
-  const auto join = head_dim == 64    ? attn_join_kernel<64>
-                    : head_dim == 128 ? attn_join_kernel<128>
-                                      : attn_join_kernel<256>;
-  gpu::launch("attention parts", join,
-              {dim3(unsigned(a.n_heads), unsigned(a.rows.n)), 32 * kJoinWarps, 0, stream, true}, a, cut);
+  // A warp a head where blocks of a head would not all run at once.
+  const bool warp_each = a.n_heads * a.rows.n > kJoinWarps / 2 * gpu::multiprocessors();
+  const auto join_of = [&]<int kDim>() {
+    return warp_each ? attn_join_kernel<kDim, true> : attn_join_kernel<kDim, false>;
+  };
+  const auto join = head_dim == 64    ? join_of.template operator()<64>()
+                    : head_dim == 128 ? join_of.template operator()<128>()
+                                      : join_of.template operator()<256>();
+  const int blocks = warp_each ? int(gpu::ceil_div(a.n_heads, kJoinWarps)) : a.n_heads;
+  gpu::launch("attention parts", join, {dim3(unsigned(blocks), unsigned(a.rows.n)), 32 * kJoinWarps, 0, stream, true},
+              a, cut);
 }
 
 }  // namespace ridge

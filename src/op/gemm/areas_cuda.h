@@ -47,6 +47,7 @@ struct Plan {
   int n_column_areas, n_areas;
   int n_blocks;        ///< that have steps: those of the launch, and no more than there are steps
   bool whole;          ///< no area is shared
+  int cluster;         ///< blocks of a cluster, which share one area, where that is more than 1 (wide_areas_cuda.h)
   const uint4* words;  ///< of x
   const float* sums;
   int x_blocks;        ///< of a whole row of x
@@ -56,6 +57,7 @@ struct Plan {
 
   __device__ int n_steps() const { return n_areas * steps_per_area; }
   __device__ int first_step(int64_t block) const {
+    if (cluster > 1) return int(block / cluster) * steps_per_area + int(block % cluster) * steps_per_area / cluster;
     return whole ? int(block * n_areas / n_blocks) * steps_per_area : int(block * n_steps() / n_blocks);
   }
 };
@@ -269,17 +271,17 @@ __device__ float silu_of_sum(float x) {
 /// factor, row's scale) is the value of a row in the upper (0) or lower half of its tile. One tile after the other
 /// moves to the front: indices of registers are constants, and the code of a store is not there once for each tile. All
 /// that a tile reads is asked for before anything is written.
-template <class S, class Value, class Product>
+template <class Value, int kTiles, int kColumnTiles, class Product>
 __device__ void store_sums(const Outputs& out, int n_tiles, int first_tile, int64_t first_column,
-                           Value (&sum)[S::kTiles][S::kColumnTiles][4], const Product& product) {
-  constexpr int kAtOnce = std::min(4, S::kColumnTiles);  // column tiles whose inputs are asked for together
+                           Value (&sum)[kTiles][kColumnTiles][4], const Product& product) {
+  constexpr int kAtOnce = std::min(4, kColumnTiles);  // column tiles whose inputs are asked for together
   const int lane = int(threadIdx.x) % 32, r = lane / 4, c = lane % 4;
   const int per_tile = out.planes == 2 ? 4 : 8, n_mine = out.planes == 2 ? 1 : 2;  // tokens of eight columns, of a lane
   const int64_t first_token = first_column / out.planes + c * n_mine;
   const int n_tokens = int(min(out.n_tokens - first_token, int64_t(1) << 20));  // from there on
   const auto exists = [&](int n, int i) { return i < n_mine && n * per_tile + i < n_tokens; };
 #pragma unroll 1
-  for (int64_t tile = first_tile; tile < first_tile + S::kTiles && tile < n_tiles; ++tile) {
+  for (int64_t tile = first_tile; tile < first_tile + kTiles && tile < n_tiles; ++tile) {
     OutputRow rows[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -288,7 +290,7 @@ __device__ void store_sums(const Outputs& out, int n_tiles, int first_tile, int6
     }
     float factors[kAtOnce][2], y[kAtOnce][2][2];
 #pragma unroll
-    for (int n = 0; n < S::kColumnTiles; ++n) {
+    for (int n = 0; n < kColumnTiles; ++n) {
       if (n % kAtOnce == 0)
 #pragma unroll
         for (int k = 0; k < kAtOnce; ++k)
@@ -328,9 +330,9 @@ __device__ void store_sums(const Outputs& out, int n_tiles, int first_tile, int6
       }
     }
 #pragma unroll
-    for (int to = 0; to + 1 < S::kTiles; ++to)
+    for (int to = 0; to + 1 < kTiles; ++to)
 #pragma unroll
-      for (int n = 0; n < S::kColumnTiles; ++n)
+      for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[to][n][i] = sum[to + 1][n][i];
   }
@@ -415,7 +417,7 @@ __device__ void run_areas(const Plan& of, const Store& store) {
 template <class F, class S, int kMost, class Product>
 __device__ void run(const Plan& p, const Outputs& out, const Product& product) {
   run_areas<F, S, kMost, false>(p, [&](const Step<false>&, int first_tile, int first_column, auto& sum) {
-    store_sums<S>(out, p.n_tiles, first_tile, first_column, sum, product);
+    store_sums(out, p.n_tiles, first_tile, first_column, sum, product);
   });
 }
 

@@ -12,7 +12,14 @@ namespace {
 
 // --- x ---
 
-constexpr int kTokenThreads = 256;
+/// How tokens are made: threads of a block, units that a thread keeps, blocks of a multiprocessor. Few tokens are few
+/// blocks, whose time is all latency; many are bound by how many blocks run at once.
+template <int kThreadsOf, int kKeptOf, int kBlocksOf>
+struct Tokens {
+  static constexpr int kThreads = kThreadsOf, kKept = kKeptOf, kBlocks = kBlocksOf;
+};
+using FewTokens = Tokens<512, 4, 1>;
+using ManyTokens = Tokens<256, 2, 3>;
 
 struct XPlan {
   int64_t n_in;
@@ -26,8 +33,9 @@ struct XPlan {
 };
 
 /// Largest of a block's values as bits of floats without their signs, of which NaN has the largest.
+template <int kThreads>
 __device__ uint32_t block_top(uint32_t top) {
-  __shared__ uint32_t parts[kTokenThreads / 32];
+  __shared__ uint32_t parts[kThreads / 32];
   top = __reduce_max_sync(gpu::kAllLanes, top);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = top;
   __syncthreads();
@@ -37,42 +45,74 @@ __device__ uint32_t block_top(uint32_t top) {
 
 /// A block a token. int4_g128: a unit is the four columns from 4c on of each 16 of a block of 32, as pairs of f16
 /// 0, 2 and 1, 3, which is how nibbles of a word meet (int_weights_cuda.h). ternary: of each 16 of a block of 64, as
-/// bytes. Roundings of ternary are those of quantize_ternary() in int_tokens.h.
-template <IntKind kKind>
-__global__ void __launch_bounds__(kTokenThreads) tokens_kernel(const XPlan p) {
+/// bytes. Roundings of ternary are those of quantize_ternary() in int_tokens.h. A thread keeps its first units and
+/// reads others up to three times.
+template <IntKind kKind, class T>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks) tokens_kernel(const XPlan p) {
   constexpr bool kTernary = kKind == IntKind::ternary;
   constexpr int kQuads = kTernary ? 4 : 2;  // of a unit
-  gpu::let_next_grid_start();
-  gpu::wait_for_previous_grid();
+  constexpr int kKept = kTernary ? 1 : T::kKept, kThreads = T::kThreads;
+  struct Unit {
+    float4 v[kQuads];
+  };
   const int64_t token = blockIdx.x;
   const auto* x = reinterpret_cast<const float4*>(p.x + token * p.n_in);
   const auto* norm = reinterpret_cast<const float4*>(p.norm);
-  const int n_quads = int(p.n_in / 4);
+  const int n_units = 4 * p.blocks;
+  const auto load = [&](const float4* row, int unit) {  // zeros where there is none
+    Unit u = {};
+    if (unit < n_units)
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) u.v[i] = row[4 * kQuads * (unit / 4) + 4 * i + unit % 4];
+    return u;
+  };
+
+  gpu::let_next_grid_start();
+  Unit kept[kKept], weights[kKept];
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) weights[k] = p.norm ? load(norm, k * kThreads + int(threadIdx.x)) : Unit{};
+  gpu::wait_for_previous_grid();
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) kept[k] = load(x, k * kThreads + int(threadIdx.x));
+  const int first_read = kKept * kThreads;
 
   double by = 1;
+  const auto normalise = [&by](Unit& u, const Unit& w) {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i)
+      u.v[i] = make_float4(float(u.v[i].x * by * w.v[i].x), float(u.v[i].y * by * w.v[i].y),
+                           float(u.v[i].z * by * w.v[i].z), float(u.v[i].w * by * w.v[i].w));
+  };
   if (p.norm) {
     double squares = 0;
-#pragma unroll 4
-    for (int i = int(threadIdx.x); i < n_quads; i += kTokenThreads) {
-      const float4 v = x[i];
-      squares += double(v.x) * v.x + double(v.y) * v.y + double(v.z) * v.z + double(v.w) * v.w;
-    }
-    by = 1.0 / sqrt(gpu::block_sum<kTokenThreads>(squares) / double(p.n_in) + p.eps);
+    const auto add = [&squares](const Unit& u) {
+#pragma unroll
+      for (const float4& v : u.v)
+        squares += double(v.x) * v.x + double(v.y) * v.y + double(v.z) * v.z + double(v.w) * v.w;
+    };
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) add(kept[k]);
+    for (int first = first_read; first < n_units; first += kThreads) add(load(x, first + int(threadIdx.x)));
+    by = 1.0 / sqrt(gpu::block_sum<kThreads>(squares) / double(p.n_in) + p.eps);
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) normalise(kept[k], weights[k]);
   }
-  const auto load = [&](int i) {
-    const float4 v = x[i];
-    if (!p.norm) return v;
-    const float4 w = norm[i];
-    return make_float4(float(v.x * by * w.x), float(v.y * by * w.y), float(v.z * by * w.z), float(v.w * by * w.w));
+  const auto read = [&](int unit) {
+    Unit u = load(x, unit);
+    if (p.norm) normalise(u, load(norm, unit));
+    return u;
   };
+
   uint32_t bits = 0;
-#pragma unroll 4
-  for (int i = int(threadIdx.x); i < n_quads; i += kTokenThreads) {
-    const float4 v = load(i);
+  const auto take_top = [&bits](const Unit& u) {
     const auto size = [](float f) { return __float_as_uint(f) & 0x7FFFFFFFu; };
-    bits = max(bits, max(max(size(v.x), size(v.y)), max(size(v.z), size(v.w))));
-  }
-  const float largest = __uint_as_float(block_top(bits));
+#pragma unroll
+    for (const float4& v : u.v) bits = max(bits, max(max(size(v.x), size(v.y)), max(size(v.z), size(v.w))));
+  };
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) take_top(kept[k]);
+  for (int first = first_read; first < n_units; first += kThreads) take_top(read(first + int(threadIdx.x)));
+  const float largest = __uint_as_float(block_top<kThreads>(bits));
   const bool finite = largest <= 3.402823466e+38f;
   const float top = largest > 1e-5f ? largest : 1e-5f;  // token_top
   const float by_levels = !finite ? 0.0f : kTernary ? __fdiv_rn(127.0f, top) : bricks::plane_scale(largest);
@@ -80,32 +120,33 @@ __global__ void __launch_bounds__(kTokenThreads) tokens_kernel(const XPlan p) {
     p.factors[token] = !finite ? __int_as_float(0x7FC00000) : kTernary ? __fdiv_rn(top, 127.0f) : 1.0f / by_levels;
 
   uint4* to = p.words + (token / 8 * p.blocks) * 32 + token % 8 * 4;
-#pragma unroll 2
-  for (int first = 0; first < 4 * p.blocks; first += kTokenThreads) {  // whole warps: lanes exchange words
-    const int unit = first + int(threadIdx.x), c = unit % 4;
-    const bool exists = unit < 4 * p.blocks;
-    const int block = exists ? unit / 4 : 0;
-    float4 v[kQuads];
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) v[i] = load(4 * kQuads * block + 4 * i + c);
+  const auto write = [&](int unit, const Unit& u) {  // whole warps: lanes exchange words
+    const bool exists = unit < n_units;
+    const int block = unit / 4, c = unit % 4;
     uint32_t words[4];
     if constexpr (kTernary) {
       const auto level = [&](float f) { return __float2int_rn(__fmul_rn(f, by_levels)); };  // ties to even, 0 for NaN
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = pack_int8(level(v[i].x), level(v[i].y), level(v[i].z), level(v[i].w));
+      for (int i = 0; i < 4; ++i)
+        words[i] = pack_int8(level(u.v[i].x), level(u.v[i].y), level(u.v[i].z), level(u.v[i].w));
     } else {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        words[2 * i] = gpu::pack_f16(v[i].x * by_levels, v[i].z * by_levels);
-        words[2 * i + 1] = gpu::pack_f16(v[i].y * by_levels, v[i].w * by_levels);
+        words[2 * i] = gpu::pack_f16(u.v[i].x * by_levels, u.v[i].z * by_levels);
+        words[2 * i + 1] = gpu::pack_f16(u.v[i].y * by_levels, u.v[i].w * by_levels);
       }
     }
     if (p.area_columns == 0) {
       if (exists) to[block * 32 + c] = make_uint4(words[0], words[1], words[2], words[3]);
     } else {
-      areas::store_units(p.words, token, 4 * block, 4 * p.blocks, p.area_columns, words, exists);
+      areas::store_units(p.words, token, 4 * block, n_units, p.area_columns, words, exists);
     }
-  }
+  };
+#pragma unroll
+  for (int k = 0; k < kKept; ++k)
+    if (k * kThreads < n_units) write(k * kThreads + int(threadIdx.x), kept[k]);
+  for (int first = first_read; first < n_units; first += kThreads)
+    write(first + int(threadIdx.x), read(first + int(threadIdx.x)));
 }
 
 // --- The product ---
@@ -243,7 +284,7 @@ struct ShapeCost {
 template <class S>
 constexpr ShapeCost kCost = std::is_same_v<S, Large>    ? ShapeCost{4400, 2400, 2600, 8000}
                             : std::is_same_v<S, Middle> ? ShapeCost{2600, 1500, 1300, 4500}
-                                                        : ShapeCost{1600, 1000, 650, 2500};
+                                                        : ShapeCost{2200, 1000, 1300, 2500};
 
 template <class S>
 int64_t block_clocks(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
@@ -301,7 +342,7 @@ void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmC
   p.areas = areas::plan_areas<Steps, S>(w.tiles.as<void>(), w.n_row_tiles(), w.n_groups(), call.n_tokens);
   const int most_blocks = call.n_blocks > 0 ? call.n_blocks : gpu::multiprocessors();
   int n_blocks = int(std::min<int64_t>(most_blocks, n_areas * w.n_groups()));
-  if constexpr (kIsWide<S>) n_blocks = areas::choose_wide_blocks<Steps, S>(p.areas, most_blocks);
+  if constexpr (kIsWide<S>) n_blocks = areas::choose_wide_blocks<Steps, S>(p.areas, most_blocks, call.cluster);
 
   const int64_t slot_bytes = areas::slot_bytes<S>(n_blocks), word_bytes = areas::x_bytes<Steps, S>(p.areas);
   auto* const data = scratch.data.ensure<uint8_t>(slot_bytes + word_bytes + 4 * call.n_tokens);
@@ -329,14 +370,24 @@ void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmC
   out.relu2 = call.output == IntOutput::relu2_glu;
   const XPlan x = {w.n_in, call.x,  call.norm_weight, call.norm_eps,
                    words,  factors, p.areas.x_blocks, kIsWide<S> ? S::kAreaColumns : 0};
-  gpu::launch(kKind == IntKind::ternary ? "tokens to int8" : "tokens to f16", tokens_kernel<kKind>,
-              {unsigned(call.n_tokens), kTokenThreads, 0, stream, call.overlap}, x);
+  const auto make_tokens = [&]<class T>() {
+    gpu::launch(kKind == IntKind::ternary ? "tokens to int8" : "tokens to f16", tokens_kernel<kKind, T>,
+                {unsigned(call.n_tokens), T::kThreads, 0, stream, call.overlap}, x);
+  };
+  if (call.n_tokens <= gpu::multiprocessors()) make_tokens.template operator()<FewTokens>();
+  else make_tokens.template operator()<ManyTokens>();
   constexpr size_t kBytes = areas::block_bytes<Steps, S, kMost>();
   static_assert(kBytes <= kMost - 1024);
   const auto kernel = gemm_kernel<kKind, S, kMost>;
   gpu::allow_shared_bytes("shared memory of int_gemm", kernel, kBytes);
   gpu::launch(kKind == IntKind::ternary ? "int_gemm int8" : "int_gemm f16", kernel,
-              {unsigned(n_blocks), areas::kBlockThreads<S>, kBytes, stream, true}, p);
+              {.blocks = unsigned(n_blocks),
+               .threads = areas::kBlockThreads<S>,
+               .shared_bytes = kBytes,
+               .stream = stream,
+               .overlap = true,
+               .cluster = unsigned(std::max(1, p.areas.cluster))},
+              p);
 }
 
 IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
@@ -347,8 +398,7 @@ IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
     const auto clocks = [&](auto shape) {
       using S = decltype(shape);
       const areas::Plan p = areas::plan_areas<Int4Steps, S>(nullptr, w.n_row_tiles(), w.n_groups(), n_tokens);
-      const areas::WideCost cost = areas::wide_cost<Int4Steps, S>(p, blocks);
-      return std::min(cost.shared, cost.whole);
+      return areas::wide_cost<Int4Steps, S>(p, blocks).least();
     };
     const int64_t wide32 = clocks(Wide32()), wide64 = clocks(Wide64()), wide128 = clocks(Wide128());
     const int64_t wide = std::min({wide32, wide64, wide128});

@@ -29,6 +29,7 @@ struct IntGemmCall {
   float* y[kMostIntParts] = {};       ///< [n_tokens, n_out] of each
   int n_blocks = 0;                   ///< of the launch; 0 is one for each multiprocessor
   IntArea area = IntArea::any;
+  int cluster = 0;       ///< blocks that share an area of wide32 or wide64, 2 to 8; 1: none do; 0: chosen
   bool overlap = false;  ///< programmatic dependent launch
 };
 

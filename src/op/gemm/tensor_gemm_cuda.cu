@@ -159,7 +159,14 @@ void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCa
   static_assert(kBytes <= kMost - 1024);
   const auto kernel = gemm_kernel<F, S, kMost>;
   gpu::allow_shared_bytes("shared memory of tensor_gemm", kernel, kBytes);
-  gpu::launch("tensor_gemm", kernel, {unsigned(launch.n_blocks), areas::kBlockThreads<S>, kBytes, stream, true}, p);
+  gpu::launch("tensor_gemm", kernel,
+              {.blocks = unsigned(launch.n_blocks),
+               .threads = areas::kBlockThreads<S>,
+               .shared_bytes = kBytes,
+               .stream = stream,
+               .overlap = true,
+               .cluster = unsigned(std::max(1, p.areas.cluster))},
+              p);
 }
 
 }  // namespace

@@ -3,7 +3,11 @@
 //
 // Weights are A of the products, as f16 in registers; tokens are B, in shared memory. Two warpgroups multiply: a warp
 // has two tiles. While the products of one set of registers run, the other set is made of the next 32 columns of k. One
-// more warp fills two rings: tiles, a step of all tiles of the area at a time, and x, 64 or 128 columns of k at a time.
+// more warp fills two rings: tiles, some steps of all tiles of the area at a time, and x, 64 or 128 columns of k at a
+// time. A bulk copy of 1 KB takes 55 clocks, a longer one not much more: short tiles of several steps come in one.
+//
+// Where there are fewer areas than processors the blocks of a cluster share one: each takes a range of k, and in the
+// end each adds up some columns of all their sums, which it reads from the others' shared memory.
 //
 // A kind of weights F has
 //   kBytes, kColumns         of a tile of one step
@@ -28,16 +32,20 @@ inline constexpr bool kIsWide = false;
 template <int kColumns>
 inline constexpr bool kIsWide<WideShape<kColumns>> = true;
 
-inline constexpr int kWideThreads = kThreads + 128;  // the last warpgroup's first warp fills the rings
-inline constexpr int kImageAlignment = 1024;         // of x in shared memory
+inline constexpr int kImageAlignment = 1024;  // of x in shared memory
 
 /// Sizes of the rings.
 template <class F, class S>
 struct WideSizes {
   static constexpr int kXColumns = std::min(128, F::kColumns), kXOfStep = F::kColumns / kXColumns;
-  static constexpr int kXBytes = kXColumns * 2 * S::kAreaColumns, kTileBytes = S::kAreaTiles * F::kBytes;
+  static constexpr int kXBytes = kXColumns * 2 * S::kAreaColumns;
   static constexpr int kFreeBytes = gpu::kHopperSharedBytes - 1024 - kImageAlignment - 256;
-  static constexpr int kTileStages = kXOfStep > 1 ? 2 : std::min(6, kFreeBytes / (kXBytes + kTileBytes));
+  /// Steps of a stage of tiles, which a bulk copy brings of each.
+  static constexpr int kSteps = F::kColumns != 128 || F::kBytes >= 1600       ? 1
+                                : S::kAreaColumns >= 128 || F::kBytes >= 1200 ? 2
+                                                                              : 4;
+  static constexpr int kTileBytes = S::kAreaTiles * F::kBytes * kSteps;
+  static constexpr int kTileStages = kXOfStep * kSteps > 1 ? 2 : std::min(6, kFreeBytes / (kXBytes + kTileBytes));
   static constexpr int kXStages = std::min(6, (kFreeBytes - kTileStages * kTileBytes) / kXBytes);
   static_assert(kTileStages >= 2 && kXStages >= 3 && F::kColumns % 64 == 0);
   /// More than half of a multiprocessor's, as kSharedBytes.
@@ -56,9 +64,9 @@ int64_t x_bytes(const Plan& p) {
   if constexpr (kIsWide<S>) return wide_image_bytes<F, S>(p);
   else return word_bytes<S>(p);
 }
-/// Threads of a block.
+/// Threads of a block. Of a wide one the last warpgroup's first warp fills the rings.
 template <class S>
-inline constexpr int kBlockThreads = kIsWide<S> ? kWideThreads : kThreads;
+inline constexpr int kBlockThreads = kThreads + (kIsWide<S> ? 128 : 0);
 /// Bytes of a block's shared memory.
 template <class F, class S, int kMost>
 constexpr size_t block_bytes() {
@@ -93,22 +101,42 @@ inline __device__ void store_units(void* image, int64_t token, int first_unit, i
     static_cast<uint4*>(image)[unit_at(token, first_unit + int(threadIdx.x) % 4, n_units, area_columns)] = unit;
 }
 
-/// Clocks of a block's areas when they are shared among the blocks and when they are not.
+/// Whether blocks of a cluster may share areas: their sums must fit where the rings were.
+template <class S, bool kGrouped>
+inline constexpr bool kMayCluster = !kGrouped && S::kAreaColumns <= 64;
+
+/// Clocks of a block's areas when they are shared among the blocks, when they are not, and when a cluster has each.
 struct WideCost {
-  int64_t shared, whole;
+  int64_t shared, whole, clusters;
+  int cluster;  ///< blocks of a cluster that take least; 1: none fits
+  int64_t least() const { return std::min({shared, whole, clusters}); }
 };
 template <class F, class S>
 WideCost wide_cost(const Plan& p, int64_t n_blocks) {
-  constexpr int64_t kPart = S::kValues * 150, kStore = S::kValues * 110;
-  constexpr int64_t kStep = int64_t(F::kColumns) * (S::kAreaColumns >= 128 ? 18 : S::kAreaColumns >= 64 ? 11 : 10);
+  constexpr int64_t kPart = S::kAreaColumns * 150, kStore = S::kAreaColumns * 110;
+  constexpr int64_t kStep = int64_t(F::kColumns) * (S::kAreaColumns >= 128 ? 23 : S::kAreaColumns >= 64 ? 16 : 13);
   const int64_t waves = gpu::ceil_div(p.n_areas, n_blocks);
   const int64_t steps = gpu::ceil_div(int64_t(p.n_areas) * p.steps_per_area, n_blocks);
-  return {.shared = steps * kStep + 2 * kPart + waves * kStore, .whole = waves * (p.steps_per_area * kStep + kStore)};
+  WideCost cost{.shared = steps * kStep + 2 * kPart + waves * kStore,
+                .whole = waves * (p.steps_per_area * kStep + kStore),
+                .clusters = INT64_MAX,
+                .cluster = 1};
+  if constexpr (kMayCluster<S, false>)
+    for (int cluster = 2; cluster <= std::min(gpu::kMostCluster, p.steps_per_area); ++cluster) {
+      if (p.n_areas > std::min<int64_t>(n_blocks / cluster, gpu::most_clusters(cluster))) continue;
+      const int64_t gather = 1000 + 1100 * cluster + kStore / cluster;
+      const int64_t clocks = gpu::ceil_div(p.steps_per_area, cluster) * kStep + gather;
+      if (clocks < cost.clusters) cost.clusters = clocks, cost.cluster = cluster;
+    }
+  return cost;
 }
-/// Blocks of a launch, and whether they share areas.
+/// Blocks of a launch, and whether they share areas, all or those of a cluster; cluster: its blocks, or 0 for what takes
+/// least.
 template <class F, class S>
-int choose_wide_blocks(Plan& p, int64_t most_blocks) {
+int choose_wide_blocks(Plan& p, int64_t most_blocks, int cluster = 0) {
   const WideCost cost = wide_cost<F, S>(p, most_blocks);
+  p.cluster = cluster > 0 ? cluster : cost.clusters == cost.least() ? cost.cluster : 1;
+  if (p.cluster > 1) return p.n_areas * p.cluster;
   p.whole = cost.whole <= cost.shared;
   return int(std::min<int64_t>(most_blocks, p.whole ? p.n_areas : int64_t(p.n_areas) * p.steps_per_area));
 }
@@ -144,25 +172,28 @@ __device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int star
   Step<kGrouped> of_tiles(p, start), of_x = of_tiles;
   gpu::RingPlace<Sizes::kTileStages> tile_place;
   gpu::RingPlace<Sizes::kXStages> x_place;
+  int filled_to = start;
   const auto fill_tiles = [&] {
     const int first = of_tiles.row_area() * S::kAreaTiles, n = min(S::kAreaTiles, p.n_tiles - first);
+    const int steps =
+        min(min(Sizes::kSteps - of_tiles.brick % Sizes::kSteps, p.steps_per_area - of_tiles.brick), end - filled_to);
     const uint8_t* from = p.tiles;
     if constexpr (kGrouped) from += p.groups.experts[of_tiles.column_area()] * p.groups.expert_bytes;
     gpu::Arrival* const filled = rings.tiles.filled + tile_place.stage;
-    if (lane == 0) gpu::expect_pieces(filled, n * F::kBytes);
+    if (lane == 0) gpu::expect_pieces(filled, n * F::kBytes * steps);
     __syncwarp();
     if (lane < n)
-      gpu::add_piece(filled, rings.tiles.at(tile_place.stage) + lane * F::kBytes,
-                     from + (int64_t(first + lane) * p.steps_per_area + of_tiles.brick) * F::kBytes, F::kBytes);
+      gpu::add_piece(filled, rings.tiles.at(tile_place.stage) + lane * F::kBytes * Sizes::kSteps,
+                     from + (int64_t(first + lane) * p.steps_per_area + of_tiles.brick) * F::kBytes, F::kBytes * steps);
     tile_place.advance();
-    of_tiles.advance(p);
+    filled_to += steps;
+    for (int i = 0; i < steps; ++i) of_tiles.advance(p);
   };
   // Weights may come while the grid before this one still makes x.
-  const int ahead = min(end - start, Sizes::kTileStages);
-  for (int i = 0; i < ahead; ++i) fill_tiles();
+  for (int i = 0; i < Sizes::kTileStages && filled_to < end; ++i) fill_tiles();
   if constexpr (!kGrouped) gpu::wait_for_previous_grid();
   for (int step = start; step < end; ++step, of_x.advance(p)) {
-    if (step >= start + ahead) {
+    if (step == filled_to) {
       gpu::wait_until_used(rings.tiles, tile_place);
       fill_tiles();
     }
@@ -174,6 +205,36 @@ __device__ void fill_rings(const Plan& p, const WideRings<F, S>& rings, int star
                        Sizes::kXBytes, lane);
     }
   }
+}
+
+/// Adds the sums that the blocks of a cluster have of one area. Each block has some of the column tiles, for which it
+/// calls store(column tile, sums of a warp). `shared`: of every block, S::kValues floats a thread.
+template <class S, class Store>
+__device__ void store_cluster(int cluster, float4* shared, const float (&sum)[S::kTiles][S::kColumnTiles][4],
+                              const Store& store) {
+  const auto at = [&](int m, int n) { return shared + (m * S::kColumnTiles + n) * kThreads + threadIdx.x; };
+  gpu::sync_threads(1, kThreads);  // all have read the rings
+#pragma unroll
+  for (int m = 0; m < S::kTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < S::kColumnTiles; ++n)
+      *at(m, n) = make_float4(sum[m][n][0], sum[m][n][1], sum[m][n][2], sum[m][n][3]);
+  gpu::sync_cluster();
+  const int rank = gpu::cluster_rank();
+#pragma unroll 1
+  for (int n = rank * S::kColumnTiles / cluster; n < (rank + 1) * S::kColumnTiles / cluster; ++n) {
+    float part[S::kTiles][1][4] = {};
+#pragma unroll
+    for (int block = 0; block < gpu::kMostCluster; ++block)
+      if (block < cluster)
+#pragma unroll
+        for (int m = 0; m < S::kTiles; ++m) {
+          const float4 of = gpu::load_peer(at(m, n), block);
+          part[m][0][0] += of.x, part[m][0][1] += of.y, part[m][0][2] += of.z, part[m][0][3] += of.w;
+        }
+    store(n, part);
+  }
+  gpu::sync_cluster();  // no block ends while others read its sums
 }
 
 /// Runs a warp of the multiplying warpgroups; store() as run_areas() has it.
@@ -192,19 +253,25 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
     __syncwarp();
     if (lane == 0) gpu::arrive(used);
   };
-  int chunk = 0, chunks_left = (end - start) * kChunks;
+  // Of the chunk that is fetched next: its step, that step's place in a stage, and its place in the step.
+  int brick = start % p.steps_per_area, in_stage = 0, chunk = 0, chunks_left = (end - start) * kChunks;
   const auto fetch = [&] {  // the codes of the next chunk, if there is one
     if (chunks_left == 0) return;
     --chunks_left;
     if (chunk == kChunks) {
       chunk = 0;
-      release(rings.tiles.used + tile_place.stage);
-      tile_place.advance();
+      ++in_stage;
+      if (++brick == p.steps_per_area) brick = 0;
+      if (brick % Sizes::kSteps == 0) {
+        in_stage = 0;
+        release(rings.tiles.used + tile_place.stage);
+        tile_place.advance();
+      }
     }
-    if (chunk == 0) gpu::wait_until_filled(rings.tiles, tile_place);
-    const uint8_t* tiles = rings.tiles.at(tile_place.stage) + warp * S::kTiles * F::kBytes;
+    if (chunk == 0 && in_stage == 0) gpu::wait_until_filled(rings.tiles, tile_place);
+    const uint8_t* tiles = rings.tiles.at(tile_place.stage) + (warp * S::kTiles * Sizes::kSteps + in_stage) * F::kBytes;
 #pragma unroll
-    for (int m = 0; m < S::kTiles; ++m) codes[m] = F::load(tiles + m * F::kBytes, chunk, lane);
+    for (int m = 0; m < S::kTiles; ++m) codes[m] = F::load(tiles + m * Sizes::kSteps * F::kBytes, chunk, lane);
     ++chunk;
   };
   const auto make = [&](uint32_t(&set)[2][S::kTiles][4], int part) {
@@ -277,16 +344,25 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
       multiply(std::false_type());
       end_products();
     }
-    if (n_steps == p.steps_per_area ||
-        gather_parts<S>(p, now.area(p), start, sum, [] { gpu::sync_threads(1, kThreads); }))
-      store(now, warp * S::kTiles + now.row_area() * S::kAreaTiles, now.column_area() * kColumns, sum);
+    const auto store_here = [&](int column_tile, auto& sums) {
+      store(now, warp * S::kTiles + now.row_area() * S::kAreaTiles, now.column_area() * kColumns + 8 * column_tile,
+            sums);
+    };
+    bool in_cluster = false;
+    if constexpr (kMayCluster<S, kGrouped>) {
+      in_cluster = p.cluster > 1;
+      if (in_cluster) store_cluster<S>(p.cluster, reinterpret_cast<float4*>(rings.x.data), sum, store_here);
+    }
+    if (!in_cluster && (n_steps == p.steps_per_area ||
+                        gather_parts<S>(p, now.area(p), start, sum, [] { gpu::sync_threads(1, kThreads); })))
+      store_here(0, sum);
 #pragma unroll
     for (int i = 0; i < S::kValues; ++i) (&sum[0][0][0])[i] = 0;
     step += n_steps;
   }
 }
 
-/// run_areas() of areas_cuda.h by kWideThreads threads; a block has WideSizes::kBytes.
+/// run_areas() of areas_cuda.h by kBlockThreads<S> threads; a block has WideSizes::kBytes.
 template <class F, class S, bool kGrouped, class Store>
 __device__ void run_wide_areas(const Plan& of, const Store& store) {
   if constexpr (gpu::kWarpgroups) {
@@ -317,7 +393,7 @@ __device__ void run_wide_areas(const Plan& of, const Store& store) {
 template <class F, class S, class Product>
 __device__ void run_wide(const Plan& p, const Outputs& out, const Product& product) {
   run_wide_areas<F, S, false>(p, [&](const Step<false>&, int first_tile, int first_column, auto& sum) {
-    store_sums<S>(out, p.n_tiles, first_tile, first_column, sum, product);
+    store_sums(out, p.n_tiles, first_tile, first_column, sum, product);
   });
 }
 
