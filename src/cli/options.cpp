@@ -260,8 +260,7 @@ std::string device_text(const ModelInfo& info) {
 CLI::Option* add_model_flag(CLI::App& app, ModelFlags& flags, bool required) {
   in_group(app, "Model");
   return add_text(app, "-m,--model", flags.model, "MODEL",
-                  "GGUF file, Hugging Face folder, or synth:SHAPE[@OPTION=VALUE...]: layers, weights, head, mtp, "
-                  "shared, skew")
+                  "GGUF file, Hugging Face folder or synth:SHAPE with @layers= @weights= @head= @mtp= @shared= @skew=")
       ->required(required);
 }
 

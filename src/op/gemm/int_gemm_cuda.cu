@@ -13,13 +13,14 @@ namespace {
 // --- x ---
 
 /// How tokens are made: threads of a block, units that a thread keeps, blocks of a multiprocessor. Few tokens are few
-/// blocks, whose time is all latency; many are bound by how many blocks run at once.
+/// blocks, whose time is all latency; many are bound by how many blocks run at once, and of short rows more can.
 template <int kThreadsOf, int kKeptOf, int kBlocksOf>
 struct Tokens {
   static constexpr int kThreads = kThreadsOf, kKept = kKeptOf, kBlocks = kBlocksOf;
 };
 using FewTokens = Tokens<512, 4, 1>;
 using ManyTokens = Tokens<256, 2, 3>;
+using ShortTokens = Tokens<128, 2, 6>;  // of 2048 columns at most
 
 struct XPlan {
   int64_t n_in;
@@ -284,11 +285,14 @@ struct ShapeCost {
 template <class S>
 constexpr ShapeCost kCost = std::is_same_v<S, Large>    ? ShapeCost{4400, 2400, 2600, 8000}
                             : std::is_same_v<S, Middle> ? ShapeCost{2600, 1500, 1300, 4500}
-                                                        : ShapeCost{2200, 1000, 1300, 2500};
+                                                        : ShapeCost{1600, 1000, 650, 2500};
+/// The same of f16 with few tokens, whose steps and parts wait for memory.
+constexpr ShapeCost kFewTokensCost = {2200, 1000, 1300, 2500};
 
 template <class S>
 int64_t block_clocks(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
-  constexpr ShapeCost cost = kCost<S>;
+  const bool few = std::is_same_v<S, Small> && w.kind == IntKind::int4_g128 && n_tokens <= areas::kFewColumns;
+  const ShapeCost cost = few ? kFewTokensCost : kCost<S>;
   const int64_t areas =
       gpu::ceil_div(w.n_row_tiles(), S::kAreaTiles) * gpu::ceil_div(n_tokens, int64_t(S::kAreaColumns));
   const int64_t steps = gpu::ceil_div(areas * w.n_groups(), blocks);
@@ -375,6 +379,7 @@ void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmC
                 {unsigned(call.n_tokens), T::kThreads, 0, stream, call.overlap}, x);
   };
   if (call.n_tokens <= gpu::multiprocessors()) make_tokens.template operator()<FewTokens>();
+  else if (w.n_in <= 2048) make_tokens.template operator()<ShortTokens>();
   else make_tokens.template operator()<ManyTokens>();
   constexpr size_t kBytes = areas::block_bytes<Steps, S, kMost>();
   static_assert(kBytes <= kMost - 1024);

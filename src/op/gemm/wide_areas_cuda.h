@@ -105,6 +105,9 @@ inline __device__ void store_units(void* image, int64_t token, int first_unit, i
 template <class S, bool kGrouped>
 inline constexpr bool kMayCluster = !kGrouped && S::kAreaColumns <= 64;
 
+/// Columns up to which costs differ from those of prompts, and clusters were measured.
+inline constexpr int kFewColumns = 64;
+
 /// Clocks of a block's areas when they are shared among the blocks, when they are not, and when a cluster has each.
 struct WideCost {
   int64_t shared, whole, clusters;
@@ -114,24 +117,27 @@ struct WideCost {
 template <class F, class S>
 WideCost wide_cost(const Plan& p, int64_t n_blocks) {
   constexpr int64_t kPart = S::kAreaColumns * 150, kStore = S::kAreaColumns * 110;
-  constexpr int64_t kStep = int64_t(F::kColumns) * (S::kAreaColumns >= 128 ? 23 : S::kAreaColumns >= 64 ? 16 : 13);
+  const bool few = p.n_column_areas * S::kAreaColumns <= kFewColumns;  // steps wait for memory
+  const int64_t step = int64_t(F::kColumns) * (S::kAreaColumns >= 128  ? 18
+                                               : S::kAreaColumns >= 64 ? (few ? 16 : 11)
+                                                                       : (few ? 13 : 10));
   const int64_t waves = gpu::ceil_div(p.n_areas, n_blocks);
   const int64_t steps = gpu::ceil_div(int64_t(p.n_areas) * p.steps_per_area, n_blocks);
-  WideCost cost{.shared = steps * kStep + 2 * kPart + waves * kStore,
-                .whole = waves * (p.steps_per_area * kStep + kStore),
+  WideCost cost{.shared = steps * step + 2 * kPart + waves * kStore,
+                .whole = waves * (p.steps_per_area * step + kStore),
                 .clusters = INT64_MAX,
                 .cluster = 1};
   if constexpr (kMayCluster<S, false>)
-    for (int cluster = 2; cluster <= std::min(gpu::kMostCluster, p.steps_per_area); ++cluster) {
+    for (int cluster = 2; few && cluster <= std::min(gpu::kMostCluster, p.steps_per_area); ++cluster) {
       if (p.n_areas > std::min<int64_t>(n_blocks / cluster, gpu::most_clusters(cluster))) continue;
       const int64_t gather = 1000 + 1100 * cluster + kStore / cluster;
-      const int64_t clocks = gpu::ceil_div(p.steps_per_area, cluster) * kStep + gather;
+      const int64_t clocks = gpu::ceil_div(p.steps_per_area, cluster) * step + gather;
       if (clocks < cost.clusters) cost.clusters = clocks, cost.cluster = cluster;
     }
   return cost;
 }
-/// Blocks of a launch, and whether they share areas, all or those of a cluster; cluster: its blocks, or 0 for what takes
-/// least.
+/// Blocks of a launch, and whether they share areas, all or those of a cluster. cluster: its blocks, or 0 for what is
+/// fastest.
 template <class F, class S>
 int choose_wide_blocks(Plan& p, int64_t most_blocks, int cluster = 0) {
   const WideCost cost = wide_cost<F, S>(p, most_blocks);
