@@ -116,18 +116,13 @@ struct Rings {
   int warps = 0, stages = 2, stage_bytes = 0, head_dim = 0;
 
   static constexpr int kBytes = 200 << 10;
-  /// Blocks that follow one another on a processor. From so many on each has half the warps, and two run at once: one
-  /// reads tiles while the other begins or ends.
-  static constexpr int kManyBlocks = 3;
-  /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes. n_blocks: of the
-  /// launch, those that have a part.
-  Rings(const SplitKernel& kernel, const DeviceAttention& a, const TileAttnPlan& plan, int most_bytes, int n_blocks)
+  /// For a device whose blocks have most_bytes for the rings; those of Hopper have room for kBytes.
+  Rings(const SplitKernel& kernel, const DeviceAttention& a, const TileAttnPlan& plan, int most_bytes)
       : stage_bytes(kernel.tiles_at_a_time * pair_bytes(a.k.kind, a.v.kind, a.k.head_dim)), head_dim(a.k.head_dim) {
     const int bytes = std::min(kBytes, most_bytes);
     warps = kernel.most_warps;
     while (warps > 1 && 2 * warps * stage_bytes > bytes) --warps;
     if (plan.warps > 0) warps = std::min(plan.warps, kernel.most_warps);
-    else if (n_blocks >= kManyBlocks * gpu::multiprocessors()) warps = (warps + 1) / 2;
     if (plan.stages > 0) stages = plan.stages;
   }
   int bytes() const {
@@ -135,6 +130,15 @@ struct Rings {
                         : head_dim == 128 ? WarpResults<128>::bytes(warps)
                                           : WarpResults<256>::bytes(warps);
     return std::max(warps * stages * stage_bytes, results);
+  }
+  /// Halves the warps where two blocks then run on a multiprocessor at once, query_bytes of each included: one reads
+  /// tiles while the other begins or ends.
+  void make_room_for_two(int query_bytes) {
+    constexpr int kReserved = 1024;  // of every block, by the device
+    Rings half = *this;
+    half.warps = warps / 2;
+    if (warps >= 4 && 2 * (query_bytes + half.bytes() + kReserved) <= gpu::most_shared_bytes() + kReserved)
+      *this = half;
   }
 };
 
@@ -203,7 +207,10 @@ void tile_attn(gpu::StreamHandle stream, const DeviceAttention& a, std::byte* sc
   const SplitKernel& kernel = kernel_for(a.k, a.v.kind);
   Cut cut;
   cut.lists = lists_of(a.n_heads, a.k.n_kv_heads);
-  const Rings rings(kernel, a, plan, most_ring_bytes(kernel, a.k), plan.alone ? 0 : cut.lists * a.rows.n);
+  Rings rings(kernel, a, plan, most_ring_bytes(kernel, a.k));
+  constexpr int kManyBlocks = 3;  // one after another on a multiprocessor
+  if (plan.warps == 0 && !plan.alone && cut.lists * a.rows.n >= kManyBlocks * gpu::multiprocessors())
+    rings.make_room_for_two(query_bytes(kernel, a.k));
   cut.budget = budget_of(a.rows.n, cut.lists, plan.blocks > 0 ? plan.blocks : tile_attn_blocks());
   cut.group = a.group();
   cut.head_groups = int(gpu::ceil_div(cut.group, kHeads));
