@@ -83,7 +83,7 @@ class CpuBackend final : public Backend {
   void norm_rows(const std::vector<float>& weight, View2<float> x, View2<float> y);
   void scale_by_position(const AttentionPlan& a, View2<float> q);
   /// h = w norm(x) + bias, without the norm where `norm` is null, without the bias where it is empty. Of several ranks,
-  /// x is this one's part of the columns, and h a summand; or the whole product where w is cut between rows.
+  /// x is this one's part of the columns, and h a summand; or the matmul's whole result where w is cut between rows.
   void project(const Linear& w, const std::vector<float>& bias, const std::vector<float>* norm, View2<float> x,
                const std::vector<int64_t>* borders, View2<float> h);
   void sum_ranks(View2<float> h);

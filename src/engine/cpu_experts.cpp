@@ -18,7 +18,7 @@ void activate(CpuContext& context, Activation activation, View2<float> gate, Vie
 
 namespace {
 
-/// Rows that experts are multiplied together for, as many as eight tokens of eight experts have: products of one row or
+/// Rows that experts are multiplied together for, as many as eight tokens of eight experts have: matmuls of one row or
 /// a few are too small for all threads. An expert of more rows is on its own.
 constexpr int64_t kTogether = 64;
 

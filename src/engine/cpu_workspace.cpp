@@ -105,7 +105,7 @@ class StepScratch {
   ScratchBytes bytes_{};
 };
 
-/// Products of a layer; one expert stands for all.
+/// Matmuls of a layer; one expert stands for all.
 void add_products(const LayerPlan& layer, const LayerWeights& w, int64_t n, StepScratch& scratch) {
   const auto add = [&](const TensorRow&, const Linear& m) { scratch.product(m, n); };
   for (const TensorRow& row : layer_tensors()) {

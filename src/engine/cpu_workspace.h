@@ -39,8 +39,8 @@ enum class CpuBuffer : uint8_t {
   layer_inputs,   ///< what layers get of a token [n, n_layers, d_input]
   layer_gate,     ///< and its gate [n, d_input]
   passed,         ///< where layers share K and V: the residual stream of all passes of a step [n, d_model]
-  whole,          ///< of several ranks: columns of all ranks that a product or a norm reads [n, all columns]
-  columns,        ///< of several ranks: this rank's columns of a product [n, n_out], of logits [n_logits, n_out]
+  whole,          ///< of several ranks: columns of all ranks that a matmul or a norm reads [n, all columns]
+  columns,        ///< of several ranks: this rank's columns of a matmul [n, n_out], of logits [n_logits, n_out]
   count,
 };
 template <class Buffer>

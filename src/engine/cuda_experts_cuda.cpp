@@ -22,7 +22,7 @@ BrickGlu glu_of(Activation activation) {
   return BrickGlu::clamped_swiglu;
 }
 
-/// Whether the products of a token's experts are added up as one long row.
+/// Whether the matmuls of a token's experts are added up as one long row.
 bool sums_at_once(const CudaLayer& layer, const ExpertsPlan& plan, const ExpertChoice& choice) {
   return choice.n_tokens <= kMostIntTokens && layer.experts.down.can_sum() && choice.shared == plan.shared;
 }
@@ -36,7 +36,7 @@ bool has_late_choice(const CudaLayer& layer, const ExpertsPlan& plan) {
          layer.experts.gate_up.can_choose(choice, plan.rule) && layer.experts.down.can_choose(choice, plan.rule);
 }
 
-/// A token goes through its experts alone: all of them together are rows of products. Of few tokens the shared expert
+/// A token goes through its experts alone: all of them together are rows of matmuls. Of few tokens the shared expert
 /// is one more expert, where it is like the others. Many tokens are grouped by expert, few are packs.
 void CudaRunner::experts(int i, const StepPlan& step) {
   const LayerPlan& plan = plan_.layers[size_t(i)];

@@ -38,7 +38,7 @@ struct ExpertParts {
 ExpertParts expert_gate_up_of(const LayerPlan& plan, const LayerWeights& l);
 ExpertParts expert_down_of(const LayerPlan& plan, const LayerWeights& l);
 
-/// The products of a layer's experts.
+/// The matmuls of a layer's experts.
 struct ExpertMatmuls {
   DeviceExpertMatmul gate_up, down;
 
@@ -72,8 +72,8 @@ struct CudaLayer {
   bool joins_shared = false;  // the shared expert is the last one of both, beside gate_up and down: for few tokens
 };
 
-/// Whether the experts of n tokens are packs, the shared expert among them. Else they are groups, in products for many,
-/// or packs where there are no such products, and the shared expert is on its own.
+/// Whether the experts of n tokens are packs, the shared expert among them. Else they are groups, in a GEMM for many,
+/// or packs where there is no such GEMM, and the shared expert is on its own.
 inline bool takes_few_experts(const ExpertMatmuls& experts, const ExpertsPlan& plan, int64_t n) {
   if (n <= kMostIntTokens || !experts.can_group()) return n <= kFewRoutedTokens;
   const double slots = std::min(experts.gate_up.most_packed_slots(), experts.down.most_packed_slots());
@@ -81,7 +81,7 @@ inline bool takes_few_experts(const ExpertMatmuls& experts, const ExpertsPlan& p
 }
 
 /// Whether n tokens bring a layer's experts from host memory: from some tokens an expert on, copies take less time than
-/// the CPU's products.
+/// the CPU's matmuls.
 inline bool streams_experts(const CudaLayer& layer, const ExpertsPlan& plan, int64_t n) {
   constexpr int64_t kTokensOfExpert = 8;
   return layer.slot >= 0 && n > kFewRoutedTokens && n * plan.rule.n_used >= kTokensOfExpert * plan.n_experts;
@@ -91,7 +91,7 @@ inline bool streams_experts(const CudaLayer& layer, const ExpertsPlan& plan, int
 /// have. The host reads an expert once for all tokens of a longer one.
 inline bool keeps_experts(const ExpertsPlan& plan, int64_t n) { return plan.n_cached > 0 && n <= kMostRecordedRows; }
 
-/// Whether one token's products with experts can choose them from the scores (op/experts/int_experts_cuda.h).
+/// Whether one token's GEMVs with experts can choose them from the scores (op/experts/int_experts_cuda.h).
 bool has_late_choice(const CudaLayer& layer, const ExpertsPlan& plan);
 
 struct CudaRope {
@@ -104,12 +104,12 @@ struct CudaRope {
 /// Borders of a rank that holds the whole model.
 inline const std::vector<int64_t> kNoBorders;
 
-/// Whether the product of gate and up ends in the activation, or leaves both to a launch of its own.
+/// Whether the matmul of gate and up ends in the activation, or leaves both to a launch of its own.
 constexpr bool is_fused(const DensePlan& plan) {
   return plan.gated && !plan.biases && (plan.activation == Activation::silu || plan.activation == Activation::relu2);
 }
 
-/// Whether a block's last product adds to the residual stream itself.
+/// Whether a block's last matmul adds to the residual stream itself.
 constexpr bool adds_at_once(const LayerPlan& layer) {
   return (layer.norms == NormPlace::before || layer.norms == NormPlace::parallel) && layer.residual_scale == 1;
 }
@@ -224,7 +224,7 @@ enum class StepBuffer : uint8_t {
   q,               ///< [n, q_dim]
   q_weights,       ///< of angles, where the centre of K turns [n, q_dim]
   attn,            ///< what attention returns [n, q_dim]
-  ff,              ///< gate, then up, where they are not one product: [n, d_ff] each
+  ff,              ///< gate, then up, where they are not one matmul: [n, d_ff] each
   logit_x,         ///< rows of x that logits are asked of [n_logits, d_model]
   join,            ///< of an MTP head: embeddings [n, d_model]
   hidden,          ///< of an MTP head: hidden states that they are joined with [n, d_model]
@@ -251,7 +251,7 @@ enum class StepBuffer : uint8_t {
   latent,          ///< LatentOffsets
   head_packs,      ///< of latent attention: ExpertPack of all heads
   own_logits,      ///< of several ranks: [n_logits, rows of the output matrix here]
-  whole,           ///< where ranks exchange columns: what a product reads
+  whole,           ///< where ranks exchange columns: what a matmul reads
   columns,         ///< likewise: what it makes here
   squares,         ///< where ranks norm heads together: sums of the rows of q, then of k
   layer_inputs,    ///< what layers get of a token [n, n_layers, d_input]
@@ -318,7 +318,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const ModelPlan& plan, co
                                            std::span<const std::string> kernels, std::optional<CudaRank> rank,
                                            CpuContext* host = nullptr);
 
-/// Scratch of the products of a step of n tokens with n_logits rows of logits.
+/// Scratch of the matmuls of a step of n tokens with n_logits rows of logits.
 void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int64_t n_logits, PlannedScratch& scratch);
 
 /// Matrices of a step's rows, one behind the other in a buffer, each aligned to 16 bytes.

@@ -145,7 +145,7 @@ std::vector<float> as_floats(const Linear& m) {
   return values;
 }
 
-/// Where a layer's vectors are on a device; biases of products are within these.
+/// Where a layer's vectors are on a device; biases of matmuls are within these.
 constexpr std::pair<TensorMember, gpu::Buffer CudaLayer::*> kPlaces[] = {
     {&LayerWeights::attn_norm, &CudaLayer::attn_norm},
     {&LayerWeights::q_norm, &CudaLayer::q_norm},
@@ -179,7 +179,7 @@ constexpr std::pair<TensorMember, gpu::Buffer CudaLayer::*> kPlaces[] = {
     {&DeltaWeights::norm, &CudaLayer::delta_norm},
 };
 
-/// Null where products have the values.
+/// Null where matmuls have the values.
 gpu::Buffer CudaLayer::*place_of(const TensorRow& row) {
   const auto* const found = std::ranges::find_if(kPlaces, [&](const auto& place) { return place.first == row.member; });
   if (found != std::end(kPlaces)) return found->second;
@@ -225,7 +225,7 @@ struct Uploader {
 struct Planner {
   const ForcedKernels& forced;
   gpu::Allocations& all;
-  int64_t packing = 0;  // what packing the largest product takes beside the parts
+  int64_t packing = 0;  // what packing for the largest matmul takes beside the parts
 
   template <class T>
   gpu::Buffer vector(const std::vector<T>& values) {
@@ -337,7 +337,7 @@ std::vector<int64_t> slot_shape(std::span<const ExpertParts> parts) {
   return shape;
 }
 
-/// Gives layers whose experts are in host memory a slot, where the device has products of many tokens for them and two
+/// Gives layers whose experts are in host memory a slot, where the device has a GEMM for them and two
 /// layers or more share it: the experts of one alone would take as much as the slot.
 template <class Maker>
 void add_slots(const ModelPlan& plan, const Weights& weights, Maker& maker, CudaModel& model) {

@@ -79,7 +79,7 @@ void reserve_step_buffers(StepWorkspace<Buffer>& r, const StepPlan& step, const 
   }
   r[B::q].ensure(n * plan.q_dim());
   r[B::attn].ensure(n * plan.q_dim());
-  r[B::ff].ensure(2 * n * plan.d_ff());  // gate and up, where they are not one product
+  r[B::ff].ensure(2 * n * plan.d_ff());  // gate and up, where they are not one matmul
   if (!std::ranges::all_of(plan.layers, adds_at_once)) r[B::block].ensure(n * plan.d_model);
   r[B::sequences].template ensure<DeltaSpan>(ssize(step.sequences));
   for (size_t i = 0; i < plan.layers.size(); ++i) {
@@ -583,7 +583,7 @@ void CudaRunner::run(const Batch& batch, const SequencePool& pool, DeviceKvMemor
     for (StepRow& row : rows_there_) row.position += 1;
 }
 
-/// Buffers that steps of several ranks have beside others, and the products' scratch.
+/// Buffers that steps of several ranks have beside others, and the matmuls' scratch.
 void CudaRunner::reserve_rank_buffers(int64_t n, int64_t n_logits) {
   const ModelSlice& slice = rank_->slice;
   buffers_[B::own_logits].ensure(n_logits * slice.own_vocab().count);

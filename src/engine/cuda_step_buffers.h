@@ -14,7 +14,7 @@ struct DeviceBuffers {
   gpu::Allocations weights;
   int64_t packing = 0;           ///< beside the weights while they are loaded
   gpu::Allocations activations;  ///< with lists of the steps, rings of prompts and partial results of attention
-  gpu::Allocations scratch;      ///< of products
+  gpu::Allocations scratch;      ///< of matmuls
   gpu::Allocations logits;       ///< Outputs
   gpu::Allocations sampling;     ///< of steps that sample by themselves
   int64_t n_graph_nodes = 0;     ///< of recorded steps: an upper bound

@@ -77,7 +77,7 @@ void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int6
     const CudaLayer& of = model.layers[i];
     const bool normed = layer.norms != NormPlace::after && !plan.layer_norm;
     const auto out = adds_at_once(layer) ? MatmulOutput::add : MatmulOutput::store;
-    // Products of layers that ranks of another stage have are empty.
+    // Matmuls of layers that ranks of another stage have are empty.
     const auto add = [&](const DeviceMatmul& product, const MatmulCall& of_call) {
       if (product.bytes() > 0) product.plan_scratch(of_call, scratch);
     };
@@ -90,7 +90,7 @@ void plan_matmuls(const ModelPlan& plan, const CudaModel& model, int64_t n, int6
     const ExpertsPlan& e = layer.experts;
     const bool has_experts = layer.feed_forward == FeedForwardKind::experts;
     const bool few = has_experts && takes_few_experts(of.experts, e, n);
-    // A shared expert that joins the others of few tokens has no products of its own then.
+    // A shared expert that joins the others of few tokens has no matmuls of its own then.
     if (!(of.joins_shared && few)) {
       add(of.gate_up, call(n, normed && (!has_experts || layer.experts.beside_dense)));
       add(of.down, call(n, layer.dense.down_norm, has_experts ? MatmulOutput::store : out));

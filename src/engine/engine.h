@@ -29,7 +29,7 @@ class Engine {
   /// Null where this process has the whole model, or leads.
   const ModelSlice* slice() const { return slice_ && !leads() ? &*slice_ : nullptr; }
   bool on_device() const { return !devices_.empty(); }
-  /// Tokens of a prompt's step unless told otherwise. The products of a GPU gain from more tokens; on a CPU more only
+  /// Tokens of a prompt's step unless told otherwise. The matmuls of a GPU gain from more tokens; on a CPU more only
   /// take memory.
   int default_ubatch() const { return on_device() ? 2048 : 512; }
   /// The number of the CUDA device, if it runs there; of several, that of the first.

@@ -14,7 +14,7 @@ namespace ridge {
 
 struct ExpertMatmuls;  // engine/cuda_model.h
 
-/// An expert that comes to a place among those of a device's products.
+/// An expert that comes to a place among those of a device's matmuls.
 struct ExpertMove {
   int32_t expert = 0, place = 0;
 };

@@ -107,7 +107,7 @@ Buffer to_device(StreamHandle stream, std::span<const T> host) {
   return buffer;
 }
 
-/// Whether the program holds code of warpgroup products (gpu/warpgroup.h) for the current device.
+/// Whether the program holds wgmma code (gpu/warpgroup.h) for the current device.
 bool device_has_warpgroups();
 
 }  // namespace ridge::gpu

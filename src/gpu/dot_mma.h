@@ -1,4 +1,4 @@
-// gpu/tensor.h's matrix products for a GPU that has dot products of words in place of them: the arithmetic of one lane,
+// gpu/tensor.h's mma for a GPU that has dot products of words in place of it: the arithmetic of one lane,
 // plain C++. gpu/hip_shim.h gives it RDNA3's instructions.
 #pragma once
 

@@ -156,7 +156,7 @@ namespace hip {
 using Half2 = _Float16 __attribute__((ext_vector_type(2)));
 __device__ __forceinline__ Half2 halves(uint32_t pair) { return __builtin_bit_cast(Half2, pair); }
 
-/// The words of a product's operands in other lanes.
+/// The words of an mma's operands in other lanes.
 struct Words {
   const uint32_t* own_a;
   uint32_t own_b[2];

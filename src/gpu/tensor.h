@@ -1,4 +1,4 @@
-// Instructions that CUDA C++ has no function for: matrix products of a warp, asynchronous copies to shared memory, and
+// Instructions that CUDA C++ has no function for: mma of a warp, asynchronous copies to shared memory, and
 // the edge between dependent grids. sm_80 and later; tests/emulate has them in plain C++.
 //
 // Fragments of mma.m16n8k*, lane = 4 r + c (r 0..7, c 0..3), as PTX defines them:

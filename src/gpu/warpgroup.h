@@ -1,4 +1,4 @@
-// Products of warpgroups: four warps multiply together, asynchronously, with B in shared memory (wgmma). They exist on
+// wgmma instructions: four warps multiply together, asynchronously, with B in shared memory. They exist on
 // sm_90a alone, so kernels that use them do nothing elsewhere (kWarpgroups) and are launched only where
 // device_has_warpgroups() (gpu/device.h) says so. Besides: rings in shared memory that one warp fills and others empty,
 // and clusters of blocks.
@@ -15,7 +15,7 @@ inline constexpr bool kWarpgroups = true;
 inline constexpr bool kWarpgroups = false;
 #endif
 
-/// B of a product of 16 columns of k times kColumns: 64 columns of k of every column n are 128 bytes, [n][64] f16, and
+/// B of a wgmma of 16 columns of k times kColumns: 64 columns of k of every column n are 128 bytes, [n][64] f16, and
 /// 16-byte unit u of column n stands at unit u ^ n % 8. `first` is such a block's start, aligned to 1024 bytes, plus 32
 /// bytes for each 16 columns of k.
 __device__ uint64_t shared_columns(const void* first);
@@ -25,28 +25,28 @@ __device__ uint64_t shared_short_columns(const void* first);
 /// B in the order of `columns`, `bytes` behind its start. It takes one addition; computing each of several starts anew
 /// would take five instructions.
 __device__ uint64_t columns_behind(uint64_t columns, int bytes);
-/// Makes what this thread wrote to shared memory visible to products that are started after a barrier.
+/// Makes what this thread wrote to shared memory visible to wgmmas that are started after a barrier.
 __device__ void publish_shared();
 
 /// D += A B, or D = A B where kAdds is false. A warp of the four has 16 rows, and its words are those of mma_f16
 /// (gpu/tensor.h); so are the sums of 8 columns. Registers of `a` and `d` may be used again when the group of the
-/// product has ended.
+/// wgmma has ended.
 template <bool kAdds = true, int kColumnTiles>
 __device__ __forceinline__ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint64_t b);
-/// Before the first product, and after the registers of a product were written by other instructions.
+/// Before the first wgmma, and after the registers of a wgmma were written by other instructions.
 __device__ void warpgroup_fence();
-/// Ends a group of products.
+/// Ends a group of wgmmas.
 __device__ void warpgroup_commit();
 /// Waits until at most kLeft groups are under way.
 template <int kLeft>
 __device__ __forceinline__ void warpgroup_wait();
-/// Keeps a wait behind what makes x, which is not negative. ptxas 13.0 orders a wait only against products and memory,
+/// Keeps a wait behind what makes x, which is not negative. ptxas 13.0 orders a wait only against wgmmas and memory,
 /// and moves it in front of arithmetic: so x has a store here that never happens.
 __device__ void wait_behind(float x);
-/// Keeps the compiler from moving what makes these words behind a later product.
+/// Keeps the compiler from moving what makes these words behind a later wgmma.
 template <int kWords>
 __device__ __forceinline__ void keep_words(uint32_t (&words)[kWords]);
-/// Keeps the compiler from moving what reads or writes sums across the wait, or the product, in front.
+/// Keeps the compiler from moving what reads or writes sums across the wait, or the wgmma, in front.
 template <int kColumnTiles>
 __device__ __forceinline__ void keep_sums(float (&d)[kColumnTiles][4]);
 

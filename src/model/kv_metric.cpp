@@ -96,7 +96,7 @@ std::vector<float> decode_rows(CpuContext& context, const Linear& w, int64_t fir
   return rows;
 }
 
-/// The matrix with rows to decode: itself, or, where only panels exist (synthetic models), its columns as the products
+/// The matrix with rows to decode: itself, or, where only panels exist (synthetic models), its columns as the matmuls
 /// with unit vectors, kept in `storage`.
 Linear with_rows(CpuContext& context, const Linear& w, std::vector<float>& storage) {
   if (w.rows) return w;

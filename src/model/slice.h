@@ -1,6 +1,6 @@
 // The part of a model that one of several ranks has: heads, columns of the feed-forward, experts, rows of the output
 // matrix. q, k, v, gate and up are cut between their rows; o and down between their columns, where blocks of the weight
-// format begin, so that a rank's product is a summand of the whole one; the embedding and norms are on every rank. Of
+// format begin, so that a rank's matmul is a summand of the whole one; the embedding and norms are on every rank. Of
 // the gated delta rule a rank has key heads and the value heads that read them (delta_part.h).
 //
 // Where o and down read a whole row, because a norm stands in front or activations are rounded to int8 by row (BitNet),

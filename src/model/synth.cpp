@@ -389,7 +389,7 @@ Result<LoadedModel> make_synth_model(CpuContext& context, std::string_view spec,
   Rng rng(1);
 
   std::map<std::tuple<const WeightFormat*, int64_t, double>, NoiseSource> noises;  // encoding one takes milliseconds
-  // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the products.
+  // Rows are kept only where a kernel reads them: embeddings are looked up row by row, panels serve the matmuls.
   const auto matrix_of = [&](const WeightFormat& f, int64_t n_out, int64_t n_in, bool keep_rows, double gain = 1,
                              double skew = 0) -> Linear {
     Linear m{.format = &f, .n_out = n_out, .n_in = n_in};

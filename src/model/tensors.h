@@ -26,7 +26,7 @@ using TensorMember = std::variant<Linear Weights::*, Values Weights::*, Linear L
 /// Meaning of the numbers, where a walk treats them apart; matrices come first.
 enum class TensorKind : uint8_t {
   matrix,
-  output,       ///< a matrix whose product is added to the residual stream
+  output,       ///< a matrix whose matmul is added to the residual stream
   router,       ///< the matrix that scores experts
   norm,         ///< weight of an RMSNorm; Hugging Face files of some architectures have it less one
   block_norm,   ///< likewise, of the norm behind a block

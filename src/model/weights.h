@@ -179,7 +179,7 @@ using NamedMatrix = std::pair<Linear*, std::string_view>;
 /// Packs into panels every matrix whose format has a panel kernel for this ISA, or those of `matrices` alone.
 void pack_weights(CpuContext& context, Weights& weights);
 void pack_weights(CpuContext& context, Weights& weights, std::span<const NamedMatrix> matrices);
-/// Forgets rows whose panels serve every product, moves rows that are a part of a buffer into one of their own, and
+/// Forgets rows whose panels serve every matmul, moves rows that are a part of a buffer into one of their own, and
 /// frees the buffers that nothing points into: a rank holds no more than its slice.
 void drop_unread_rows(Weights& weights);
 /// Frees the buffers that nothing points into: what loading converted of layers that other ranks have.

@@ -1,4 +1,4 @@
-// The products of a layer on a device: one or several matrices with the same input, in whichever order of bytes their
+// The matmuls of a layer on a device: one or several matrices with the same input, in whichever order of bytes their
 // format has kernels for, and what stands around them: the norm before, bias, residual or gated activation after.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace ridge {
 
-/// Scratch of products that are only planned.
+/// Scratch of matmuls that are only planned.
 struct PlannedScratch {
   gpu::PlannedBuffer bricks, ints, counters, normed, up, sorted;
 
@@ -24,8 +24,8 @@ struct PlannedScratch {
   }
 };
 
-/// Memory that products of one stream share. What is captured in a graph must have run once with the same scratch
-/// before, and is good for as long as places() stays what it was: larger products take new memory and free the old.
+/// Memory that matmuls of one stream share. What is captured in a graph must have run once with the same scratch
+/// before, and is good for as long as places() stays what it was: larger matmuls take new memory and free the old.
 struct MatmulScratch {
   gpu::Buffer bricks;
   IntScratch ints;
@@ -59,7 +59,7 @@ struct MatmulCall {
   int layer = -1;  ///< for the launch log
 };
 
-/// Bytes of a product on a device.
+/// Bytes of a matmul on a device.
 struct MatmulBytes {
   int64_t kept = 0;     ///< what DeviceMatmul::bytes() will say
   int64_t packing = 0;  ///< beside them while it is made

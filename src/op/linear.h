@@ -22,12 +22,12 @@ struct Linear {
   const std::byte* panels = nullptr;  ///< 16-row panels (op/gemv/panels.h, ternary.h), nullptr when not packed
   const int32_t* order = nullptr;     ///< [n_in]: column i meets x[order[i]]; nullptr: x[i]
   float scale = 1;                    ///< of the whole matrix, on top of what the blocks decode to (i2_s)
-  bool int8_activations = false;      ///< i2_s: the product is the one of op/gemv/ternary.h, else in float
+  bool int8_activations = false;      ///< i2_s: the matmul is the one of op/gemv/ternary.h, else in float
 
   int64_t bytes() const { return n_out * format->row_bytes(n_in); }
 };
 
-/// Least traffic of products of one x with weights of `bytes`, n_out rows in all: weights once, x and n_stored values
+/// Least traffic of matmuls of one x with weights of `bytes`, n_out rows in all: weights once, x and n_stored values
 /// of y a token once.
 inline Work linear_work(int64_t bytes, int64_t n_in, int64_t n_out, int64_t n_stored, int64_t n_tokens) {
   return {bytes + 4 * n_tokens * n_in, 4 * n_tokens * n_stored, 2 * n_tokens * n_in * n_out};
@@ -60,7 +60,7 @@ std::span<const LinearVariant> gemm_variants();  ///< the same, and behind them 
 
 /// y = W x with the selected kernel.
 void linear(CpuContext& context, const Linear& w, View2<const float> x, View2<float> y);
-/// The products of several matrices with rows of the same x, all of one n_in: the bits of single calls, in fewer
+/// The matmuls of several matrices with rows of the same x, all of one n_in: the bits of single calls, in fewer
 /// parallel regions.
 void linear(CpuContext& context, View2<const float> x, std::span<const LinearOutput> all);
 inline void linear(CpuContext& context, View2<const float> x, std::initializer_list<LinearOutput> all) {

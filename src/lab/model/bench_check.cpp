@@ -11,7 +11,7 @@
 namespace ridge::lab {
 namespace {
 
-// A product whose kernel rounds activations to 8 bits by groups of 32 makes steps of max / 127 and errors of step^2 /
+// A matmul whose kernel rounds activations to 8 bits by groups of 32 makes steps of max / 127 and errors of step^2 /
 // 12: an NMSE of 2.2e-5 where values are normal (max 2.1 sigma), of 1.7e-4 in the worst group (one value is all of it).
 constexpr double kProduct = 1e-4;
 // Integer attention: queries of 8 bits, largest value 4 sigma; weights of 8 bits, the largest of 64 up to 8 times their
@@ -218,7 +218,7 @@ BenchCheck BenchReference::compare(const Model& model, const CheckCase& of, uint
     for (const int layer : layers) {
       // A score is off by the query's relative error times its own mean square. The delta rule has no scores: what it
       // adds is off by the errors of q, of k (which stands twice in a change of the state), v, z, both gates and the
-      // output product.
+      // output matmul.
       const bool attends = engine.plan().layers[size_t(layer)].attends();
       const double s2 = attends ? score2.at(layer) : 0;
       const double of_mixer =

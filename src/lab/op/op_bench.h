@@ -1,4 +1,4 @@
-// Benches of single ops, on the CPU or on a GPU: attention over a cache, products with weight matrices, rows coded into
+// Benches of single ops, on the CPU or on a GPU: attention over a cache, matmuls with weight matrices, rows coded into
 // a cache.
 //
 // A problem is a shape and its formats; a kernel is a row of op_kernels(), worst to best, and runs on one kind of

@@ -68,7 +68,7 @@ class GemvBricks : public OpRun {
                         "all outputs against sums in double");
     if (which_.kernel == Kernel::f16_gemm)  // x and weights rounded to f16, and float sums; of k-quants the minima too
       return check_nmse(y, reference_, 0x1p-18 + double(p_.n_in) * 0x1p-44, "all outputs against sums in double");
-    // x is held to 22 bits (16 beside bf16 weights), and each of the n_in / 16 products that a sum goes through may
+    // x is held to 22 bits (16 beside bf16 weights), and each of the n_in / 16 mmas that a sum goes through may
     // cut 2^-23 off it; sums of codes with a zero point pass through values about three times the result.
     const double x_error = p_.weights->name == "bf16" ? 0x1p-16 : 0x1p-21;
     return check_nmse(y, reference_, std::pow(x_error + 3 * p_.n_in / 16 * 0x1p-23, 2),

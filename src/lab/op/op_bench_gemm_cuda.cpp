@@ -1,4 +1,4 @@
-// tiles-f32: device_gemm, the product of float matrices in 64 x 64 tiles.
+// tiles-f32: device_gemm, the matmul of float matrices in 64 x 64 tiles.
 #include "lab/op/op_data.h"
 #include "lab/op/op_kernels.h"
 #include "op/gemm/gemm_cuda.h"

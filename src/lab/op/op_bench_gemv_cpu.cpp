@@ -1,4 +1,4 @@
-// Products on the CPU: every row of gemv_variants() (one token) and gemm_variants() (several) by its name. two-op, a
+// Matmuls on the CPU: every row of gemv_variants() (one token) and gemm_variants() (several) by its name. two-op, a
 // baseline: the whole matrix is made floats in memory first, then multiplied.
 #include <cmath>
 #include <cstring>
@@ -146,7 +146,7 @@ class GemvCpu : public CpuOpRun {
   std::vector<float> reference_;
 };
 
-/// The literal two ops: rows to floats in memory, then the product of floats that models would use.
+/// The literal two ops: rows to floats in memory, then the matmul of floats that models would use.
 class GemvTwoOp : public CpuOpRun {
  public:
   GemvTwoOp(const OpProblem& p, CpuContext& context, int n_sets, uint64_t seed)

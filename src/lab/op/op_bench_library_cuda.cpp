@@ -1,5 +1,5 @@
-// Baselines of products. cublaslt: resident f16 weights, by NVIDIA's library. two-op: int4_g128 made f16 in memory
-// first, then the same product. Activations are made f16 in every call.
+// Baselines of matmuls. cublaslt: resident f16 weights, by NVIDIA's library. two-op: int4_g128 made f16 in memory
+// first, then the same matmul. Activations are made f16 in every call.
 #include <cmath>
 
 #include "lab/op/op_data.h"
@@ -38,7 +38,7 @@ class GemvLibrary : public OpRun {
 
   OpCheck check(const gpu::Stream& stream, int set) override {
     if (reference_.empty()) reference_ = matmul_reference(p_, x_host_, pool_.rows);
-    // x, and weights that were dequantised, are rounded to 11 bits; each of the n_in / 16 products that a sum goes
+    // x, and weights that were dequantised, are rounded to 11 bits; each of the n_in / 16 mmas that a sum goes
     // through may cut 2^-23 off it.
     const double rounding = (is_two_op(p_) ? 2 : 1) * 0x1p-11;
     return check_nmse(values_of(stream, y_.at(set), y_values(p_)), reference_,

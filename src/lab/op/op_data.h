@@ -14,7 +14,7 @@
 
 namespace ridge::lab {
 
-/// Values of x and y of a product.
+/// Values of x and y of a matmul.
 inline int64_t x_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_in; }
 inline int64_t y_values(const OpProblem& p) { return int64_t(p.n_tokens) * p.n_out; }
 
@@ -116,7 +116,7 @@ std::vector<float> matmul_reference(const OpProblem& problem, std::span<const fl
 /// Computes the matmul as op/gemv/ternary.h does, to the bit, for codes [kRows, n_in] of a matrix of scale `scale`.
 std::vector<float> ternary_reference(const OpProblem& problem, std::span<const float> x, std::span<const int8_t> codes,
                                      float scale);
-/// Bound of a product's NMSE when x is rounded to integers up to `levels` in groups of `group` values: rounding to
+/// Bound of a matmul's NMSE when x is rounded to integers up to `levels` in groups of `group` values: rounding to
 /// steps of a group's max / levels adds step^2 / 12 to each square of x, random weights pass that share on, and the
 /// bound is four times that.
 double int8_bound(std::span<const float> x, int group, double levels);

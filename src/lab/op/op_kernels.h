@@ -21,7 +21,7 @@ std::span<const OpKernel> gpu_op_kernels();
 
 std::vector<OpKernel> cpu_attention_kernels();  // op_bench_attention_cpu.cpp
 std::vector<OpKernel> cpu_append_kernels();     // op_bench_append_cpu.cpp
-/// The tables that products are benched from.
+/// The tables that matmuls are benched from.
 struct LinearTables {
   std::span<const LinearVariant> gemv = gemv_variants(), gemm = gemm_variants();
 };

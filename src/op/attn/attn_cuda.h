@@ -52,8 +52,8 @@ struct TileAttnPlan {
 /// Decode attention over tiles in the order of tensor cores. Two kernels: the first cuts the tiles of every (query, kv
 /// head) into parts, by positions read on the device, so that one recorded launch serves every depth and any mix of
 /// lengths; the second puts a head's parts together in the order of positions: results do not depend on timing. Tokens
-/// of one sequence share a pass over the cache while their heads of a kv head fit into the eight rows of a product, or,
-/// over long caches of f16, into two products' rows.
+/// of one sequence share a pass over the cache while their heads of a kv head fit into the eight rows of a matmul, or,
+/// over long caches of f16, into two matmuls' rows.
 ///
 /// Scores are integer products (int8, 4-bit and 3-bit caches) of 15-bit queries, or half products of 22-bit queries;
 /// weights of V likewise, each tile under its own largest weight. Against exact arithmetic on what the tiles hold: a
@@ -124,7 +124,7 @@ struct PrefillList {
   std::byte* scratch = nullptr;
   bool of_rows = false;        ///< blocks are those of add_row_blocks(), in many parts
   bool by_warpgroups = false;  ///< PrefillPlan's
-  /// [K, V][kv head][n_turned] tiles as f16 in the order of warpgroups' products: made in front where there are some.
+  /// [K, V][kv head][n_turned] tiles as f16 in the order that wgmma reads: made in front where there are some.
   std::byte* turned = nullptr;
   int n_turned = 0;
   const AttnBlock* spans = nullptr;  ///< [n_spans] one block of each span that has turned tiles, in device memory

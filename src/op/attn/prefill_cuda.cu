@@ -20,7 +20,7 @@ using tiles::quad_max;
 using tiles::quad_sum;
 
 /// How the work is cut. A warp has kFragments x 16 queries: every fragment of K and V it loads meets kFragments
-/// products, and shared memory could not feed the tensor cores with one. Eight warps share what turning a tile to
+/// mmas, and shared memory could not feed the tensor cores with one. Eight warps share what turning a tile to
 /// f16 costs, where the device's shared memory holds their queries and four stages; else four warps and two stages.
 /// Where it does not hold these, two warps turn tiles to f16 as they read them from device memory, and there is one
 /// stage.

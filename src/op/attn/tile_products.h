@@ -14,7 +14,7 @@
 
 namespace ridge::tiles {
 
-inline constexpr int kHeads = 8;  // query heads of a pack: rows of a product
+inline constexpr int kHeads = 8;  // query heads of a pack: rows of a matmul
 inline constexpr float kNever = -1e30f;
 inline constexpr float kLog2E = 1.44269504f;
 

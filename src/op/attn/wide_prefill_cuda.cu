@@ -1,7 +1,7 @@
-// Prompt attention whose products are of warpgroups (gpu/warpgroup.h): sm_90a alone.
+// Prompt attention by wgmma (gpu/warpgroup.h): sm_90a alone.
 //
 // A block has 128 queries. Four producer warps bring tiles of K and V as f16 to shared memory, in the order that
-// products of warpgroups read; two consumer warpgroups have 64 queries each. Coded tiles that many blocks read are
+// wgmma reads; two consumer warpgroups have 64 queries each. Coded tiles that many blocks read are
 // turned to f16 once, by a kernel in front; else the producers turn them. Queries and weights of V are A, in registers.
 // K and V have rings of steps of their own: producers are up to kStages steps ahead.
 //
@@ -17,7 +17,7 @@
 namespace ridge {
 
 void wide_prefill_attn(gpu::StreamHandle, const DeviceAttention&, const PrefillList&) {
-  throw Error(ErrorKind::failure, "prefill attention: this device has no products of warpgroups");
+  throw Error(ErrorKind::failure, "prefill attention: this device has no wgmma");
 }
 
 }  // namespace ridge
@@ -449,7 +449,7 @@ struct Consumer {
     }
     return __any_sync(gpu::kAllLanes, rose);
   }
-  /// Weights as A, once no product reads the last ones.
+  /// Weights as A, once no wgmma reads the last ones.
   __device__ __forceinline__ void pack_weights() {
 #pragma unroll
     for (int s = 0; s < kKeys / 16; ++s) {

@@ -2,7 +2,7 @@
 // (format/kv_rotor.h, format/weighted_rounding.h), spread over the lanes. Device code for *_exact.cu.
 //
 // Weighted rounding in three steps:
-//   * Products with the metric of all rows together: a warp holds four vectors and half the channels, so that what it
+//   * Matmuls with the metric of all rows together: a warp holds four vectors and half the channels, so that what it
 //     reads of the metric meets four of them.
 //   * The descent, a warp a row, lane = channel of a block of 32. All lanes say at once where their code would move
 //     given the residual as it is. None before the first that would is touched by a change, so that one is the next
@@ -26,7 +26,7 @@ template <int kPer>
 struct alignas(16) RotorScratch {
   static constexpr int kDim = 32 * kPer;
   static constexpr int kMetricBytes = kPer <= 4 ? 4 * kDim * kDim : 0;
-  float vectors[2 * kRotorRows][kDim];  ///< of each row u and its error; then the metric's products with them
+  float vectors[2 * kRotorRows][kDim];  ///< of each row u and its error; then the metric times them
   float inverse[kDim];                  ///< of the metric's diagonal
   double terms[kRotorRows][3][34];      ///< of three sums; padded: lanes that add meet different banks
   uint8_t codes[kRotorRows][kDim + 4];  ///< padded as well
@@ -38,7 +38,7 @@ struct alignas(16) RotorScratch {
 template <int kPer>
 struct RotorWork {
   double (&terms)[3][34];
-  float (*vectors)[32 * kPer];     ///< [2]: u and its error; then the metric's products with them
+  float (*vectors)[32 * kPer];     ///< [2]: u and its error; then the metric times them
   const float* inverse = nullptr;  ///< of the metric's diagonal
   const float* metric = nullptr;   ///< [kDim, kDim]; null: nearest rounding
 };

@@ -1,8 +1,8 @@
-// Products of tensor cores by which chunks of tokens go through a state of fixed size: of the gated delta rule
+// Matmuls of tensor cores by which chunks of tokens go through a state of fixed size: of the gated delta rule
 // (chunks_cuda.h) and of Mamba2 (mamba_chunks_cuda.h). Device code.
 //
 // A warp has 16 columns of a head's state, transposed, as sums: [16 columns, keys]. What tokens bring and take is
-// [16 columns, tokens]. Products are over pairs of bfloat16, x = hi + lo to 2^-16 of it; hi hi + hi lo + lo hi is the
+// [16 columns, tokens]. Matmuls are over pairs of bfloat16, x = hi + lo to 2^-16 of it; hi hi + hi lo + lo hi is the
 // product to 3 2^-16 of it at most.
 #pragma once
 
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load4(const float* from, float (&to)[4]) {
   to[0] = of.x, to[1] = of.y, to[2] = of.z, to[3] = of.w;
 }
 
-/// The sums of a product with rows of tokens in shared memory.
+/// The sums of a matmul with rows of tokens in shared memory.
 template <int kIndices>
 struct RowProduct {
   Sums (&sums)[kSteps];
@@ -97,7 +97,7 @@ struct RowProduct {
   }
 };
 
-/// Sums of each product += state rows^T over keys.
+/// Sums of each matmul += state rows^T over keys.
 template <int kGroups, class... Products>
 __device__ __forceinline__ void multiply_state(Sums (&state)[kGroups], Products... products) {
 #pragma unroll

@@ -14,7 +14,7 @@
 // Quotients c_t / c_i are exp of a difference of sums of logarithms: at most 1, and nothing overflows or is lost to 0.
 // A token that is missing in the last chunk has k = q = v = 0, b = 0 and g = 1, which changes nothing.
 //
-// Arithmetic: products are of tensor cores over pairs of bfloat16, x = hi + lo to 2^-16 of it; hi hi + hi lo + lo hi is
+// Arithmetic: matmuls are of tensor cores over pairs of bfloat16, x = hi + lo to 2^-16 of it; hi hi + hi lo + lo hi is
 // the product to 3 2^-16 of it at most. Sums and all else are floats. A token costs 6 keys values + 2 C (keys + values)
 // flops a value head before that (C = 32); 7 keys values token by token. Of 128 x 128 a warp spends 324 tensor-core
 // instructions on a chunk, for its 16 columns: at 7 cycles each some 70 cycles a token, 0.04 us at 1.75 GHz, for all

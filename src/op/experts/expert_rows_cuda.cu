@@ -1,4 +1,4 @@
-// Products with experts whose format has no bricks: a warp a row, its blocks decoded as the file has them.
+// Matmuls with experts whose format has no bricks: a warp a row, its blocks decoded as the file has them.
 #include <algorithm>
 
 #include "format/weight_types.h"

@@ -317,7 +317,7 @@ void launch_scores(gpu::StreamHandle stream, const ExpertChoice& choice, const E
 }  // namespace
 
 void device_route(gpu::StreamHandle stream, const ExpertChoice& choice, const ExpertRouter& router) {
-  // A product of matrices has scores without gaps between tokens.
+  // A GEMM has scores without gaps between tokens.
   const bool gaps = choice.shared && (router.bias || !router.gates_shared);
   if (choice.n_tokens <= kFewRoutedTokens || gaps) {
     launch_scores(stream, choice, router);

@@ -1,4 +1,4 @@
-// A layer's experts on a device: the router, which experts each token takes, products that read those experts only, and
+// A layer's experts on a device: the router, which experts each token takes, matmuls that read those experts only, and
 // the sum of what they give. Choices stay in device memory, so that a recorded launch serves every one.
 #pragma once
 
@@ -48,7 +48,7 @@ struct ExpertChoice {
   }
 };
 
-/// The most tokens whose scores are sums by warps, and whose experts are packs where there are no products of groups.
+/// The most tokens whose scores are sums by warps, and whose experts are packs where there is no GEMM of groups.
 inline constexpr int64_t kFewRoutedTokens = 64;
 
 /// Operands of a router. Pointers are device memory.
@@ -93,7 +93,7 @@ class DeviceExpertMatmul {
  public:
   DeviceExpertMatmul() = default;
   /// matrices[r], biases[r]: of role r, one an expert; biases empty or null where there are none. `glu`: the roles are
-  /// gate and up, whose product ends in the activation where is_gated(). Throws Error: usage for experts of different
+  /// gate and up, whose matmul ends in the activation where is_gated(). Throws Error: usage for experts of different
   /// formats or shapes and for ternary ones with int8 activations; no_memory.
   DeviceExpertMatmul(const gpu::Stream& stream, std::span<const std::vector<const Linear*>> matrices,
                      std::span<const std::vector<const std::vector<float>*>> biases, bool glu = false);
@@ -132,14 +132,14 @@ class DeviceExpertMatmul {
   /// Whether run_sum() serves: one role, in bricks.
   bool can_sum() const { return roles_.size() == 1 && groups_[0].in_bricks; }
   void run_sum(gpu::StreamHandle stream, const ExpertSumCall& call) const;
-  /// Whether run_groups() serves: one role, or is_gated(), in bricks that many tokens have a product for.
+  /// Whether run_groups() serves: one role, or is_gated(), in bricks that have a GEMM.
   bool can_group() const {
     return groups_.size() == 1 && groups_[0].in_bricks && groups_[0].bricks.n_parts == 1 &&
            has_expert_gemm(groups_[0].bricks.format);
   }
   /// Slots of an expert, on average, up to which packs take less time than groups, where can_group().
   double most_packed_slots() const;
-  /// Biases are the product's own. Scratch grows as needed.
+  /// Biases are the matmul's own. Scratch grows as needed.
   void run_groups(gpu::StreamHandle stream, ExpertGroupCall call, gpu::Buffer& scratch) const;
   /// Whether run_chosen() serves one token: is_gated() or one role, without biases, where has_int_experts().
   bool can_choose(const ExpertChoice& choice, const ExpertRule& rule) const;

@@ -1,4 +1,4 @@
-// Products of one token to four with their experts on a device, int4_g128 times integers: gate and up with the norm in
+// GEMVs of one token to four with their experts on a device, int4_g128 times integers: gate and up with the norm in
 // front, which choose the experts from the scores, and the sum over the experts that they chose. Activations are
 // rounded as op/gemv/int_gemv_cuda.h has it, in two planes.
 #pragma once

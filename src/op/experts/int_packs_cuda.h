@@ -1,4 +1,4 @@
-// Products of some tokens with their experts on a device, int4_g128 times integers: an expert's weights are read once
+// Matmuls of some tokens with their experts on a device, int4_g128 times integers: an expert's weights are read once
 // for up to four tokens that take it. Activations are rounded as op/gemv/int_gemv_cuda.h has it, in two planes.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Device code of products of many rows: how their work is cut, fed and summed. For *.cu files only.
+// Device code of GEMMs: how their work is cut, fed and summed. For *.cu files only.
 //
 // A block makes areas of rows times columns of the sums (columns: tokens, or planes of tokens). A step is the weights
 // of the area's tiles of 16 rows over some columns of k, a format's brick, and x over the same k; both pass through a
@@ -53,7 +53,7 @@ struct Plan {
   int x_blocks;        ///< of a whole row of x
   uint32_t* counters;  ///< an area's, zero between launches
   void* slots;         ///< [block][the first of its areas, the last][S::kValues][kThreads] sums
-  Groups groups;       ///< of a grouped product; n_column_areas and n_areas are then the most there may be
+  Groups groups;       ///< of a grouped GEMM; n_column_areas and n_areas are then the most there may be
 
   __device__ int n_steps() const { return n_areas * steps_per_area; }
   __device__ int first_step(int64_t block) const {
@@ -260,7 +260,7 @@ inline __device__ OutputRow output_row(const Outputs& out, int64_t row, int64_t 
   return r;
 }
 
-/// silu of a result. Of float sums, which are rounded more than these functions are; integer sums give exact products.
+/// silu of a result. Of float sums, which are rounded more than these functions are; integer sums give exact matmuls.
 template <class Value>
 __device__ float silu_of_sum(float x) {
   if constexpr (std::is_same_v<Value, float>) return __fdividef(x, 1.0f + __expf(-x));

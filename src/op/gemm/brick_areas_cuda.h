@@ -1,4 +1,4 @@
-// Device code of products of many rows with weights in bricks: x in the order of B fragments, and bricks as
+// Device code of GEMMs with weights in bricks: x in the order of B fragments, and bricks as
 // areas_cuda.h takes them. For *.cu files only.
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace ridge::bricks {
 namespace {
 
-/// x as the product reads it: words [column tile of 8][32 columns of k][lane] of 16 bytes, sums of x over 32 / kSums
+/// x as the GEMM reads it: words [column tile of 8][32 columns of k][lane] of 16 bytes, sums of x over 32 / kSums
 /// columns of k [column tile][32 columns of k][kSums][8] (zero in the low plane's columns), and 1 / scale of
 /// each token. Where area_columns is not 0 words are the image of wide_areas_cuda.h, of one plane, and there are no
 /// sums.
@@ -36,7 +36,7 @@ struct XPlan {
   PlanesOfX to;
 };
 
-/// Eight values of a row of n, two and two as products with weights have them; 0 behind its end. `pairs`: of n even and
+/// Eight values of a row of n, two and two as matmuls with weights have them; 0 behind its end. `pairs`: of n even and
 /// a row that can be read two values at a time.
 __device__ __forceinline__ void load_unit(const float* row, int unit, int n, bool pairs, float (&values)[8]) {
   const int k = unit / 4 * 32 + unit % 4 * 2;

@@ -133,9 +133,9 @@ LibraryGemm::LibraryGemm(int n_tokens, int n_out, int n_in) : impl_(std::make_un
   check_library(lib.layout_create(&m.w, CUDA_R_16F, inputs, outputs, n_in), "layout");
   check_library(lib.layout_create(&m.x, CUDA_R_16F, inputs, tokens, n_in), "layout");
   check_library(lib.layout_create(&m.y, CUDA_R_32F, outputs, tokens, n_out), "layout");
-  check_library(lib.desc_create(&m.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "product");
+  check_library(lib.desc_create(&m.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "matmul");
   const cublasOperation_t transposed = CUBLAS_OP_T;
-  check_library(lib.desc_set(m.product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed), "product");
+  check_library(lib.desc_set(m.product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed), "matmul");
   cublasLtMatmulPreference_t preference = nullptr;
   check_library(lib.preference_create(&preference), "preference");
   lib.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes, sizeof kWorkspaceBytes);
@@ -155,7 +155,7 @@ void LibraryGemm::run(gpu::StreamHandle stream, const uint16_t* x, const uint16_
   check_library(library().matmul(library_handle(), impl_->product, &one, w, impl_->w, x, impl_->x, &zero, y, impl_->y,
                                  y, impl_->y, &impl_->algorithm, impl_->workspace.as<void>(),
                                  size_t(impl_->workspace.bytes()), stream),
-                "product");
+                "matmul");
 }
 
 #else

@@ -1,4 +1,4 @@
-// Products with f16 weights by NVIDIA's cuBLASLt: the yardstick of resident f16 weights in bench gemv, and
+// Matmuls with f16 weights by NVIDIA's cuBLASLt: the yardstick of resident f16 weights in bench gemv, and
 // the second half of the literal two ops. The library is opened when it is first asked for; nothing else here needs it.
 #pragma once
 

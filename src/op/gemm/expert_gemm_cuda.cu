@@ -234,7 +234,7 @@ void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertG
   constexpr size_t kBytes = areas::block_bytes<BricksOf<F, Area>, Area, kMost>();
   static_assert(kBytes <= kMost - 1024);
   const auto kernel = expert_gemm_kernel<F, Area, kMost>;
-  gpu::allow_shared_bytes("shared memory of experts' products", kernel, kBytes);
+  gpu::allow_shared_bytes("shared memory of experts' GEMMs", kernel, kBytes);
   gpu::launch("tensor_gemm of experts", kernel,
               {unsigned(launch.n_blocks), areas::kBlockThreads<Area>, kBytes, stream, true}, p);
 }

@@ -1,4 +1,4 @@
-// Products of many tokens with chosen experts in bricks, on f16 tensor cores.
+// GEMMs of many tokens with chosen experts in bricks, on f16 tensor cores.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ridge {
 
-/// Columns of an area, which belong to one expert: of products by warps, and by warpgroups.
+/// Columns of an area, which belong to one expert: of GEMMs by warps, and by warpgroups.
 inline constexpr int kGroupColumns = 32, kWideGroupColumns = 64;
 /// On this device.
 int group_columns();
@@ -33,7 +33,7 @@ struct ExpertGroupCall {
   float* y = nullptr;  ///< [slots, n_out]
 };
 
-/// Whether bricks of a format have such products: x is rounded to f16, in one plane (device_tensor_gemm()).
+/// Whether bricks of a format have such a GEMM: x is rounded to f16, in one plane (device_tensor_gemm()).
 bool has_expert_gemm(BrickFormat format);
 
 /// Bytes of scratch, as brick_scratch_bytes() has it.

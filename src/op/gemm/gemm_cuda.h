@@ -1,4 +1,4 @@
-// Matrix products on the device, in float32.
+// Matmuls on the device, in float32.
 #pragma once
 
 #include <cstdint>

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) tokens_kernel(const X
     write(first + int(threadIdx.x), read(first + int(threadIdx.x)));
 }
 
-// --- The product ---
+// --- The GEMM ---
 
 struct Int4Steps {
   using Value = float;
@@ -275,7 +275,7 @@ using Wide32 = areas::WideShape<32>;
 using Wide64 = areas::WideShape<64>;
 using Wide128 = areas::WideShape<128>;
 
-/// How long a block takes, in clocks of one processor, about. Large areas read least for a product; small ones leave
+/// How long a block takes, in clocks of one processor, about. Large areas read least for a GEMM; small ones leave
 /// less to add up where there are fewer areas than blocks.
 struct ShapeCost {
   int step_f16, step_int8;  ///< 128 columns of k; of the two smaller shapes bound by what a step reads
@@ -333,7 +333,7 @@ void check_operands(const IntWeights& w, const IntGemmCall& call) {
   require(n_out == w.n_out, "parts that are not the weights' rows");
   require(aligned16(call.x) && aligned16(call.norm_weight), "x or the norm's weight is not aligned to 16 bytes");
   require(call.area < IntArea::wide32 || (w.kind == IntKind::int4_g128 && gpu::device_has_warpgroups()),
-          "products of warpgroups are for int4_g128 on sm_90");
+          "GEMMs by warpgroups are for int4_g128 on sm_90");
   require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
 }
 

@@ -1,10 +1,10 @@
-// Products of many tokens with integer weights (int_weights_cuda.h) on tensor cores: prompts, and decode of more
+// GEMMs of many tokens with integer weights (int_weights_cuda.h) on tensor cores: prompts, and decode of more
 // sequences than one pass of device_int_gemv takes.
 //
 // int4_g128  A weight is code * scale rounded to f16, an activation x s rounded to f16. s is a power of two for
 //            each token that brings its largest value near 2^14: relative errors of at most 2^-11 each (2^-25 of s x
 //            and of a weight, where those are larger). Sums are float32. Weights of 65520 and more become infinite.
-// ternary    The product of op/gemv/ternary.h bit for bit, as device_int_gemv makes it.
+// ternary    The matmul of op/gemv/ternary.h bit for bit, as device_int_gemv makes it.
 // Sums are added in an order that depends on the shape and the number of tokens, never on timing. A token with a NaN or
 // an infinity gives NaN everywhere, the others do not notice.
 #pragma once
@@ -39,7 +39,7 @@ struct IntGemmScratch {
 };
 IntGemmScratch int_gemm_scratch_bytes(const IntWeights& w, int64_t n_tokens);
 
-/// Queues two launches, x in the order of fragments and the product. Throws Error(failure) for operands that do not fit
+/// Queues two launches, x in the order of fragments and the GEMM. Throws Error(failure) for operands that do not fit
 /// together. A block asks for nearly all shared memory that Hopper has; Error on devices with less.
 void device_int_gemm(gpu::StreamHandle stream, const IntWeights& w, const IntGemmCall& call, IntScratch& scratch);
 

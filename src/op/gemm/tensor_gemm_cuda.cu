@@ -11,7 +11,7 @@ using namespace bricks;
 
 // Two launches. The first writes the planes of x in the order of B fragments, the second multiplies (areas_cuda.h).
 
-// --- The product ---
+// --- The GEMM ---
 
 /// Areas of 128 rows, or of 256.
 template <int kTiles>
@@ -176,7 +176,7 @@ bool has_wide_matmul(const BrickMatrix& w, int64_t n_tokens) {
 }
 
 namespace {
-/// Calls f(format, shape) for a product by warpgroups.
+/// Calls f(format, shape) for a GEMM by warpgroups.
 template <class Function>
 auto with_wide_shape(const BrickMatrix& w, const BrickCall& call, const Function& f) {
   return with_format(w.format, [&](auto format) {
@@ -202,7 +202,7 @@ int64_t wide_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call) {
 void device_wide_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
                       const gpu::Buffer& scratch) {
   check_call(w, call);
-  expect(has_wide_matmul(w, call.n_tokens), "wide_gemm: the device or the format has no such product");
+  expect(has_wide_matmul(w, call.n_tokens), "wide_gemm: the device or the format has no such GEMM");
   with_wide_shape(w, call, [&](auto f, auto s) {
     launch_matmul<typename decltype(f)::type, decltype(s), gpu::kHopperSharedBytes>(stream, w, call, 1, scratch);
   });

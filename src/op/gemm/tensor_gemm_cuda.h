@@ -1,4 +1,4 @@
-// Products with weights in bricks on f16 tensor cores, of any number of rows; the kernel here is the one of
+// Matmuls with weights in bricks on f16 tensor cores, of any number of rows; the kernel here is the one of
 // many: prefill, and decode of 5 and more sequences.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace ridge {
 
-/// Bytes of scratch of a call; none up to 4 tokens. One scratch serves all products of a stream, which use it one after
-/// another; it starts as zeros and is never cleared: each product leaves the counters at its start zero.
+/// Bytes of scratch of a call; none up to 4 tokens. One scratch serves all matmuls of a stream, which use it one after
+/// another; it starts as zeros and is never cleared: each matmul leaves the counters at its start zero.
 int64_t brick_scratch_bytes(const BrickMatrix& w, const BrickCall& call);
 
 /// y = x W^T for every part, with what the call asks for around it. x is split in two planes: x s = hi + lo, where s is
@@ -35,7 +35,7 @@ int64_t tensor_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call, i
 void device_tensor_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call, int planes,
                         const gpu::Buffer& scratch);
 
-/// Products by warpgroups (gpu/warpgroup.h), of every format but bf16.
+/// GEMMs by warpgroups (gpu/warpgroup.h), of every format but bf16.
 inline constexpr int64_t kFewestWideTokens = 17;
 bool has_wide_matmul(const BrickMatrix& w, int64_t n_tokens);
 int64_t wide_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call);

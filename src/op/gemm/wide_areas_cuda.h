@@ -1,8 +1,8 @@
-// Device code of products of many rows by warpgroups (gpu/warpgroup.h): areas as areas_cuda.h cuts them, of 256 rows.
+// Device code of GEMMs by warpgroups (gpu/warpgroup.h): areas as areas_cuda.h cuts them, of 256 rows.
 // For *.cu files only.
 //
-// Weights are A of the products, as f16 in registers; tokens are B, in shared memory. Two warpgroups multiply: a warp
-// has two tiles. While the products of one set of registers run, the other set is made of the next 32 columns of k. One
+// Weights are A of the wgmmas, as f16 in registers; tokens are B, in shared memory. Two warpgroups multiply: a warp
+// has two tiles. While the wgmmas of one set of registers run, the other set is made of the next 32 columns of k. One
 // more warp fills two rings: tiles, some steps of all tiles of the area at a time, and x, 64 or 128 columns of k at a
 // time. A bulk copy of 1 KB takes 55 clocks, a longer one not much more: short tiles of several steps come in one.
 //
@@ -12,9 +12,9 @@
 // A kind of weights F has
 //   kBytes, kColumns         of a tile of one step
 //   Codes, load(tile, chunk, lane)   what a lane keeps of 64 columns of a tile; may point into it
-//   fragments(codes, part, a)        their first or second 32 columns as A of two products of 16 columns
+//   fragments(codes, part, a)        their first or second 32 columns as A of two wgmmas of 16 columns
 // x is an image of f16, [column area][64 columns of k][S::kAreaColumns] times 128 bytes, as shared_columns() takes
-// them and store_units() writes them. The order of columns is that of F's products.
+// them and store_units() writes them. The order of columns is that of F's wgmmas.
 #pragma once
 
 #include <type_traits>
@@ -293,7 +293,7 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
       }
     }
   };
-  // Products under way still read their registers, which the compiler holds for free once they have been issued.
+  // A wgmma under way still reads its registers, which the compiler holds for free once it has been issued.
   const auto keep = [&](uint32_t(&set)[2][S::kTiles][4]) {
 #pragma unroll
     for (int k16 = 0; k16 < 2; ++k16)
@@ -301,7 +301,7 @@ __device__ void multiply_wide(const Plan& p, const WideRings<F, S>& rings, int s
       for (int m = 0; m < S::kTiles; ++m) gpu::keep_words(set[k16][m]);
   };
   int last_stage = 0;
-  // A stage of x. The second of two leaves its first products under way beside the last ones of the first.
+  // A stage of x. The second of two leaves its first wgmmas under way beside the last ones of the first.
   const auto multiply = [&](auto second) {
     constexpr bool kSecond = decltype(second)::value;
     gpu::wait_until_filled(rings.x, x_place);

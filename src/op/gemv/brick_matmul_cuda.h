@@ -1,4 +1,4 @@
-// Device code shared by the products with bricks: x in planes, fragments times fragments, and what becomes of sums.
+// Device code shared by the matmuls with bricks: x in planes, fragments times fragments, and what becomes of sums.
 // For *.cu files only.
 #pragma once
 
@@ -78,7 +78,7 @@ inline bool readable_in_pairs(const BrickMatrix& w, const BrickCall& call) {
   return w.n_in % 2 == 0 && (address(call.x) | address(call.norm_weight)) % 8 == 0;
 }
 
-// --- Products ---
+// --- Matmuls ---
 
 /// sum[m][n] += tiles m times column tiles n over a brick. bricks: kTiles bricks one after another in shared memory;
 /// b(k32, n): the lane's B words of 32 columns; x_sums(k32, n, i): with kHasStart what a product of the i-th of kSums

@@ -1,4 +1,4 @@
-// Which rows of a step go through which expert, as products on a device read it (op/experts/experts_cuda.h makes it).
+// Which rows of a step go through which expert, as matmuls on a device read it (op/experts/experts_cuda.h makes it).
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct ExpertCall {
   int most = 1;              ///< slots of a pack: 1 or ExpertPack::kMost
   const float* x = nullptr;  ///< slot s reads row s / share of n_in values
   int share = 1;
-  float* y[2] = {};  ///< [slots, n_out] of each matrix; a gated product has the first one only
+  float* y[2] = {};  ///< [slots, n_out] of each matrix; a gated matmul has the first one only
   BrickGlu glu = BrickGlu::silu;
   bool ints = false;             ///< activations become integers where a kernel has that; packs with slots come first
   bool overlap = false;          ///< programmatic dependent launch

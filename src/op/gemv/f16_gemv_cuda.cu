@@ -21,7 +21,7 @@ using namespace bricks;
 
 constexpr int kMostWarps = 16;
 constexpr int kFewWarps = 8;  ///< of blocks that share a processor, or whose share of x is too large for more
-constexpr int64_t kLargeBytes = 32 << 20;  ///< of a product whose blocks must not share a processor
+constexpr int64_t kLargeBytes = 32 << 20;  ///< of a GEMV whose blocks must not share a processor
 
 /// Weights that a row of blocks multiplies: the matrix, that of a pack's expert, or the experts of a token as one long
 /// row.
@@ -428,7 +428,7 @@ Launch plan_launch(const BrickMatrix& w, const BrickCall& call, int n_chained = 
 template <class F, int kTokens>
 void launch_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call) {
   Launch launch = plan_launch<F, kTokens>(w, call);
-  // Large products: more than half of what a Hopper multiprocessor has, as areas_cuda.h explains.
+  // Large GEMVs: more than half of what a Hopper multiprocessor has, as areas_cuda.h explains.
   if (w.bytes() > kLargeBytes && gpu::most_shared_bytes() > 2 * launch.shared_bytes)
     launch.shared_bytes = std::max(launch.shared_bytes, gpu::most_shared_bytes() / 2 + 1024);
   const auto kernel = gemv_kernel<F, kTokens, GemvOf::matrix>;

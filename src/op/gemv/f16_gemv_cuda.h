@@ -1,4 +1,4 @@
-// Products of float activations with weights in bricks (bricks_cuda.h) on f16 tensor cores: decode and
+// Matmuls of float activations with weights in bricks (bricks_cuda.h) on f16 tensor cores: decode and
 // small batches. op/gemm/tensor_gemm_cuda.h is the one for many rows.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ridge {
 
-/// One product. Every pointer is device memory.
+/// One matmul. Every pointer is device memory.
 struct BrickCall {
   int64_t n_tokens = 0;
   const float* x = nullptr;            ///< [n_tokens, n_in]
@@ -37,7 +37,7 @@ void device_few_f16_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const B
 void device_expert_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertCall& call,
                         const float* const* biases, float* const* y);
 
-/// The sum over a token's experts, as one product: the rows of its experts lie one behind another, and so do its x,
+/// The sum over a token's experts, as one GEMV: the rows of its experts lie one behind another, and so do its x,
 /// each times its weight. `w` as above, of one part; bias [n_experts, n_out] or null.
 void device_expert_sum_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertSumCall& call,
                             const float* bias);

@@ -1,4 +1,4 @@
-// Products of panels of floats (FloatPanels, op/gemv/panels.h) with activations as they are, 16 rows at a time.
+// Matmuls of panels of floats (FloatPanels, op/gemv/panels.h) with activations as they are, 16 rows at a time.
 // Included once per ISA after its Simd struct.
 //
 // A few tokens: codes become floats in registers. More tokens: 128 columns of some vectors of rows become floats in

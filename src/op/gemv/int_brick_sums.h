@@ -1,4 +1,4 @@
-// Device code: products of a brick of a k-quant (16 rows, a super-block of 256 columns) and up to four tokens in two
+// Device code: matmuls of a brick of a k-quant (16 rows, a super-block of 256 columns) and up to four tokens in two
 // planes of int8, for int_stream_cuda.cu.
 //
 // A word of a brick has four nibbles of row r and four of row r + 8: a mask makes bytes of the one, another mask makes

@@ -1,4 +1,4 @@
-// Products of integer weights and a few tokens on tensor cores, with what stands around them in a layer: the RMS norm
+// GEMVs of integer weights and a few tokens on tensor cores, with what stands around them in a layer: the RMS norm
 // before, and bias, residual or gated activation after, in one launch (two for more tokens).
 //
 // int4_g128  Activations become int8 per token and group of 128: step = max|x| / 127 (at least 1e-30 / 127), q =
@@ -6,7 +6,7 @@
 //            15 bits. Sums in a group are exact, groups are added as float32.
 // q4_k, q5_k, q6_k  The same with two planes and a step for every 256 columns. Integers, scales and minima of such a
 //            super-block are multiplied and added exactly, its two sums become float32.
-// ternary    The product of op/gemv/ternary.h bit for bit, after rms_norm_ref of op/norm_rope when there is a norm
+// ternary    The matmul of op/gemv/ternary.h bit for bit, after rms_norm_ref of op/norm_rope when there is a norm
 //            (whose double sum is added in another order).
 // The result of a token depends on the shape, the number of tokens and the plan, never on timing. A token with a NaN
 // or an infinity gives NaN everywhere.
@@ -44,7 +44,7 @@ struct IntCall {
   bool overlap = false;               ///< programmatic dependent launch: weights are fetched while the grid before ends
 };
 
-/// How a product is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.
+/// How a GEMV is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.
 struct IntPlan {
   int tiles_of_8 = 1;  ///< columns of the mma in eights: 1, 2, 4 or 8; of bricks 1
   int rows = 1;        ///< most tiles of rows of a block
@@ -61,7 +61,7 @@ inline constexpr int kIntDepths[] = {4, 6, 8};
 
 /// Most columns (tokens times planes) of one launch; more tokens are several.
 inline constexpr int kIntColumns = 64;
-/// Most tokens of a product with bricks, and most columns of a row of its weights.
+/// Most tokens of a GEMV with bricks, and most columns of a row of its weights.
 inline constexpr int kIntBrickTokens = 4;
 inline constexpr int64_t kIntBrickColumns = 1 << 16;
 
@@ -78,12 +78,12 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
 /// Bytes of shared memory of a block.
 int64_t int_gemv_shared_bytes(IntKind kind, const IntPlan& plan, int64_t n_in, int n_tokens, int planes);
 
-/// Memory of products that run one after another on a stream. A call that finds too little waits for the device and
+/// Memory of matmuls that run one after another on a stream. A call that finds too little waits for the device and
 /// allocates: calls that are captured must have run once before, and a larger one later would pull the memory from
 /// under the recording.
 struct IntScratch {
   gpu::Buffer data;
-  gpu::Buffer counters;  ///< zero between launches; products of many rows use them
+  gpu::Buffer counters;  ///< zero between launches; GEMMs use them
   /// Plans made so far, by kind, tiles of rows, n_in, tokens and planes.
   std::map<std::array<int64_t, 5>, IntPlan> plans;
 };
@@ -91,7 +91,7 @@ struct IntScratch {
 /// Bytes of IntScratch::data that such a GEMV of at most kIntColumns columns takes on this device.
 int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes);
 
-/// Queues the product of `w` and call.x. Throws Error(failure) for operands that do not fit together.
+/// Queues the matmul of `w` and call.x. Throws Error(failure) for operands that do not fit together.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch);
 /// Queues the matmul of bricks of q4_k, q5_k or q6_k, whose parts are the call's, and at most kIntBrickTokens tokens.
 void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, IntScratch& scratch);

@@ -1,4 +1,4 @@
-// The two kernels of integer products.
+// The two kernels of integer GEMVs.
 #pragma once
 
 #include "op/gemv/int_sums.h"

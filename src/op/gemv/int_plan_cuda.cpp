@@ -1,4 +1,4 @@
-// How integer products are spread over a device: arithmetic on shapes, no device needed.
+// How integer GEMVs are spread over a device: arithmetic on shapes, no device needed.
 #include <algorithm>
 
 #include "op/gemv/int_shared.h"
@@ -6,7 +6,7 @@
 namespace ridge {
 namespace {
 
-/// A block has at least so many slots to sum, so that small products leave processors to their neighbours in time.
+/// A block has at least so many slots to sum, so that small GEMVs leave processors to their neighbours in time.
 constexpr int least_slots(IntKind kind) { return kind == IntKind::ternary ? 24 : is_brick_kind(kind) ? 6 : 12; }
 /// Most groups of activations that every block quantises for itself, of one token and of several: what more would cost,
 /// a kernel before costs. A super-block counts as two.

@@ -1,4 +1,4 @@
-// The shared memory of a block of an integer product, and sizes that host and device agree on.
+// The shared memory of a block of an integer GEMV, and sizes that host and device agree on.
 #pragma once
 
 #include "op/gemv/int_gemv_cuda.h"

@@ -1,4 +1,4 @@
-// Device code that integer products share: tiles of weights, their products with columns of int8 activations, and what
+// Device code that integer matmuls share: tiles of weights, their products with columns of int8 activations, and what
 // becomes of a sum.
 #pragma once
 

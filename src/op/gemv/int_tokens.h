@@ -1,4 +1,4 @@
-// Device code that makes int8 activations: what every block of an integer product does for itself, or one kernel for
+// Device code that makes int8 activations: what every block of an integer matmul does for itself, or one kernel for
 // all of them.
 //
 // An image of tokens holds, for every group of 128 columns, 128 bytes for each column of the mma (token t, or plane p

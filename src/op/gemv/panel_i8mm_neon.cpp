@@ -1,4 +1,4 @@
-// Panel kernels for many tokens with the matrix products of i8mm; a few tokens run those of NEON.
+// Panel kernels for many tokens with the matrix instructions of i8mm; a few tokens run those of NEON.
 //
 // An instruction multiplies 2 rows x 8 columns of weights with 8 columns of 2 tokens. A decoded chunk holds two rows of
 // 8 columns side by side; sums are those of all panel kernels.

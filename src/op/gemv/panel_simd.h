@@ -1,4 +1,4 @@
-// Products of panels (op/gemv/panels.h): integer activations, integer dot products, 16 rows at a time. Included once
+// Matmuls of panels (op/gemv/panels.h): integer activations, integer dot products, 16 rows at a time. Included once
 // per ISA after its Simd struct.
 //
 // One token and a few: weights become bytes in registers, a unit at a time (few_panel). More tokens: 256 columns of two
@@ -104,7 +104,7 @@ inline int32_t sum_of(const int32_t* sum, int64_t at) {
 }
 
 /// total plus the products of a group's columns: `dot` of codes, the scale of the weights and of the activations
-/// (of_x), and the minimum times `sum`, the activations' sum. The one order of sums of all products of panels.
+/// (of_x), and the minimum times `sum`, the activations' sum. The one order of sums of all matmuls of panels.
 template <int kPlanes, bool kMin>
 inline Simd::F add_columns(Simd::F total, const Simd::I* dot, Simd::F of_weights, float of_x, Simd::F min,
                            int32_t sum) {

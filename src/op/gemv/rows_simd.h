@@ -1,6 +1,6 @@
-// Products in float for every weight format, of any number of tokens: this file's tiles for a few, the strips of
+// Matmuls in float for every weight format, of any number of tokens: this file's tiles for a few, the strips of
 // op/gemv/strips_simd.h for more. Up to kMostFew tokens read f32, f16 and bf16 rows where they lie; all else is decoded
-// block by block (op/simd/decode.h, or the format's reference where that has no row), so a format has working products
+// block by block (op/simd/decode.h, or the format's reference where that has no row), so a format has working matmuls
 // without a line of its own.
 //
 // The order of sums is one for every number of tokens, so a token's results are the same bits alone and among others.

@@ -1,4 +1,4 @@
-// Products in float of many tokens: 48 (AVX2: 24) weight rows at a time are decoded and turned into a strip in cache,
+// GEMMs in float of many tokens: 48 (AVX2: 24) weight rows at a time are decoded and turned into a strip in cache,
 // then register tiles of 8 x 48 (4 x 24) outputs run over all tokens. Decoding and turning are paid once per strip.
 //
 // A vector of sums holds one chain (op/gemv/rows_simd.h) of kLanes outputs. Strips and activations are stored chain

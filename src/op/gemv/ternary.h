@@ -1,4 +1,4 @@
-// Ternary times int8: the product of BitNet b1.58, whose sums are exact integers on every processor.
+// Ternary times int8: the matmul of BitNet b1.58, whose sums are exact integers on every processor.
 //
 // Per token, a = max(max|x|, 1e-5) and q_j = round(x_j * (127 / a)), ties to even;
 //   y_r = (float(sum_j q_j * code_rj) * (a / 127)) * scale,   code in {-1, 0, 1}, `scale` of the matrix

@@ -1,4 +1,4 @@
-// The table of products, worst to best.
+// The table of matmul kernels, worst to best.
 #include <algorithm>
 
 #include "op/gemv/panels.h"

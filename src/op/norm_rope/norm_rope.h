@@ -1,4 +1,4 @@
-// The element-wise ops between the matrix products: RMSNorm, RoPE, gated activations, residual and bias additions.
+// The element-wise ops between the matmuls: RMSNorm, RoPE, gated activations, residual and bias additions.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// Eight products side by side in every warp, 32 warps a processor, so that none waits for the one before.
+// Eight mmas side by side in every warp, 32 warps a processor, so that none waits for the one before.
 #include "op/rate/rate_cuda.h"
 
 #include <iterator>
@@ -15,7 +15,7 @@ constexpr int kThreads = 256, kPerProcessor = 4, kSums = 8, kFloats = 4 * kSums;
 struct S8 {
   using Sum = int;
   static constexpr uint32_t kOnes = 0x01010101u;
-  static constexpr int kDepth = 32;  ///< of a product [16 x depth] times [depth x 8]
+  static constexpr int kDepth = 32;  ///< of an mma [16 x depth] times [depth x 8]
   static __device__ void multiply(int (&d)[4], const uint32_t (&a)[4], uint32_t b) { gpu::mma_s8(d, a, b, b); }
 };
 struct F16 {

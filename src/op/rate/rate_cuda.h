@@ -1,4 +1,4 @@
-// Multiply-adds in registers on a GPU: matrix products of tensor cores by mma.sync, and float32 by the ordinary units.
+// Multiply-adds in registers on a GPU: matmuls of tensor cores by mma.sync, and float32 by the ordinary units.
 // What sm_90's wgmma would give on top is not measured: no kernel here uses it.
 #pragma once
 
