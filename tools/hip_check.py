@@ -54,7 +54,8 @@ KERNELS = [
     # With terms of a turning centre in rounds (50b150a5): 133 registers and 296 bytes before. A loss, to be mended.
     Kernel("attention over rotor-3", ATTENTION, "attn_split_kernelILi128ELi7ELi7ELb0ELb1EE",
            {"v_dot4_i32_iu8": DOTS, "v_perm_b32": LOOKUPS}, 688, 2004),
-    Kernel("parts of attention joined", "src/op/attn/tile_attn_cuda.cu", "attn_join_kernelILi128EE", {}, 0, 0),
+    Kernel("parts of attention joined", "src/op/attn/tile_attn_cuda.cu", "attn_join_kernelILi128ELb0EE", {}, 0, 0),
+    Kernel("parts joined, a warp a head", "src/op/attn/tile_attn_cuda.cu", "attn_join_kernelILi128ELb1EE", {}, 0, 0),
     Kernel("rows appended, rotated", "src/op/cache/append_tiles_exact.cu", "append_kernelILi4ELb1ELi1EE", {}, 0, 0),
     Kernel("RMS norm", "src/op/norm_rope/norm_rope_cuda.cu", "rms_norm_kernel", {}, 0, 0),
     stream("int4_g128", 0, 128, 0, 0),
