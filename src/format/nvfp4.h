@@ -3,7 +3,7 @@
 //
 // A block has four groups of 16. Weight 16 g + i is the low nibble (i < 8) or the high nibble (i >= 8) of
 // q[8 g + i % 8], a code as in mxfp4 (0 to 7: 0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 the sign); scales[g] is an e4m3 code
-// (format/e4m3.h). value = code * scale, exact in float; the matrix's scale multiplies matmuls. It is NAME.scale in
+// (format/e4m3.h). value = code * scale, exact in float; the matrix's scale multiplies results. It is NAME.scale in
 // GGUF files; io/packed.h says where checkpoints have it. A scale of 0x7F or 0xFF is no number.
 //
 // The encoder takes weights in units of the matrix's scale, which is the matrix's largest magnitude / 2688: 6 under the

@@ -24,7 +24,7 @@ inline constexpr int kMaxRoundingLevels = 16;
 /// Entries of a metric are within this, its diagonal not below one over this.
 inline constexpr float kMostMetric = 0x1p40f;
 
-/// Codes of a rounded row, and the matmuls with the metric from which its scale is chosen.
+/// Codes of a rounded row, and the products with the metric from which its scale is chosen.
 struct RoundedRow {
   uint8_t codes[kMaxRoundingDim];
   float pull[kMaxRoundingDim];      ///< M u

@@ -24,8 +24,8 @@ Result<TernaryMatrix> repack_ternary(const io::Tensor& matrix);
 /// How a Hugging Face directory keeps the matrices of a BitNet model: `quantization_config` of its config.json.
 enum class TernaryLayout {
   master,        ///< floats that quantize_ternary() rounds (quantization_mode "online", or nothing said)
-  times_scale,   ///< packed codes; a matmul is multiplied by weight_scale (linear_class "autobitlinear")
-  divide_scale,  ///< packed codes; a matmul is divided by weight_scale (linear_class "bitlinear", the default)
+  times_scale,   ///< packed codes; results are multiplied by weight_scale (linear_class "autobitlinear")
+  divide_scale,  ///< packed codes; results are divided by weight_scale (linear_class "bitlinear", the default)
 };
 
 /// Reads it, with the defaults of transformers. Other classes and modes and a norm in front of every matmul fail by

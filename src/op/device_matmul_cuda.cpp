@@ -35,8 +35,7 @@ bool sorted_alike(const Linear& a, const Linear& b) {
 }
 
 int64_t scratch_bytes(const BrickMatrix& w, const BrickCall& call, int planes) {
-  if (planes != 1) return brick_scratch_bytes(w, call);
-  return has_wide_matmul(w, call.n_tokens) ? wide_gemm_scratch_bytes(w, call) : tensor_gemm_scratch_bytes(w, call, 1);
+  return planes == 1 ? f16_gemm_scratch_bytes(w, call) : brick_scratch_bytes(w, call);
 }
 
 void apply_glu(gpu::StreamHandle stream, MatmulOutput output, int64_t n, float* gate, const float* up) {
@@ -286,8 +285,7 @@ void DeviceMatmul::run_bricks(gpu::StreamHandle stream, const Group& g, const Ma
       c.bias[i] = biases_[size_t(g.first + i)];
     }
     scratch.bricks.ensure<std::byte>(scratch_bytes(g.bricks, c, planes));
-    if (planes == 1 && has_wide_matmul(g.bricks, c.n_tokens)) device_wide_gemm(stream, g.bricks, c, scratch.bricks);
-    else if (planes == 1) device_tensor_gemm(stream, g.bricks, c, 1, scratch.bricks);
+    if (planes == 1) device_f16_gemm(stream, g.bricks, c, scratch.bricks);
     else device_f16_gemv(stream, g.bricks, c, scratch.bricks);
   }
 }

@@ -399,6 +399,7 @@ namespace {
 
 constexpr int kDevices = 8;
 constinit thread_local int current_device = 0;
+bool is_hopper() { return emulate::most_shared_bytes() >= 227u << 10; }
 std::atomic<bool> peers[kDevices][kDevices];
 
 /// Memory in pages of its own: reading or writing past its end, or after it was freed, ends the program at that place.
@@ -439,10 +440,9 @@ cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaS
 cudaError_t cudaGetDeviceCount(int* count) { return *count = kDevices, cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
-  const bool is_hopper = emulate::most_shared_bytes() >= 227u << 10;
   *p = {.name = "emulated",
-        .major = is_hopper ? 9 : 8,
-        .minor = is_hopper ? 0 : 9,
+        .major = is_hopper() ? 9 : 8,
+        .minor = is_hopper() ? 0 : 9,
         .multiProcessorCount = 4,
         .l2CacheSize = 1 << 20,
         .totalGlobalMem = size_t(4) << 30,
@@ -536,8 +536,7 @@ unsigned emulate::cluster_of(const cudaLaunchConfig_t& config) {
   unsigned cluster = 1;
   for (const cudaLaunchAttribute& of : std::span(config.attrs, config.numAttrs))
     if (of.id == cudaLaunchAttributeClusterDimension) cluster = of.val.clusterDim.x;
-  const bool exists = most_shared_bytes() >= 227u << 10;  // as device_has_warpgroups()
-  return cluster == 1 || (exists && cluster <= 8 && config.gridDim.x % cluster == 0) ? cluster : 0;
+  return cluster == 1 || (is_hopper() && cluster <= 8 && config.gridDim.x % cluster == 0) ? cluster : 0;
 }
 bool emulate::has_valid_window(const cudaLaunchConfig_t& config) {
   for (const cudaLaunchAttribute& a : std::span(config.attrs, config.numAttrs)) {

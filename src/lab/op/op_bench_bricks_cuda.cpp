@@ -38,17 +38,13 @@ class GemvBricks : public OpRun {
     stream.synchronize();
     const BrickMatrix& w = weights_[0];
     if (which_.kernel == Kernel::f16_gemv) scratch_ = gpu::Buffer(brick_scratch_bytes(w, call(0)));
-    if (which_.kernel == Kernel::f16_gemm)
-      scratch_ =
-          gpu::Buffer(is_wide() ? wide_gemm_scratch_bytes(w, call(0)) : tensor_gemm_scratch_bytes(w, call(0), 1));
+    if (which_.kernel == Kernel::f16_gemm) scratch_ = gpu::Buffer(f16_gemm_scratch_bytes(w, call(0)));
   }
 
   void queue(gpu::StreamHandle stream, int set) override {
     const BrickMatrix& w = weights_[size_t(set)];
     if (which_.kernel == Kernel::f16_gemv) return device_f16_gemv(stream, w, call(set), scratch_);
-    if (which_.kernel == Kernel::f16_gemm)
-      return is_wide() ? device_wide_gemm(stream, w, call(set), scratch_)
-                       : device_tensor_gemm(stream, w, call(set), 1, scratch_);
+    if (which_.kernel == Kernel::f16_gemm) return device_f16_gemm(stream, w, call(set), scratch_);
     device_int_gemv(stream, w,
                     {.n_tokens = p_.n_tokens,
                      .x = x_.at(set),
@@ -76,7 +72,6 @@ class GemvBricks : public OpRun {
   }
 
  private:
-  bool is_wide() const { return has_wide_matmul(weights_[0], p_.n_tokens); }
   BrickCall call(int set) const {
     BrickCall c{.n_tokens = p_.n_tokens, .x = x_.at(set), .overlap = which_.overlap};
     c.y[0] = y_.at(set);

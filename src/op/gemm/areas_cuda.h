@@ -47,7 +47,7 @@ struct Plan {
   int n_column_areas, n_areas;
   int n_blocks;        ///< that have steps: those of the launch, and no more than there are steps
   bool whole;          ///< no area is shared
-  int cluster;         ///< blocks of a cluster, which share one area, where that is more than 1 (wide_areas_cuda.h)
+  int cluster = 1;     ///< blocks of a cluster, which share one area, where that is more than 1 (wide_areas_cuda.h)
   const uint4* words;  ///< of x
   const float* sums;
   int x_blocks;        ///< of a whole row of x
@@ -260,7 +260,7 @@ inline __device__ OutputRow output_row(const Outputs& out, int64_t row, int64_t 
   return r;
 }
 
-/// silu of a result. Of float sums, which are rounded more than these functions are; integer sums give exact matmuls.
+/// silu of a result. Of float sums, which are rounded more than these functions are; integer sums are exact.
 template <class Value>
 __device__ float silu_of_sum(float x) {
   if constexpr (std::is_same_v<Value, float>) return __fdividef(x, 1.0f + __expf(-x));

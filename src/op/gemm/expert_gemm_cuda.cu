@@ -235,8 +235,7 @@ void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const ExpertG
   static_assert(kBytes <= kMost - 1024);
   const auto kernel = expert_gemm_kernel<F, Area, kMost>;
   gpu::allow_shared_bytes("shared memory of experts' GEMMs", kernel, kBytes);
-  gpu::launch("tensor_gemm of experts", kernel,
-              {unsigned(launch.n_blocks), areas::kBlockThreads<Area>, kBytes, stream, true}, p);
+  gpu::launch("tensor_gemm of experts", kernel, areas::areas_grid<Area>(p.areas, launch.n_blocks, kBytes, stream), p);
 }
 
 /// Calls f(format, shape of areas, most bytes of a block).

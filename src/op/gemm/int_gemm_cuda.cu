@@ -386,13 +386,7 @@ void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmC
   const auto kernel = gemm_kernel<kKind, S, kMost>;
   gpu::allow_shared_bytes("shared memory of int_gemm", kernel, kBytes);
   gpu::launch(kKind == IntKind::ternary ? "int_gemm int8" : "int_gemm f16", kernel,
-              {.blocks = unsigned(n_blocks),
-               .threads = areas::kBlockThreads<S>,
-               .shared_bytes = kBytes,
-               .stream = stream,
-               .overlap = true,
-               .cluster = unsigned(std::max(1, p.areas.cluster))},
-              p);
+              areas::areas_grid<S>(p.areas, n_blocks, kBytes, stream), p);
 }
 
 IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {

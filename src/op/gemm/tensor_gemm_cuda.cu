@@ -159,14 +159,7 @@ void launch_matmul(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCa
   static_assert(kBytes <= kMost - 1024);
   const auto kernel = gemm_kernel<F, S, kMost>;
   gpu::allow_shared_bytes("shared memory of tensor_gemm", kernel, kBytes);
-  gpu::launch("tensor_gemm", kernel,
-              {.blocks = unsigned(launch.n_blocks),
-               .threads = areas::kBlockThreads<S>,
-               .shared_bytes = kBytes,
-               .stream = stream,
-               .overlap = true,
-               .cluster = unsigned(std::max(1, p.areas.cluster))},
-              p);
+  gpu::launch("tensor_gemm", kernel, areas::areas_grid<S>(p.areas, launch.n_blocks, kBytes, stream), p);
 }
 
 }  // namespace
@@ -206,6 +199,16 @@ void device_wide_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const Bric
   with_wide_shape(w, call, [&](auto f, auto s) {
     launch_matmul<typename decltype(f)::type, decltype(s), gpu::kHopperSharedBytes>(stream, w, call, 1, scratch);
   });
+}
+
+int64_t f16_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call) {
+  return has_wide_matmul(w, call.n_tokens) ? wide_gemm_scratch_bytes(w, call) : tensor_gemm_scratch_bytes(w, call, 1);
+}
+
+void device_f16_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
+                     const gpu::Buffer& scratch) {
+  if (has_wide_matmul(w, call.n_tokens)) device_wide_gemm(stream, w, call, scratch);
+  else device_tensor_gemm(stream, w, call, 1, scratch);
 }
 
 int64_t most_brick_tokens(const BrickMatrix& w) {

@@ -44,4 +44,9 @@ int64_t wide_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call);
 void device_wide_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call,
                       const gpu::Buffer& scratch);
 
+/// y = x W^T with one plane of x, as models run it for many tokens: device_wide_gemm() where there is one, else
+/// device_tensor_gemm().
+int64_t f16_gemm_scratch_bytes(const BrickMatrix& w, const BrickCall& call);
+void device_f16_gemm(gpu::StreamHandle stream, const BrickMatrix& w, const BrickCall& call, const gpu::Buffer& scratch);
+
 }  // namespace ridge

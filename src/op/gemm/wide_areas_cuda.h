@@ -67,6 +67,16 @@ int64_t x_bytes(const Plan& p) {
 /// Threads of a block. Of a wide one the last warpgroup's first warp fills the rings.
 template <class S>
 inline constexpr int kBlockThreads = kThreads + (kIsWide<S> ? 128 : 0);
+/// The launch of a plan's areas, whose blocks may start while the grid before them makes x.
+template <class S>
+gpu::Grid areas_grid(const Plan& p, int n_blocks, size_t shared_bytes, gpu::StreamHandle stream) {
+  return {.blocks = unsigned(n_blocks),
+          .threads = kBlockThreads<S>,
+          .shared_bytes = shared_bytes,
+          .stream = stream,
+          .overlap = true,
+          .cluster = unsigned(p.cluster)};
+}
 /// Bytes of a block's shared memory.
 template <class F, class S, int kMost>
 constexpr size_t block_bytes() {
