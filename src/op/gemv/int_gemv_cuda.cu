@@ -42,11 +42,11 @@ __device__ void make_factor(const IntTokens& in, int token, float* squares, floa
 /// the last part makes the token's factor beside the others.
 template <IntKind kKind>
 __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens tokens, IntImage image) {
-  __shared__ float tops[kQuantizeWarps];
+  __shared__ unsigned tops[kQuantizeWarps];
   gpu::let_next_grid_start();
   const int token = int(blockIdx.x), n_groups = tokens.n_groups;
   if constexpr (kKind == IntKind::ternary) {
-    quantize_ternary(tokens, token, token + 1, image, gpu::dynamic_shared<double>(), tops);
+    quantize_ternary<false>(tokens, token, image, gpu::dynamic_shared<double>(), tops);
   } else {
     using Values = IntValues<kKind>;
     const int group = int(blockIdx.y) * kQuantizeWarps + int(threadIdx.x / 32);
@@ -160,6 +160,9 @@ void run_part(gpu::StreamHandle stream, const IntMatrix& weights, const IntCall&
   const int n_tokens = int(call.n_tokens), columns = n_tokens * call.planes;
   require(columns <= 8 * plan.tiles_of_8, "the plan has too few columns");
   const int64_t n_groups = weights.n_groups();
+  require(weights.kind != IntKind::ternary || !plan.quantize_inside ||
+              (n_tokens == 1 && plan.tiles_of_8 == 1 && n_groups <= kTernaryHeld * plan.warps),
+          "more ternary activations than every block can quantise");
 
   const BrickMatrix* const bricks = weights.bricks;
   const int64_t rows_per_tile = weights.gated ? kIntTileRows / 2 : kIntTileRows;

@@ -51,7 +51,8 @@ struct IntPlan {
   int blocks = 0;      ///< they share the tiles of rows evenly
   int warps = 8;       ///< per block, at most kIntMostWarps; 0: so many tokens do not fit
   int depth = 4;       ///< of the stream: KB of a warp on their way from memory, one of kIntDepths; of bricks 4 or 6
-  bool quantize_inside = true;  ///< each block makes the int8 values it needs; otherwise a kernel before
+  /// Each block makes the int8 values it needs; otherwise a kernel before. Of ternary only for one token.
+  bool quantize_inside = true;
   /// 0: the stream, for at most 16 columns. Otherwise activations come in chunks, quantised before, and the warps are
   /// so many times some that take turns at a row.
   int row_warps = 0;

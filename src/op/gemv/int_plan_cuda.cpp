@@ -34,9 +34,8 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
   };
   IntPlan plan;
   plan.tiles_of_8 = columns <= 8 ? 1 : columns <= 16 ? 2 : columns <= 32 ? 4 : 8;
-  // Ternary activations take two barriers a token.
   const int64_t most_inside = n_tokens == 1 ? kMostInside : kMostInsideOfSeveral;
-  plan.quantize_inside = kind == IntKind::ternary ? n_tokens == 1 : n_tokens * n_in / kIntGroup <= most_inside;
+  plan.quantize_inside = n_tokens * n_in / kIntGroup <= most_inside && (kind != IntKind::ternary || n_tokens == 1);
 
   // All processors if there is enough to do, and as few warps as do not take longer.
   const auto spread = [&](int64_t n_blocks) {
@@ -46,10 +45,11 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
     const int64_t steps = ceil_div(plan.rows * row_slots, kIntMostWarps);
     plan.warps = row_slots >= long_row(kind) ? kIntMostWarps : int(ceil_div(plan.rows * row_slots, steps));
     plan.depth = steps > (is_brick_kind(kind) ? 1 : 4) ? 6 : 4;
+    if (kind == IntKind::ternary && n_groups > kTernaryHeld * plan.warps) plan.quantize_inside = false;
   };
   const int64_t rows = ceil_div(n_row_tiles, device.n_processors), row_groups = n_in / kIntGroup;
   // Bricks leave enough registers for two blocks with one token only.
-  const bool fits_registers = is_brick_kind(kind) ? n_tokens == 1 : kind == IntKind::int4_g128 && plan.tiles_of_8 == 1;
+  const bool fits_registers = kind == IntKind::int4_g128 ? plan.tiles_of_8 == 1 : n_tokens == 1;
   if (fits_registers && row_groups <= kShortRow && rows * row_groups <= kMostOfTwo) {
     spread(2 * int64_t(device.n_processors));
     while (!fits_twice(plan) && plan.depth > 4) plan.depth -= 2;

@@ -8,6 +8,9 @@ namespace ridge {
 /// Groups that a warp fetches and uses at a time: about 1 KB, or a brick.
 constexpr int int_slot_groups(IntKind kind) { return kind == IntKind::ternary ? 2 : 1; }
 
+/// Groups of a ternary row that a warp keeps in registers, where every block quantises the row.
+inline constexpr int kTernaryHeld = 4;
+
 /// Floats from one token's 16 sums to the next: the lanes of a warp then write to different banks.
 inline constexpr int kIntSumPitch = 20;
 /// Tokens whose sums a pass of chunks ends at a time.
@@ -33,7 +36,7 @@ struct IntShared {
   int scales;   ///< [groups][scale pitch] float
   int sums;     ///< float or int32, [kIntSumPitch] of: stream [warps + rows][tokens]; chunks [warps][kIntEndTokens]
   int squares;  ///< ternary: [tokens][warps] double; int4_g128: [tokens][warps][32] float
-  int tops;     ///< [tokens][warps] float
+  int tops;     ///< ternary: [tokens][warps] bits of a float
   int factors;  ///< [tokens] float
   int spans;    ///< stream: [2][tiles of rows of the block] int
   int bytes;

@@ -42,8 +42,8 @@ __device__ void copy_image(const IntImage& from, const IntImage& to, int n_value
   for (int i = thread + n_threads; i < n_scales; i += n_threads) reinterpret_cast<float4*>(to.scales)[i] = scales[i];
 }
 
-/// kColumns: eights of columns; of bricks, the most tokens. kDepth: slots of a ring. kOne: a single token, not of
-/// ternary weights, which every block quantises; kColumns is 1.
+/// kColumns: eights of columns; of bricks, the most tokens. kDepth: slots of a ring. kOne: a single token, which every
+/// block quantises; kColumns is 1.
 template <IntKind kKind, int kColumns, int kDepth, bool kOne>
 __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_kernel(const __grid_constant__ Work w) {
   constexpr bool kBricks = is_brick_kind(kKind);
@@ -100,7 +100,10 @@ __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_ke
   const IntImage mine = {shared + w.job.at.values, reinterpret_cast<float*>(shared + w.job.at.scales),
                          reinterpret_cast<float*>(shared + w.job.at.factors)};
   const int n_tokens = kOne ? 1 : w.job.tokens.n_tokens, column_pitch = w.job.tokens.column_pitch;
-  if constexpr (kOne) {
+  if constexpr (kOne && kKind == IntKind::ternary) {
+    quantize_ternary<true>(w.job.tokens, 0, mine, reinterpret_cast<double*>(shared + w.job.at.squares),
+                           reinterpret_cast<unsigned*>(shared + w.job.at.tops));
+  } else if constexpr (kOne) {
     auto* const squares = reinterpret_cast<float*>(shared + w.job.at.squares);
     if (w.job.tokens.norm) quantize_one<kKind, true>(w.job.tokens, mine, squares);
     else quantize_one<kKind, false>(w.job.tokens, mine, squares);
@@ -110,12 +113,8 @@ __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_ke
     copy_image(w.job.image, mine, n_groups * column_pitch * (int_group(kKind) / 16),
                kKind == IntKind::ternary ? 0 : n_groups * w.job.tokens.scale_pitch / 4, n_tokens);
     __syncthreads();
-  } else {
-    // As laid out by int_shared().
-    if constexpr (kKind == IntKind::ternary)
-      quantize_ternary(w.job.tokens, 0, n_tokens, mine, reinterpret_cast<double*>(shared + w.job.at.squares),
-                       reinterpret_cast<float*>(shared + w.job.at.tops));
-    else quantize_steps<kKind>(w.job.tokens, mine, reinterpret_cast<float*>(shared + w.job.at.squares));
+  } else if constexpr (kKind != IntKind::ternary) {  // which a kernel before quantises
+    quantize_steps<kKind>(w.job.tokens, mine, reinterpret_cast<float*>(shared + w.job.at.squares));
     gpu::wait_for_previous_grid();  // for warps that had nothing to quantise
   }
 
@@ -259,9 +258,8 @@ void launch_depth(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, 
 
 template <IntKind kKind>
 void launch_tiles(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
-  if constexpr (kKind == IntKind::int4_g128)
-    if (plan.tiles_of_8 == 1 && w.job.tokens.n_tokens == 1 && plan.quantize_inside)
-      return launch_depth<kKind, 1, true>(w, plan, stream, overlap);
+  if (plan.tiles_of_8 == 1 && w.job.tokens.n_tokens == 1 && plan.quantize_inside)
+    return launch_depth<kKind, 1, true>(w, plan, stream, overlap);
   if (plan.tiles_of_8 == 1) return launch_depth<kKind, 1, false>(w, plan, stream, overlap);
   if (plan.tiles_of_8 == 2) return launch_depth<kKind, 2, false>(w, plan, stream, overlap);
   throw Error(ErrorKind::failure, "device_int_gemv: a stream of " + std::to_string(8 * plan.tiles_of_8) + " columns");

@@ -291,74 +291,89 @@ __device__ void quantize_one(const IntTokens& in, const IntImage& out, float* sq
   if (lane == 0) out.factors[0] = factor;
 }
 
-/// ternary: the same, by the rule of op/gemv/ternary.h, with squares and tops [tokens][warps]. Roundings are named or
-/// those of rms_norm: the values are the CPU's.
-__device__ inline void quantize_ternary(const IntTokens& in, int first, int last, const IntImage& out, double* squares,
-                                        float* tops) {
-  constexpr int kHeld = 4;  // groups that a warp keeps; further ones are read again
-  const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
-  for (int t = first; t < last; ++t, squares += n_warps, tops += n_warps) {
-    const float* const row = in.x + int64_t(t) * in.n_groups * kIntGroup;
-    float4 held[kHeld], weights[kHeld] = {};
-    const auto each = [&](const auto& body) {
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i)
-        if (warp + i * n_warps < in.n_groups) body(warp + i * n_warps, held[i], weights[i]);
-    };
-    const auto each_other = [&](const auto& body) {
-      for (int group = warp + kHeld * n_warps; group < in.n_groups; group += n_warps)
-        body(group, load_group<float4>(row, group));
-    };
-    if (in.norm) each([&](int group, float4&, float4& w) { w = load_group<float4>(in.norm, group); });
-    gpu::wait_for_previous_grid();
-    each([&](int group, float4& v, float4&) { v = load_group<float4>(row, group); });
+/// x / rms times a weight, as rms_norm_ref rounds them: 1 / rms is a double, here the sum of two floats. Products carry
+/// 46 bits, so the float that they round to is that of double arithmetic but for one value in some millions; doubles
+/// would take ten times as long, for the device converts few at a time.
+struct NormFactor {
+  float high, low;
 
-    double by = 1;
-    const auto normed = [&](float4 v, float4 w) {
-      return make_float4(float(v.x * by * w.x), float(v.y * by * w.y), float(v.z * by * w.z), float(v.w * by * w.w));
-    };
-    const auto other_normed = [&](int group, float4 v) {
-      return in.norm ? normed(v, load_group<float4>(in.norm, group)) : v;
-    };
-    if (in.norm) {
-      double sum = 0;
-      const auto add = [&](const float4& v) {
-        sum += double(v.x) * v.x + double(v.y) * v.y + double(v.z) * v.z + double(v.w) * v.w;
-      };
-      each([&](int, const float4& v, const float4&) { add(v); });
-      each_other([&](int, const float4& v) { add(v); });
-      sum = gpu::warp_sum(sum);
-      if (lane == 0) squares[warp] = sum;
-      __syncthreads();
-      sum = 0;
-      for (int i = 0; i < n_warps; ++i) sum += squares[i];
-      by = 1.0 / sqrt(sum / double(in.n_groups * kIntGroup) + in.eps);
-      each([&](int, float4& v, const float4& w) { v = normed(v, w); });
-    }
-
-    unsigned bits = 0;  // of the largest; NaN has the largest
-    const auto see = [&](const float4& v) { bits = max(bits, __float_as_uint(warp_top(v))); };
-    each([&](int, const float4& v, const float4&) { see(v); });
-    each_other([&](int group, const float4& v) { see(other_normed(group, v)); });
-    if (lane == 0) tops[warp] = __uint_as_float(bits);
-    __syncthreads();
-    float top = 0;
-    bool finite = true;
-    for (int i = 0; i < n_warps; ++i) {
-      finite = finite && tops[i] <= 3.402823466e+38f;
-      top = fmaxf(top, tops[i]);
-    }
-    top = top > 1e-5f ? top : 1e-5f;  // token_top
-    const float inverse = finite ? __fdiv_rn(127.0f, top) : 0.0f;
-    const auto write = [&](int group, const float4& v) {
-      const auto level = [&](float f) { return __fadd_rn(__fmul_rn(f, inverse), kIntRound); };  // ties to even
-      *reinterpret_cast<uint32_t*>(out.values + (int64_t(group) * in.column_pitch + t) * kIntGroup +
-                                   word_offset(t, lane)) = pack_rounded(level(v.x), level(v.y), level(v.z), level(v.w));
-    };
-    each([&](int group, const float4& v, const float4&) { write(group, v); });
-    each_other([&](int group, const float4& v) { write(group, other_normed(group, v)); });
-    if (threadIdx.x == 0) out.factors[t] = finite ? __fdiv_rn(top, 127.0f) : __int_as_float(0x7FC00000);
+  __device__ explicit NormFactor(double factor) : high(float(factor)), low(float(factor - double(high))) {}
+  __device__ float times(float v, float weight) const {
+    const float p = __fmul_rn(v, high), rest = __fmaf_rn(v, low, __fmaf_rn(v, high, -p));
+    const float q = __fmul_rn(p, weight);
+    return __fadd_rn(q, __fmaf_rn(rest, weight, __fmaf_rn(p, weight, -q)));
   }
+  __device__ float4 times(float4 v, float4 w) const {
+    return make_float4(times(v.x, w.x), times(v.y, w.y), times(v.z, w.z), times(v.w, w.w));
+  }
+};
+
+/// ternary: a block quantises a token by the rule of op/gemv/ternary.h, after the norm. sums and tops have an entry a
+/// warp. kWhole: a row has at most kTernaryHeld groups a warp; of longer rows further groups are read again. Ends with a
+/// barrier.
+template <bool kWhole>
+__device__ void quantize_ternary(const IntTokens& in, int token, const IntImage& out, double* sums, unsigned* tops) {
+  const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
+  const float* const row = in.x + int64_t(token) * in.n_groups * kIntGroup;
+  float4 held[kTernaryHeld], weights[kTernaryHeld] = {};
+  const auto each = [&](const auto& body) {
+#pragma unroll
+    for (int i = 0; i < kTernaryHeld; ++i)
+      if (warp + i * n_warps < in.n_groups) body(warp + i * n_warps, held[i], weights[i]);
+  };
+  const auto each_other = [&](const auto& body) {
+    if constexpr (!kWhole)
+      for (int group = warp + kTernaryHeld * n_warps; group < in.n_groups; group += n_warps)
+        body(group, load_group<float4>(row, group));
+  };
+  if (in.norm) each([&](int group, float4&, float4& w) { w = load_group<float4>(in.norm, group); });
+  const double per_value = 1.0 / double(in.n_groups * kIntGroup);
+  gpu::wait_for_previous_grid();
+  each([&](int group, float4& v, float4&) { v = load_group<float4>(row, group); });
+
+  NormFactor by(1.0);
+  const auto other_normed = [&](int group, float4 v) {
+    return in.norm ? by.times(v, load_group<float4>(in.norm, group)) : v;
+  };
+  if (in.norm) {
+    double sum = 0;
+    const auto add = [&](const float4& v) {
+      sum = __fma_rn(double(v.x), double(v.x), sum), sum = __fma_rn(double(v.y), double(v.y), sum);
+      sum = __fma_rn(double(v.z), double(v.z), sum), sum = __fma_rn(double(v.w), double(v.w), sum);
+    };
+    each([&](int, const float4& v, const float4&) { add(v); });
+    each_other([&](int, const float4& v) { add(v); });
+    sum = gpu::warp_sum(sum);
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    double all[2] = {};
+#pragma unroll
+    for (int i = 0; i < kIntMostWarps; ++i) all[i % 2] += i < n_warps ? sums[i] : 0.0;
+    by = NormFactor(rsqrt(__fma_rn(all[0] + all[1], per_value, double(in.eps))));
+    each([&](int, float4& v, const float4& w) { v = by.times(v, w); });
+  }
+
+  unsigned bits = 0;  // of the largest; NaN has the largest
+  each([&](int, const float4& v, const float4&) { bits = max(bits, top_bits(v)); });
+  each_other([&](int group, const float4& v) { bits = max(bits, top_bits(other_normed(group, v))); });
+  bits = __reduce_max_sync(gpu::kAllLanes, bits);
+  if (lane == 0) tops[warp] = bits;
+  __syncthreads();
+  bits = 0;
+#pragma unroll
+  for (int i = 0; i < kIntMostWarps; ++i) bits = max(bits, i < n_warps ? tops[i] : 0u);
+  const bool finite = bits < 0x7F800000u;
+  const float largest = __uint_as_float(bits), top = largest > 1e-5f ? largest : 1e-5f;  // token_top
+  const float inverse = finite ? __fdiv_rn(127.0f, top) : 0.0f;
+  const auto write = [&](int group, const float4& v) {
+    const auto level = [&](float f) { return __fadd_rn(__fmul_rn(f, inverse), kIntRound); };  // ties to even
+    *reinterpret_cast<uint32_t*>(out.values + (int64_t(group) * in.column_pitch + token) * kIntGroup +
+                                 word_offset(token, lane)) =
+        pack_rounded(level(v.x), level(v.y), level(v.z), level(v.w));
+  };
+  each([&](int group, const float4& v, const float4&) { write(group, v); });
+  each_other([&](int group, const float4& v) { write(group, other_normed(group, v)); });
+  if (threadIdx.x == 0) out.factors[token] = finite ? __fdiv_rn(top, 127.0f) : __int_as_float(0x7FC00000);
   __syncthreads();
 }
 
