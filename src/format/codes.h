@@ -14,6 +14,17 @@ inline int nearest_code(float x, int low, int high) {
   return int(x - float(low) + 0.5f) + low;
 }
 
+/// Weights of a part. Formats with longer groups have decode_part(block, part, out), which writes weights 32 part to
+/// 32 part + 31 of a block to out[32], so that several threads can decode a block.
+inline constexpr int kDecodePart = 32;
+
+/// The whole block by its parts.
+template <class Format, class Block>
+RIDGE_HD inline void decode_parts(const Block& block, float* out) {
+  for (int part = 0; part < Format::kGroup / kDecodePart; ++part)
+    Format::decode_part(block, part, out + kDecodePart * part);
+}
+
 /// The 5-bit code of weight i of 32: its low four bits are the low (i < 16) or high nibble of q[i % 16], bit 4 is bit
 /// i % 8 of high[i / 8].
 RIDGE_HD inline int five_bit_code(const uint8_t* q, const uint8_t* high, int i) {

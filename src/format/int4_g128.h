@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "base/f16.h"
+#include "format/codes.h"
 
 namespace ridge {
 
@@ -23,13 +24,15 @@ struct Int4G128 {
   static constexpr const char* kName = "int4_g128";
   static constexpr int kGroup = 128;
 
-  RIDGE_HD static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode_part(const Block& block, int part, float* out) {
     const float scale = f16_to_f32(block.scale);
-    for (int i = 0; i < kGroup / 2; ++i) {
-      out[2 * i] = float((block.q[i] & 0xF) - 8) * scale;
-      out[2 * i + 1] = float((block.q[i] >> 4) - 8) * scale;
+    for (int i = 0; i < kDecodePart / 2; ++i) {
+      const int pair = block.q[kDecodePart / 2 * part + i];
+      out[2 * i] = float((pair & 0xF) - 8) * scale;
+      out[2 * i + 1] = float((pair >> 4) - 8) * scale;
     }
   }
+  RIDGE_HD static void decode(const Block& block, float* out) { decode_parts<Int4G128>(block, out); }
   static void encode(const float* in, Block& block) {
     float top = 0;
     for (int i = 0; i < kGroup; ++i) top = std::max(top, std::abs(in[i]));

@@ -27,15 +27,14 @@ RIDGE_HD inline ScaleMin unpack_scale_min(const uint8_t* packed, int j) {
   return {(packed[j + 4] & 0xF) | packed[j - 4] >> 6 << 4, packed[j + 4] >> 4 | packed[j] >> 6 << 4};
 }
 
-/// Decodes a block of q4_k or q5_k; code(j, i) gives the code of weight i of sub-block j.
+static_assert(kSubGroup == kDecodePart);
+
+/// Decodes sub-block j of q4_k or q5_k; code(i) gives the code of its weight i.
 template <class Block, class Code>
-RIDGE_HD inline void decode_sub_blocks(const Block& block, float* out, const Code& code) {
-  const float d = f16_to_f32(block.d), dmin = f16_to_f32(block.dmin);
-  for (int j = 0; j < kSubGroups; ++j) {
-    const ScaleMin pair = unpack_scale_min(block.scales, j);
-    const float scale = d * float(pair.scale), min = dmin * float(pair.min);
-    for (int i = 0; i < kSubGroup; ++i) out[j * kSubGroup + i] = scale * float(code(j, i)) - min;
-  }
+RIDGE_HD inline void decode_sub_block(const Block& block, int j, float* out, const Code& code) {
+  const ScaleMin pair = unpack_scale_min(block.scales, j);
+  const float scale = f16_to_f32(block.d) * float(pair.scale), min = f16_to_f32(block.dmin) * float(pair.min);
+  for (int i = 0; i < kSubGroup; ++i) out[i] = scale * float(code(i)) - min;
 }
 /// The low four bits of that code.
 RIDGE_HD inline int sub_block_nibble(const uint8_t* q, int j, int i) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "base/f16.h"
+#include "format/codes.h"
 
 namespace ridge {
 
@@ -21,13 +22,14 @@ struct Q2_K {
   static constexpr int kGgufType = 10;
   static constexpr int kGroup = 256;
 
-  RIDGE_HD static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode_part(const Block& block, int part, float* out) {
     const float d = f16_to_f32(block.d), dmin = f16_to_f32(block.dmin);
-    for (int i = 0; i < kGroup; ++i) {
-      const int pair = block.scales[i / 16], code = block.q[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+    for (int i = 0; i < kDecodePart; ++i) {
+      const int pair = block.scales[2 * part + i / 16], code = block.q[part / 4 * 32 + i] >> (part % 4 * 2) & 3;
       out[i] = d * float(pair & 0xF) * float(code) - dmin * float(pair >> 4);
     }
   }
+  RIDGE_HD static void decode(const Block& block, float* out) { decode_parts<Q2_K>(block, out); }
 };
 static_assert(sizeof(Q2_K::Block) == 84);
 

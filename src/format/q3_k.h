@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base/f16.h"
+#include "format/codes.h"
 
 namespace ridge {
 
@@ -27,14 +28,15 @@ struct Q3_K {
     const int low = block.scales[j % 8] >> (j / 8 * 4) & 0xF, high = block.scales[8 + j % 4] >> (j / 4 * 2) & 3;
     return (low | high << 4) - 32;
   }
-  RIDGE_HD static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode_part(const Block& block, int part, float* out) {
     const float d = f16_to_f32(block.d);
-    for (int i = 0; i < kGroup; ++i) {
-      const int low = block.q[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-      const int high = block.high[i % 32] >> (i / 32) & 1;
-      out[i] = d * float(scale_of(block, i / 16)) * float((low | high << 2) - 4);
+    for (int i = 0; i < kDecodePart; ++i) {
+      const int low = block.q[part / 4 * 32 + i] >> (part % 4 * 2) & 3;
+      const int high = block.high[i] >> part & 1;
+      out[i] = d * float(scale_of(block, 2 * part + i / 16)) * float((low | high << 2) - 4);
     }
   }
+  RIDGE_HD static void decode(const Block& block, float* out) { decode_parts<Q3_K>(block, out); }
 };
 static_assert(sizeof(Q3_K::Block) == 110);
 

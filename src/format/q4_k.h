@@ -21,9 +21,10 @@ struct Q4_K {
   static constexpr int kGgufType = 12;
   static constexpr int kGroup = kSuperGroup;
 
-  RIDGE_HD static void decode(const Block& block, float* out) {
-    decode_sub_blocks(block, out, [&](int j, int i) { return sub_block_nibble(block.q, j, i); });
+  RIDGE_HD static void decode_part(const Block& block, int part, float* out) {
+    decode_sub_block(block, part, out, [&](int i) { return sub_block_nibble(block.q, part, i); });
   }
+  RIDGE_HD static void decode(const Block& block, float* out) { decode_parts<Q4_K>(block, out); }
   static void encode(const float* in, Block& block) {
     float codes[kGroup];
     encode_super_block(in, 15, block.d, block.dmin, block.scales, codes);

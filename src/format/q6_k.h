@@ -26,15 +26,16 @@ struct Q6_K {
   static constexpr int kGgufType = 14;
   static constexpr int kGroup = kSuperGroup;
 
-  RIDGE_HD static void decode(const Block& block, float* out) {
+  RIDGE_HD static void decode_part(const Block& block, int part, float* out) {
     const float d = f16_to_f32(block.d);
-    for (int i = 0; i < kGroup; ++i) {
-      const int half = i / 128, quarter = i % 128 / 32, l = i % 32;
+    const int half = part / 4, quarter = part % 4;
+    for (int l = 0; l < kDecodePart; ++l) {
       const int low = block.low[64 * half + 32 * (quarter % 2) + l] >> (quarter / 2 * 4) & 0xF;
       const int high = block.high[32 * half + l] >> (2 * quarter) & 3;
-      out[i] = d * float(block.scales[i / 16]) * float((low | high << 4) - 32);
+      out[l] = d * float(block.scales[2 * part + l / 16]) * float((low | high << 4) - 32);
     }
   }
+  RIDGE_HD static void decode(const Block& block, float* out) { decode_parts<Q6_K>(block, out); }
   static void encode(const float* in, Block& block) {
     float scales[16], extreme = 0;
     for (int j = 0; j < 16; ++j) {

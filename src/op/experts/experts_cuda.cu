@@ -24,8 +24,8 @@ template <int kSegments>
 __device__ void leave_choice(const ExpertChoice& c, const ExpertRouter& r, int64_t token, bool single, float* floats) {
   const int64_t first = token * c.n_chosen();
   const float* const scores = c.scores + token * c.n_scores();
-  const ChoiceScale scale = choose_by_warp<kSegments>(c, r, scores, c.experts + first, floats);
-  weigh_by_warp(c, r, scores, scale, c.experts + first, c.weights + first);
+  const float top = choose_by_warp<kSegments>(c, r, scores, c.experts + first, floats);
+  weigh_by_warp(c, r, scores, top, c.experts + first, c.weights + first);
   for (int i = int(threadIdx.x); single && i < c.n_chosen(); i += 32)
     c.packs[first + i] = {c.experts[first + i], 1, {int32_t(first) + i}};
 }

@@ -1,7 +1,6 @@
 // GEMVs of a few tokens, each with its own experts, in bricks of int4_g128, as integers. Blocks: (tiles, tokens); a
-// token has the bits that it has alone. In gate and up a warp of every block
-// chooses the experts (choice_cuda.h) while the others make integers of x, and one block leaves the choice for the
-// sum. The warps of a block take the groups of a tile of rows in turn, and no block needs another one. Code is short
+// token has the bits that it has alone. In gate and up a warp of every block chooses the experts (choice_cuda.h) while
+// the others make integers of x, and one block leaves the choice for the sum. The warps of a block take the groups of a tile of rows in turn, and no block needs another one. Code is short
 // where it runs once: a launch finds none of it near.
 #include <algorithm>
 
@@ -20,13 +19,28 @@ constexpr int kBatch = 12;                             ///< tiles of rows betwee
 constexpr int kImageBytes = kPlanes * kIntGroup + 16;  ///< of a group: int8, then two scales
 constexpr int kTileSums = 16 + 4;  ///< floats of a warp's sums; the warps of an addition meet different banks
 
+/// How far one of equal parts of experts is from another: whole experts, and parts beyond.
+struct Distance {
+  int experts, parts;
+
+  Distance(int64_t n, int n_parts) : experts(int(n / n_parts)), parts(int(n % n_parts)) {}
+  Distance() = default;
+  __device__ void add_to(int& slot, int& part, int n_parts, int sign) const {
+    part += parts;
+    const bool carries = part >= n_parts;
+    slot += sign * (experts + carries);
+    if (carries) part -= n_parts;
+  }
+};
+
 struct Plan {
   ExpertChoice choice;
   ExpertRouter router;
   const uint8_t* bricks;  ///< of all experts
-  int64_t expert_bytes;
+  uint32_t expert_bytes;
   int n_groups, n_row_tiles;          ///< of an expert
   int n_bricks, n_tiles;              ///< of a tile of rows, and how many of them there are in all
+  Distance to_next;                   ///< from a block's tile to its next one; of a sum from a warp's brick to its next
   int warp_bricks;                    ///< of a tile, at most
   int images_at, sums_at, choice_at;  ///< in shared memory, behind the rings
   const float* x;
@@ -49,7 +63,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   __shared__ float squares_of[kMostWarps];
   auto* const shared = gpu::dynamic_shared<uint8_t>();
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warps = int(blockDim.x) / 32;
-  const int n_mine = (p.n_bricks - warp + n_warps - 1) / n_warps;  // bricks of a tile, every n_warps-th
+  const auto bricks_of = [&](int of) { return (p.n_bricks - of + n_warps - 1) / n_warps; };
+  const int n_mine = bricks_of(warp);  // bricks of a tile, every n_warps-th
   const int n_tiles = (p.n_tiles - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
   const bool chooses = !kSum && warp == n_warps - 1;
   const int64_t token = blockIdx.y, first_chosen = token * p.choice.n_chosen();
@@ -65,17 +80,17 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   // Expert and weight that a lane has in the sum.
   int expert_of_lane = 0;
   float weight_of_lane = 0;
-  const auto each_held = [&](int from, const auto& visit) {  // (number of those held, brick of a tile)
+  const auto each_held = [&](int of, int from, const auto& visit) {  // (number of those held, brick of a tile)
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
-      if (from + i < n_mine) visit(i, warp + (from + i) * n_warps);
+      if (const int brick = of + (from + i) * n_warps; brick < p.n_bricks) visit(i, brick);
   };
-  const auto load_x = [&](int from) {
+  const auto load_x = [&](int of, int from) {
     // Counts the bricks of a sum through the experts' rows of x, one after another.
-    each_held(from, [&](int i, int brick) { x[i] = brick_columns_of(token_x, brick); });
+    each_held(of, from, [&](int i, int brick) { x[i] = brick_columns_of(token_x, brick); });
   };
-  const auto load_norm = [&](int from) {
-    if (!kSum && p.norm) each_held(from, [&](int i, int brick) { norm[i] = brick_columns_of(p.norm, brick); });
+  const auto load_norm = [&](int of, int from) {
+    if (!kSum && p.norm) each_held(of, from, [&](int i, int brick) { norm[i] = brick_columns_of(p.norm, brick); });
   };
 
   // The ring of a warp, and the brick that comes into it next: all of a tile, then those of the next tile.
@@ -91,50 +106,47 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     if constexpr (kSum) expert = __shfl_sync(gpu::kAllLanes, expert_of_lane, fed_slot % 32);
     else if (fed_slot < p.choice.n_used) expert = experts[wanted ? fed_slot : 0];
     if (!wanted) expert = 0;
-    const uint8_t* const from =
-        p.bricks + expert * p.expert_bytes + (int64_t(fed_tile) * p.n_groups + fed_brick) * kBrickBytes + 16 * lane;
+    const uint8_t* const from = p.bricks + uint64_t(uint32_t(expert)) * p.expert_bytes +
+                                (uint32_t(fed_tile * p.n_groups + fed_brick) * kBrickBytes + 16 * lane);
     gpu::copy_async16_if(wanted, to, from);
     gpu::copy_async16_if(wanted, to + 512, from + 512);
     gpu::copy_async16_if(wanted && lane < 2, to + 1024, from + 1024);
     gpu::copy_commit();
-    fed_brick += n_warps;
     if (++fed < n_mine) {
-      if constexpr (kSum)
-        while (fed_brick >= p.n_groups) fed_brick -= p.n_groups, ++fed_slot;
+      if constexpr (kSum) p.to_next.add_to(fed_slot, fed_brick, p.n_groups, 1);
+      else fed_brick += n_warps;
       return;
     }
     fed = 0;
     fed_brick = first_brick;
-    fed_tile += int(gridDim.x);
-    if constexpr (kSum) {
-      fed_slot = first_slot;
-    } else {
-      while (fed_tile >= p.n_row_tiles) fed_tile -= p.n_row_tiles, --fed_slot;
-    }
+    if constexpr (kSum) fed_tile += int(gridDim.x), fed_slot = first_slot;
+    else p.to_next.add_to(fed_slot, fed_tile, p.n_row_tiles, -1);
   };
 
-  // A warp makes int8 of what its own bricks need.
-  uint8_t* const images = shared + p.images_at + warp * p.warp_bricks * kImageBytes;
-  const auto make_images = [&] {
+  // A warp makes int8 of what the bricks of warp `of` need, whose first values of x it has.
+  const auto images_of = [&](int of) { return shared + p.images_at + of * p.warp_bricks * kImageBytes; };
+  const auto make_images = [&](int of) {
     float square = 0;
+    int slot = first_slot, part = first_brick;  // of the sum, whose warps make their own
 #pragma unroll 1
-    for (int from = 0; from < n_mine; from += kHeld) {
-      if (from > 0) load_x(from), load_norm(from);
-      each_held(from, [&](int i, int brick) {
+    for (int from = 0; of + from * n_warps < p.n_bricks; from += kHeld) {
+      if (from > 0) load_x(of, from), load_norm(of, from);
+      each_held(of, from, [&](int i, int) {
         float4 v = x[i];
         if (!kSum && p.norm) square = add_squares(v, square), v = times(v, norm[i]);
-        uint8_t* const image = images + (from + i) * kImageBytes;
+        uint8_t* const image = images_of(of) + (from + i) * kImageBytes;
         auto* const steps = reinterpret_cast<float*>(image + kPlanes * kIntGroup);
         quantize_group<IntKind::int4_g128>(v, 0, kPlanes, image, steps);
         if constexpr (kSum) {
-          const float weight = __shfl_sync(gpu::kAllLanes, weight_of_lane, brick / p.n_groups);
+          const float weight = __shfl_sync(gpu::kAllLanes, weight_of_lane, slot);
           if (lane == 0) steps[0] *= weight, steps[1] *= weight;
+          p.to_next.add_to(slot, part, p.n_groups, 1);
         }
       });
     }
     if (!kSum && p.norm) {
       square = gpu::warp_sum(square);
-      if (lane == 0) squares_of[warp] = square;
+      if (lane == 0) squares_of[of] = square;
     }
     __syncwarp();
   };
@@ -149,33 +161,35 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     if (lane < p.choice.n_chosen()) expert_of_lane = __ldcg(p.choice.experts + first_chosen + lane);
     fill_ring();
     gpu::wait_for_previous_grid();
-    load_x(0);
+    load_x(warp, 0);
     if (lane < p.choice.n_chosen()) weight_of_lane = __ldcg(p.choice.weights + first_chosen + lane);
-    make_images();
+    make_images(warp);
   } else {
-    load_norm(0);
+    load_norm(warp, 0);
 #pragma unroll 1
     for (; n_fed < kStages && fed_slot == p.choice.n_used && left > 0; ++n_fed) feed(ring + n_fed * kBrickBytes);
     gpu::wait_for_previous_grid();
-    load_x(0);
-    ChoiceScale scale;
+    float top_score = 0;
     if (chooses) {
-      scale = choose_by_warp<kSegments>(p.choice, p.router, scores, experts,
-                                        reinterpret_cast<float*>(shared + p.choice_at));
+      top_score = choose_by_warp<kSegments>(p.choice, p.router, scores, experts,
+                                            reinterpret_cast<float*>(shared + p.choice_at));
       if (leaves_choice) {
         if (lane < p.choice.n_chosen()) p.choice.experts[first_chosen + lane] = experts[lane];
         __threadfence();
       }
-    } else {
-      make_images();
+    }
+    // Meanwhile the others make integers, warp 0 also those of the warp that chooses.
+#pragma unroll 1
+    for (int of = chooses && n_warps > 1 ? n_warps : warp; of < n_warps; of += max(1, n_warps - 1)) {
+      load_x(of, 0);
+      if (of != warp) load_norm(of, 0);
+      make_images(of);
     }
     __syncthreads();
     gpu::let_next_grid_start();
     fill_ring();
-    if (chooses) {
-      make_images();
-      if (leaves_choice) weigh_by_warp(p.choice, p.router, scores, scale, experts, p.choice.weights + first_chosen);
-    }
+    if (chooses && leaves_choice)
+      weigh_by_warp(p.choice, p.router, scores, top_score, experts, p.choice.weights + first_chosen);
   }
 
   // At the end of a batch half a warp adds up the sums of a tile. Columns that no plane has are the last plane again.
@@ -196,7 +210,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     float old = kSum && p.add && place ? *place : 0;
     for (int i = 0; i < n_here; ++i) {
       float sums[4] = {};
-      const uint8_t* image = images;
+      const uint8_t* image = images_of(warp);
 #pragma unroll 1
       for (int j = 0; j < n_mine; ++j, image += kImageBytes) {
         const ExpertBrick brick = take_brick<kStages>(ring, ring_at, lane, feed);
@@ -244,7 +258,7 @@ Plan make_plan(const BrickMatrix& w, const IntExpertsCall& call, int n_chained) 
   Plan p{.choice = call.choice,
          .router = call.router,
          .bricks = w.data.as<uint8_t>(),
-         .expert_bytes = w.bytes(),
+         .expert_bytes = uint32_t(w.bytes()),
          .n_groups = int(w.n_in / kIntGroup),
          .n_row_tiles = int(w.n_tiles()),
          .x = call.x,
@@ -275,6 +289,7 @@ struct Launch {
         n_warps(int(gpu::ceil_div(plan.n_bricks, plan.warp_bricks))),
         n_tokens(int(call.choice.n_tokens)),
         n_blocks(blocks_of(plan.n_tiles, n_warps, n_tokens)) {
+    plan.to_next = w.paired ? Distance(n_blocks, plan.n_row_tiles) : Distance(n_warps, plan.n_groups);
     // A ring of kDepth leaves no room for the second block of several tokens.
     const bool is_short = plan.warp_bricks * gpu::ceil_div(plan.n_tiles, n_blocks) <= kShallow;
     lay_out(is_short || n_tokens > 1 ? kShallow : kDepth);
@@ -314,7 +329,7 @@ struct Launch {
 }  // namespace
 
 bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const ExpertRule& rule) {
-  return w.format == BrickFormat::int4_g128 && w.n_parts == 1 && choice.n_chosen() <= 32 &&  // a lane of a warp each
+  return w.format == BrickFormat::int4_g128 && w.n_parts == 1 && w.bytes() <= INT32_MAX && choice.n_chosen() <= 32 &&  // a lane of a warp each
          Launch(w, {.choice = choice, .router = {.rule = rule}}).fits();
 }
 

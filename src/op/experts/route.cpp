@@ -46,7 +46,10 @@ void choose_experts(CpuContext& context, View2<const float> scores, const Expert
       weights[i] = rule.sigmoid ? 1 / (1 + std::exp(-row[i])) : std::exp(row[i] - top);
       total += weights[i];
     }
-    values = weights;
+    // A softmax rises with the score, and rounding makes equals of different scores.
+    const bool by_score = !rule.sigmoid && !bias && rule.n_groups == 1;
+    if (by_score) values.assign(row.begin(), row.end());
+    else values = weights;
     const float whole = rule.sigmoid ? 1 : float(total);  // a bias is beside probabilities
     for (size_t i = 0; bias && i < values.size(); ++i) values[i] += bias[i] * whole;
     if (rule.n_groups > 1) keep_best_groups(rule, values);

@@ -115,8 +115,8 @@ inline __device__ void store_units(void* image, int64_t token, int first_unit, i
 template <class S, bool kGrouped>
 inline constexpr bool kMayCluster = !kGrouped && S::kAreaColumns <= 64;
 
-/// Columns up to which costs differ from those of prompts, and clusters were measured.
-inline constexpr int kFewColumns = 64;
+/// Columns up to which costs differ from those of prompts, and up to which clusters are considered.
+inline constexpr int kFewColumns = 64, kClusterColumns = 256;
 
 /// Clocks of a block's areas when they are shared among the blocks, when they are not, and when a cluster has each.
 struct WideCost {
@@ -127,7 +127,8 @@ struct WideCost {
 template <class F, class S>
 WideCost wide_cost(const Plan& p, int64_t n_blocks) {
   constexpr int64_t kPart = S::kAreaColumns * 150, kStore = S::kAreaColumns * 110;
-  const bool few = p.n_column_areas * S::kAreaColumns <= kFewColumns;  // steps wait for memory
+  const int columns = p.n_column_areas * S::kAreaColumns;
+  const bool few = columns <= kFewColumns;  // steps wait for memory
   const int64_t step = int64_t(F::kColumns) * (S::kAreaColumns >= 128  ? 18
                                                : S::kAreaColumns >= 64 ? (few ? 16 : 11)
                                                                        : (few ? 13 : 10));
@@ -138,7 +139,8 @@ WideCost wide_cost(const Plan& p, int64_t n_blocks) {
                 .clusters = INT64_MAX,
                 .cluster = 1};
   if constexpr (kMayCluster<S, false>)
-    for (int cluster = 2; few && cluster <= std::min(gpu::kMostCluster, p.steps_per_area); ++cluster) {
+    for (int cluster = 2; columns <= kClusterColumns && cluster <= std::min(gpu::kMostCluster, p.steps_per_area);
+         ++cluster) {
       if (p.n_areas > std::min<int64_t>(n_blocks / cluster, gpu::most_clusters(cluster))) continue;
       const int64_t gather = 1000 + 1100 * cluster + kStore / cluster;
       const int64_t clocks = gpu::ceil_div(p.steps_per_area, cluster) * step + gather;

@@ -11,40 +11,49 @@ namespace {
 
 /// Blocks of a format that a warp decodes: 256 values or more.
 template <class F>
-constexpr int kBlocks = F::kGroup >= 32 ? 8 : 256 / F::kGroup;
+constexpr int kBlocks = F::kGroup >= 256 ? 1 : 256 / F::kGroup;
 
-/// A warp brings its blocks and takes their values away together, and a lane decodes a block in between: a store of a
-/// value would make the next load of the block wait. No format's decode rounds but once, so that fused multiply-add
-/// leaves its bits alone.
+/// Pieces of a block that lanes decode apart.
 template <class F>
-__global__ void __launch_bounds__(32) embed_kernel(int64_t n_blocks, int64_t blocks_per_row, const int32_t* tokens,
+constexpr int kParts = 1;
+template <class F>
+  requires requires(const typename F::Block& block, float* out) { F::decode_part(block, 0, out); }
+constexpr int kParts<F> = F::kGroup / kDecodePart;
+
+/// Blocks: (tokens, pieces of a row). A warp brings its blocks and takes their values away together, and a lane decodes
+/// a part of a block in between: a store of a value would make the next load of the block wait. No format's decode
+/// rounds but once, so that fused multiply-add leaves its bits alone.
+template <class F>
+__global__ void __launch_bounds__(32) embed_kernel(int blocks_per_row, const int32_t* tokens,
                                                    const typename F::Block* rows, float scale, float* x) {
   using Block = typename F::Block;
   using Unit = std::conditional_t<alignof(Block) % 4 == 0, uint32_t,
                                   std::conditional_t<alignof(Block) % 2 == 0, uint16_t, uint8_t>>;
-  constexpr int kUnits = int(sizeof(Block) / sizeof(Unit));
+  constexpr int kUnits = int(sizeof(Block) / sizeof(Unit)), kPart = F::kGroup / kParts<F>;
   __shared__ Block blocks[kBlocks<F>];
-  __shared__ float values[kBlocks<F> * (F::kGroup + 1)];
-  const int lane = int(threadIdx.x);
-  const int64_t first = int64_t(blockIdx.x) * kBlocks<F>;
-  const int n = int(min(int64_t(kBlocks<F>), n_blocks - first));
-  for (int i = lane; i < n * kUnits; i += 32) {
-    const int64_t block = first + i / kUnits;
-    const Block* const row = rows + int64_t(tokens[block / blocks_per_row] & ~kNotFiniteToken) * blocks_per_row;
-    reinterpret_cast<Unit*>(blocks)[i] = reinterpret_cast<const Unit*>(row + block % blocks_per_row)[i % kUnits];
+  __shared__ float values[kBlocks<F> * kParts<F> * (kPart + 1)];  // lanes write to different banks
+  const int lane = int(threadIdx.x), first = int(blockIdx.y) * kBlocks<F>;
+  const int n = min(kBlocks<F>, blocks_per_row - first);
+  const Block* const from = rows + int64_t(tokens[blockIdx.x] & ~kNotFiniteToken) * blocks_per_row + first;
+  for (int i = lane; i < n * kUnits; i += 32)
+    reinterpret_cast<Unit*>(blocks)[i] = reinterpret_cast<const Unit*>(from)[i];
+  __syncwarp();
+  for (int i = lane; i < n * kParts<F>; i += 32) {
+    float* const out = values + i * (kPart + 1);
+    if constexpr (kParts<F> == 1) F::decode(blocks[i], out);
+    else F::decode_part(blocks[i / kParts<F>], i % kParts<F>, out);
   }
   __syncwarp();
-  for (int i = lane; i < n; i += 32) F::decode(blocks[i], values + i * (F::kGroup + 1));
-  __syncwarp();
-  for (int i = lane; i < n * F::kGroup; i += 32)
-    x[first * F::kGroup + i] = values[i / F::kGroup * (F::kGroup + 1) + i % F::kGroup] * scale;
+  float* const to = x + (int64_t(blockIdx.x) * blocks_per_row + first) * F::kGroup;
+  for (int i = lane; i < n * F::kGroup; i += 32) to[i] = values[i / kPart * (kPart + 1) + i % kPart] * scale;
 }
 
 template <class F>
 void embed(gpu::StreamHandle stream, int64_t n, const int32_t* tokens, const DeviceRows& table, float* x) {
-  const int64_t per_row = table.n_cols / F::kGroup, n_blocks = n * per_row;
-  gpu::launch("embed", embed_kernel<F>, {unsigned(gpu::ceil_div(n_blocks, kBlocks<F>)), 32, 0, stream}, n_blocks,
-              per_row, tokens, table.blocks.as<typename F::Block>(), table.scale, x);
+  const int64_t per_row = table.n_cols / F::kGroup;
+  gpu::launch("embed", embed_kernel<F>,
+              {dim3(unsigned(n), unsigned(gpu::ceil_div(per_row, kBlocks<F>))), 32, 0, stream}, int(per_row), tokens,
+              table.blocks.as<typename F::Block>(), table.scale, x);
 }
 
 template <class... Formats>
