@@ -21,9 +21,8 @@ struct Q5_K {
   static constexpr int kGroup = kSuperGroup;
 
   RIDGE_HD static void decode_part(const Block& block, int part, float* out) {
-    decode_sub_block(block, part, out, [&](int i) {
-      return sub_block_nibble(block.q, part, i) | (block.high[i] >> part & 1) << 4;
-    });
+    decode_sub_block(block, part, out,
+                     [&](int i) { return sub_block_nibble(block.q, part, i) | (block.high[i] >> part & 1) << 4; });
   }
   RIDGE_HD static void decode(const Block& block, float* out) { decode_parts<Q5_K>(block, out); }
   static void encode(const float* in, Block& block) {

@@ -210,6 +210,61 @@ TEST_F(IntBricksCuda, EveryPlan) {
   }
 }
 
+/// x is made by a kernel in front of two matmuls that run side by side, again and again: on a card, a second matmul that
+/// began too early would read an older x, and a reader that began too early an older result.
+TEST_F(IntBricksCuda, TwoSideBySideAreTheBitsOfTwoAlone) {
+  constexpr int64_t kIn = 1536;
+  const BrickRows narrow("q6_k", 64, kIn, 21), wide("q4_k", 1024, kIn, 22), back("q4_k", kIn, 1024, 23);
+  const BrickMatrix first = bricks({&wide}), second = bricks({&narrow}), reader = bricks({&back});
+  ASSERT_TRUE(runs_beside(first) && runs_beside(second));
+  const Case c = {.norm = true};
+  const Operands o(c, kIn, 1024, 24);
+  const gpu::Buffer norm = up(o.norm);
+  Floats results[2];
+  for (const bool beside : {false, true}) {
+    const gpu::Buffer x = up(o.x);
+    gpu::Buffer y1(4 * 1024), y2(4 * 64);
+    std::vector<Floats> seen;
+    for (int round = 0; round < 40; ++round) {
+      IntCall call = {.n_tokens = 1,
+                      .x = x.as<float>(),
+                      .norm_weight = norm.as<float>(),
+                      .norm_eps = 1e-5f,
+                      .planes = 2,
+                      .n_out = {1024},
+                      .y = {y1.as<float>()},
+                      .overlap = true};
+      call.turn = beside ? IntTurn::first : IntTurn::alone;
+      device_int_gemv(stream(), first, call, scratch_);
+      call.n_out[0] = 64, call.y[0] = y2.as<float>();
+      call.turn = beside ? IntTurn::second : IntTurn::alone;
+      device_int_gemv(stream(), second, call, scratch_);
+      IntCall next = {.n_tokens = 1,
+                      .x = y1.as<float>(),
+                      .planes = 2,
+                      .output = IntOutput::add,
+                      .n_out = {kIn},
+                      .y = {x.as<float>()},
+                      .overlap = true};
+      device_int_gemv(stream(), reader, next, scratch_);
+      const Floats now = down(y2.as<float>(), 64);
+      if (round % 8 == 7) results[beside].insert(results[beside].end(), now.begin(), now.end());
+    }
+    const Floats end = down(x.as<float>(), kIn);
+    results[beside].insert(results[beside].end(), end.begin(), end.end());
+  }
+  EXPECT_EQ(results[1], results[0]);
+}
+
+TEST_F(IntBricksCuda, OnlyOneTokenRunsSideBySide) {
+  const BrickRows rows("q4_k", 32, 512, 3);
+  const BrickMatrix w = bricks({&rows});
+  const gpu::Buffer x(4 * 2 * 512), y(4 * 2 * 32);
+  IntCall call = {.n_tokens = 2, .x = x.as<float>(), .planes = 2, .n_out = {32}, .y = {y.as<float>()}};
+  call.turn = IntTurn::second;
+  EXPECT_THROW(device_int_gemv(stream(), w, call, scratch_), Error);
+}
+
 TEST_F(IntBricksCuda, LongRows) {
   for (const char* format : kFormats)
     for (const int n_tokens : {1, 4}) {  // four do not fit beside each other

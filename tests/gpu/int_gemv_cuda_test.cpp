@@ -465,8 +465,7 @@ TEST_F(IntGemvCuda, TernaryEveryOutputAndPlan) {
       const Case plain = {.n_tokens = n_tokens, .norm = true, .bias = true, .output = IntOutput::add, .plan = plan};
       const Operands o(plain, 1408, 83, 23);
       ASSERT_TRUE(same_bits(run(rows, plain, o), ternary_reference({&a, &b, &c3}, plain, o)));
-      const Case glu = {
-          .n_tokens = plan.quantize_inside ? 1 : 2, .output = IntOutput::relu2_glu, .plan = plan};
+      const Case glu = {.n_tokens = plan.quantize_inside ? 1 : 2, .output = IntOutput::relu2_glu, .plan = plan};
       const Operands p(glu, 1408, 37, 24);
       ASSERT_TRUE(same_bits(run(pair, glu, p), ternary_reference({&a, &b}, glu, p)));
     }

@@ -329,7 +329,8 @@ struct Launch {
 }  // namespace
 
 bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const ExpertRule& rule) {
-  return w.format == BrickFormat::int4_g128 && w.n_parts == 1 && w.bytes() <= INT32_MAX && choice.n_chosen() <= 32 &&  // a lane of a warp each
+  return w.format == BrickFormat::int4_g128 && w.n_parts == 1 && w.bytes() <= INT32_MAX &&
+         choice.n_chosen() <= 32 &&  // a lane of a warp each
          Launch(w, {.choice = choice, .router = {.rule = rule}}).fits();
 }
 

@@ -165,13 +165,15 @@ void run_part(gpu::StreamHandle stream, const IntMatrix& weights, const IntCall&
           "more ternary activations than every block can quantise");
 
   const BrickMatrix* const bricks = weights.bricks;
+  require(call.turn == IntTurn::alone || (bricks && n_tokens == 1 && plan.quantize_inside),
+          "two calls side by side, but not of one token of bricks that every block quantises");
   const int64_t rows_per_tile = weights.gated ? kIntTileRows / 2 : kIntTileRows;
   const bool padded =
       bricks && bricks->n_parts > 1 &&
       std::any_of(call.n_out, call.n_out + call.n_parts - 1, [&](int64_t rows) { return rows % rows_per_tile != 0; });
   IntJob job = {.tiles = weights.tiles,
                 .tokens = {call.x, call.norm_weight, call.norm_eps, n_tokens, call.planes, int(n_groups),
-                           int_column_pitch(plan, columns), int_scale_pitch(weights.kind, plan, n_tokens)},
+                           int_column_pitch(plan, columns), int_scale_pitch(weights.kind, plan, n_tokens), call.turn},
                 .at = int_shared(weights.kind, plan, weights.n_in, n_tokens, call.planes),
                 .target = {.row_scale = weights.row_scale,
                            .bias = call.bias,
@@ -258,6 +260,8 @@ int64_t scratch_bytes(const IntMatrix& w, int n_tokens, int planes) {
 }
 
 }  // namespace
+
+bool runs_beside(const BrickMatrix& w) { return has_int_gemv(w.format) && plan_of(IntMatrix(w), 1, 2).quantize_inside; }
 
 bool has_int_gemv(BrickFormat format) {
   return format == BrickFormat::q4_k || format == BrickFormat::q5_k || format == BrickFormat::q6_k;

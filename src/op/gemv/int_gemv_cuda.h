@@ -28,6 +28,8 @@ enum class IntOutput : uint8_t {
   relu2_glu  ///< y = max(p of gate, 0)^2 * p of up; gated weights
 };
 
+enum class IntTurn : uint8_t { alone, first, second };
+
 inline constexpr int kMostIntParts = 4;
 
 struct IntCall {
@@ -42,6 +44,9 @@ struct IntCall {
   int64_t n_out[kMostIntParts] = {};  ///< of each, IntWeights::n_out together
   float* y[kMostIntParts] = {};       ///< [n_tokens, n_out] of each; apart from x
   bool overlap = false;               ///< programmatic dependent launch: weights are fetched while the grid before ends
+  /// Two calls with the same x, one launch after the other, run side by side: the second does not wait for the first but
+  /// at its end. Both need runs_beside().
+  IntTurn turn = IntTurn::alone;
 };
 
 /// How a GEMV is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.
@@ -99,6 +104,8 @@ void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCa
 void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, const IntPlan& plan,
                      IntScratch& scratch);
 bool has_int_gemv(BrickFormat format);
+/// Whether a call of one token can be the first or the second of two: a launch without a kernel before it.
+bool runs_beside(const BrickMatrix& w);
 int64_t int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens);
 /// Queues the matmul of `w` with a plan for min(n_tokens, kIntColumns / planes) tokens.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, const IntPlan& plan,

@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_ke
   constexpr int kSlotBytes = kSlotGroups * kTileBytes;
   using Sum = std::conditional_t<kKind == IntKind::ternary, int, float>;
 
-  gpu::let_next_grid_start();
+  const IntTurn turn = w.job.tokens.turn;
+  if (!kOne || turn != IntTurn::first) gpu::let_next_grid_start();
   auto* const shared = gpu::dynamic_shared<uint8_t>();
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
   const int n_groups = w.job.tokens.n_groups, row_slots = int(w.row_slots.divisor);
@@ -107,7 +108,8 @@ __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_ke
     auto* const squares = reinterpret_cast<float*>(shared + w.job.at.squares);
     if (w.job.tokens.norm) quantize_one<kKind, true>(w.job.tokens, mine, squares);
     else quantize_one<kKind, false>(w.job.tokens, mine, squares);
-    gpu::wait_for_previous_grid();  // for warps that had nothing to quantise
+    w.job.tokens.wait();  // of warps that had nothing to quantise
+    if (turn == IntTurn::first) gpu::let_next_grid_start();
   } else if (w.job.image.values) {
     gpu::wait_for_previous_grid();
     copy_image(w.job.image, mine, n_groups * column_pitch * (int_group(kKind) / 16),
@@ -231,6 +233,7 @@ __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_ke
     }
     write_outputs<kKind>(w.job.target, first_row + item_row, item < n_items ? token : n_tokens, out_row, p, ends);
   }
+  if (kOne && turn == IntTurn::second) gpu::wait_for_previous_grid();  // so that this grid's end is the end of both
 }
 
 template <IntKind kKind, int kColumns, int kDepth, bool kOne>

@@ -25,6 +25,12 @@ struct IntTokens {
   int n_groups;      // of a row, int_group(kind) columns each
   int column_pitch;  // columns of a group in an image, used or not
   int scale_pitch;   // floats of a group in an image
+  IntTurn turn;
+
+  /// Before x is read. The second of two grids starts when x is complete, and waits for the first at its end.
+  __device__ void wait() const {
+    if (turn != IntTurn::second) gpu::wait_for_previous_grid();
+  }
 };
 
 struct IntImage {
@@ -156,6 +162,19 @@ __device__ inline Octet load_group<Octet>(const float* row, int group) {
   const auto* from = reinterpret_cast<const float4*>(row + group * 256 + lane / 2 * 16 + lane % 2 * 4);
   return {from[0], from[2]};
 }
+/// Of x, from L2: the second of two grids side by side does not wait, and may have older lines in L1.
+template <class Values>
+__device__ Values load_x_group(const float* row, int group);
+template <>
+__device__ inline float4 load_x_group<float4>(const float* row, int group) {
+  return __ldcg(reinterpret_cast<const float4*>(row + group * kIntGroup + 4 * int(threadIdx.x % 32)));
+}
+template <>
+__device__ inline Octet load_x_group<Octet>(const float* row, int group) {
+  const int lane = int(threadIdx.x) % 32;
+  const auto* from = reinterpret_cast<const float4*>(row + group * 256 + lane / 2 * 16 + lane % 2 * 4);
+  return {__ldcg(from), __ldcg(from + 2)};
+}
 
 /// A warp's way through the groups of tokens, of which it takes every n_warps-th.
 struct Walk {
@@ -259,10 +278,10 @@ __device__ void quantize_one(const IntTokens& in, const IntImage& out, float* sq
       for (int i = 0; i < kHeld; ++i)
         if (first + i * n_warps < in.n_groups) weight[i] = load_group<Values>(in.norm, first + i * n_warps);
     }
-    gpu::wait_for_previous_grid();
+    in.wait();
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
-      if (first + i * n_warps < in.n_groups) x[i] = load_group<Values>(in.x, first + i * n_warps);
+      if (first + i * n_warps < in.n_groups) x[i] = load_x_group<Values>(in.x, first + i * n_warps);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int group = first + i * n_warps;
