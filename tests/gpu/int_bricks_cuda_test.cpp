@@ -210,8 +210,8 @@ TEST_F(IntBricksCuda, EveryPlan) {
   }
 }
 
-/// x is made by a kernel in front of two matmuls that run side by side, again and again: on a card, a second matmul that
-/// began too early would read an older x, and a reader that began too early an older result.
+/// A kernel makes x in front of two matmuls that run side by side, again and again: on a card, a second matmul that
+/// begins too early would read an older x, and a reader that begins too early an older result.
 TEST_F(IntBricksCuda, TwoSideBySideAreTheBitsOfTwoAlone) {
   constexpr int64_t kIn = 1536;
   const BrickRows narrow("q6_k", 64, kIn, 21), wide("q4_k", 1024, kIn, 22), back("q4_k", kIn, 1024, 23);

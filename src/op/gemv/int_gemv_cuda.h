@@ -44,8 +44,8 @@ struct IntCall {
   int64_t n_out[kMostIntParts] = {};  ///< of each, IntWeights::n_out together
   float* y[kMostIntParts] = {};       ///< [n_tokens, n_out] of each; apart from x
   bool overlap = false;               ///< programmatic dependent launch: weights are fetched while the grid before ends
-  /// Two calls with the same x, one launch after the other, run side by side: the second does not wait for the first but
-  /// at its end. Both need runs_beside().
+  /// Two calls with the same x, one launch after the other, run side by side: the second waits for the first at its end
+  /// only. Both need runs_beside().
   IntTurn turn = IntTurn::alone;
 };
 

@@ -328,8 +328,8 @@ struct NormFactor {
 };
 
 /// ternary: a block quantises a token by the rule of op/gemv/ternary.h, after the norm. sums and tops have an entry a
-/// warp. kWhole: a row has at most kTernaryHeld groups a warp; of longer rows further groups are read again. Ends with a
-/// barrier.
+/// warp. kWhole: a row has at most kTernaryHeld groups a warp; further groups of longer rows are read again. Ends with
+/// a barrier.
 template <bool kWhole>
 __device__ void quantize_ternary(const IntTokens& in, int token, const IntImage& out, double* sums, unsigned* tops) {
   const int n_warps = int(blockDim.x / 32), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);

@@ -17,15 +17,15 @@ constexpr int kBlocks = F::kGroup >= 256 ? 1 : 256 / F::kGroup;
 template <class F>
 constexpr int kParts = 1;
 template <class F>
-  requires requires(const typename F::Block& block, float* out) { F::decode_part(block, 0, out); }
+requires requires(const typename F::Block& block, float* out) { F::decode_part(block, 0, out); }
 constexpr int kParts<F> = F::kGroup / kDecodePart;
 
 /// Blocks: (tokens, pieces of a row). A warp brings its blocks and takes their values away together, and a lane decodes
 /// a part of a block in between: a store of a value would make the next load of the block wait. No format's decode
 /// rounds but once, so that fused multiply-add leaves its bits alone.
 template <class F>
-__global__ void __launch_bounds__(32) embed_kernel(int blocks_per_row, const int32_t* tokens,
-                                                   const typename F::Block* rows, float scale, float* x) {
+__global__ void __launch_bounds__(32)
+    embed_kernel(int blocks_per_row, const int32_t* tokens, const typename F::Block* rows, float scale, float* x) {
   using Block = typename F::Block;
   using Unit = std::conditional_t<alignof(Block) % 4 == 0, uint32_t,
                                   std::conditional_t<alignof(Block) % 2 == 0, uint16_t, uint8_t>>;
