@@ -1,7 +1,8 @@
 // GEMVs of a few tokens, each with its own experts, in bricks of int4_g128, as integers. Blocks: (tiles, tokens); a
 // token has the bits that it has alone. In gate and up a warp of every block chooses the experts (choice_cuda.h) while
-// the others make integers of x, and one block leaves the choice for the sum. The warps of a block take the groups of a
-// tile of rows in turn, and no block needs another one. Code is short where it runs once: a launch finds none of it near.
+// the others make integers of x, and one block leaves the choice for the sum. The warps of a block take the groups of
+// a tile of rows in turn, and no block needs another one. Code is short where it runs once: a launch finds none of it
+// near.
 #include <algorithm>
 
 #include "op/experts/choice_cuda.h"
