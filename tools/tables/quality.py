@@ -64,9 +64,9 @@ def weights(r):
     return f"{r['model_name']} {r['weight_format']}"
 
 
-def matrix(part, path, name=""):
+def matrix(part, path, name="", without=()):
     """One part of the rows of `ridge eval kld` over many caches, of one model or all; runs in the order of the file, their caches beside each other."""
-    found = [r for r in finished("kv-matrix") if r["path"] == path and r["model_name"].startswith(name) and PARTS[part](*sides(r["kv"]), r["kv"])]
+    found = [r for r in finished("kv-matrix") if r["path"] == path and r["model_name"].startswith(name) and PARTS[part](*sides(r["kv"]), r["kv"]) and r["kv"] not in without]
     run = lambda r: (r["model_name"], r["n_ctx"])
     if part == "scale":  # a format with one rule has nothing to compare
         several = {options_of(sides(r["kv"])[0])[0] for r in found if "scale=" in r["kv"]}
@@ -491,7 +491,7 @@ def perplexity():
 TABLES = {
     **{f"kv-matrix-{part}": lambda part=part: matrix(part, "prefill") for part in PARTS if part != "plain"},
     "kv-matrix-decode": lambda: matrix("plain", "decode"),
-    "kv-matrix-first": lambda: matrix("plain", "decode", "ridge-ref"),
+    "kv-matrix-first": lambda: matrix("plain", "decode", "ridge-ref", ("p8",)),
     "kv-matrix-runs": runs,
     "kv-policy-same": lambda: policies(96, 4),
     "kv-policy-none": lambda: policies(0, 0),

@@ -67,7 +67,7 @@ def attention(device):
     """A line a problem, a column a cache; of a GPU also the fastest f16 attention of other libraries."""
     axes = ("n_heads", "n_kv_heads", "head_dim", "n_seq", "n_keys")
     measured = {key: cells for key, cells in ops(device, "attention", axes, "kv").items()
-                if key[4] in (512, 8192, 131072) or key[3] > 1 or key[:2] not in ((12, 2), (20, 5), (64, 8))}
+                if (key[4] in (512, 8192, 131072) if key[3] == 1 else key[4] > 8192) or key[:2] not in ((12, 2), (20, 5), (64, 8))}
     known = peers("attention", axes) if device == "cuda" else {}
     shelf = [kv for kv in CACHES if any(kv in cells for cells in measured.values())]
     lines = []
@@ -261,21 +261,29 @@ def models(device):
 
 
 def llama_cpp():
-    """llama.cpp beside Ridge, f16 caches on both sides; same weights where both have the format."""
-    speeds = decode_speeds("cuda")
+    """llama.cpp beside Ridge, f16 caches on both sides: weights of the same format, and Ridge's int4_g128 beside q4_0."""
+    ours = {}
+    for (where, name, kv), by in decode_speeds("cuda").items():
+        shape, weights, _ = model(name)
+        if kv == "f16" and weights:
+            ours.update({(where, shape, weights, f"depth {depth}"): r["avg_ts"] for depth, r in by.items()})
+    for r in stored("decode-cuda"):
+        shape, weights, _ = model(r["model_filename"])
+        if r.get("n_gen") == 0 and r.get("n_depth") == 0 and cache(r) == "f16" and r["n_prompt"] == r["n_ubatch"]:
+            ours[(card(r), shape, weights, f"prompt of {r['n_prompt']}")] = r["avg_ts"]
     lines = []
     for r in stored("peers-h200"):
-        if r["op"] != "decode" or r["kv"] != "f16":
+        if r["op"] not in ("decode", "prompt") or r["kv"] != "f16" or (r["weight_format"], r["depth"]) == ("q4_0", 8192):
             continue
-        ours = "f16" if r["weight_format"] == "f16" else "int4_g128"
-        for (where, name, kv), by in speeds.items():
-            shape, weights, _ = model(name)
-            if where == card(r) and shape == r["model"] and (weights or "int4_g128") == ours and kv == "f16" and r["depth"] in by and weights:
-                row = by[r["depth"]]
-                lines.append([where, shape, r["depth"], f"{ours} ({'16' if ours == 'f16' else '4.125'} bits)", f"{r['weight_format']} ({'16' if ours == 'f16' else '4.5'} bits)",
-                              rate(row["avg_ts"]), r["tok_s"], f"{row['avg_ts'] / r['tok_s']:.2f}x", "yes" if ours == "f16" else "no"])
-    return table(["device", "model", "depth", "weights, Ridge", "weights, llama.cpp", "Ridge tok/s", "llama.cpp tok/s", "Ridge / llama.cpp", "same format"],
-                 sorted(lines, key=lambda line: line[-1] == "no"))
+        test = f"depth {r['depth']}" if r["op"] == "decode" else f"prompt of {r['n_prompt']}"
+        cells = []
+        for weights in (r["weight_format"], "int4_g128"):
+            speed = ours.get((card(r), r["model"], weights, test))
+            shown = speed and (weights == r["weight_format"] or r["weight_format"] == "q4_0")
+            cells.append(f"{rate(speed)} ({speed / r['tok_s']:.2f}x)" if shown else "")
+        if any(cells):
+            lines.append([card(r), r["model"], r["weight_format"], test, rate(r["tok_s"]), *cells])
+    return table(["device", "model", "weights", "test", "llama.cpp, tok/s", "Ridge, same weights", "Ridge, int4_g128 (4.125 bits)"], sorted(lines, key=lambda line: line[1:3]))
 
 
 def prompts(device):
@@ -442,7 +450,7 @@ def collectives():
         cells.setdefault((card(r), r["n_ranks"], r["bytes"]), {})[r["kernel"]] = r
     lines = []
     for (where, n, size), cell in cells.items():
-        if size.bit_length() % 3 != 1 or n == 3:  # every third size
+        if size not in (1 << 12, 1 << 18, 1 << 21) or n == 3:
             continue
         us = {kernel: f"{r['median_us']:.2f}" for kernel, r in cell.items()}
         best = min(cell.values(), key=lambda r: r["median_us"])
