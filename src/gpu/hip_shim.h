@@ -143,6 +143,7 @@ __device__ __forceinline__ void store(T* at, T value) {
 #define __dp4a ::ridge::gpu::hip::dp4a
 #define __fmul_rn ::ridge::gpu::hip::mul_rn
 #define __fadd_rn ::ridge::gpu::hip::add_rn
+#define __popc(bits) int(__popc(bits))  // HIP counts unsigned
 #define __ldcg ::ridge::gpu::hip::load
 #define __ldcs ::ridge::gpu::hip::load
 #define __stcs ::ridge::gpu::hip::store
