@@ -35,7 +35,6 @@ PARTS = {
     "layer": lambda k, v, kv: kv.startswith("f16;"),
     "split": lambda k, v, kv: ";" in kv and not kv.startswith("f16;") or kv in ("rotor-3", "rotor-4", "rotor-4/rotor-3"),
     "rotation": lambda k, v, kv: rotor_3_but("rotation")(k, v, kv) or k == v and options_of(k)[1] == BARE,
-    "centring": rotor_3_but("centre"),
     "window": rotor_3_but("window", "sinks", "recent"),
     "rounding": rotor_3_but("rounding"),
     "scale": lambda k, v, kv: k == v and options_of(k)[1] <= {"scale"},
