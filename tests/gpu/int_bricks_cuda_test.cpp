@@ -224,7 +224,6 @@ TEST_F(IntBricksCuda, TwoSideBySideAreTheBitsOfTwoAlone) {
   for (const bool beside : {false, true}) {
     const gpu::Buffer x = up(o.x);
     gpu::Buffer y1(4 * 1024), y2(4 * 64);
-    std::vector<Floats> seen;
     for (int round = 0; round < 40; ++round) {
       IntCall call = {.n_tokens = 1,
                       .x = x.as<float>(),
