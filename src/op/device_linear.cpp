@@ -9,6 +9,9 @@ constexpr std::string_view kBrickFormats[] = {"f16",   "bf16",  "q8_0",   "q4_0"
                                               "q5_1",  "q2_k",  "q3_k",   "q4_k",   "q5_k",   "q6_k",
                                               "nvfp4", "mxfp4", "iq4_nl", "iq4_xs", "fp8_g32"};
 
+constexpr std::string_view kIntBrickFormats[] = {"q8_0", "q6_k", "q5_k", "q5_1",  "q5_0",
+                                                 "q4_k", "q4_1", "q4_0", "iq4_nl"};
+
 bool is_few(const DeviceLinearProblem& p) { return p.n_tokens <= kFewTokens; }
 bool has_name(const DeviceLinearProblem& p, std::string_view name) { return p.matrix.format->name == name; }
 
@@ -37,12 +40,15 @@ Support half_brick_format(const DeviceLinearProblem& p) {
   if (has_name(p, "bf16")) return {false, "one plane of bf16 has 8 bits of an activation"};
   return brick_format(p);
 }
+/// As has_int_gemv() of op/gemv/int_gemv_cuda.h.
 Support int_brick_format(const DeviceLinearProblem& p) {
-  if (!has_name(p, "q4_k") && !has_name(p, "q5_k") && !has_name(p, "q6_k"))
-    return {false, fmt::format("{} is not q4_k, q5_k or q6_k", p.matrix.format->name)};
-  constexpr int64_t kMostColumns = 1 << 16;  // kIntBrickColumns of op/gemv/int_gemv_cuda.h: a block holds a row of x
-  if (p.matrix.n_in > kMostColumns)
-    return {false, fmt::format("rows of {} columns are longer than {}", p.matrix.n_in, kMostColumns)};
+  if (std::ranges::find(kIntBrickFormats, p.matrix.format->name) == std::end(kIntBrickFormats))
+    return {false,
+            fmt::format("reads bricks of {}, not of {}", fmt::join(kIntBrickFormats, ", "), p.matrix.format->name)};
+  const int64_t n_in = p.matrix.n_in, group = p.matrix.format->group == 256 ? 256 : 128;
+  if (n_in % group != 0) return {false, fmt::format("rows of {} columns are not whole groups of {}", n_in, group)};
+  constexpr int64_t kMostColumns = 1 << 16;  // a block holds a row of x
+  if (n_in > kMostColumns) return {false, fmt::format("rows of {} columns are longer than {}", n_in, kMostColumns)};
   return {};
 }
 Support int4_format(const DeviceLinearProblem& p) {

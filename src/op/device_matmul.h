@@ -105,8 +105,8 @@ class DeviceMatmul {
     int64_t bytes() const { return bricks.bytes() + ints.bytes() + floats_bytes + order_bytes; }
 
     int first = 0, count = 0;
-    bool gated = false;   ///< gate and up, packed as one
-    bool beside = false;  ///< one token's launch may run beside that of the group before
+    bool gated = false;             ///< gate and up, packed as one
+    IntTurn turn = IntTurn::alone;  ///< of one token's launch, with that of the group before or behind
     const DeviceLinearVariant* few = nullptr;
     const DeviceLinearVariant* many = nullptr;
     // The one of its packing is filled.
@@ -122,8 +122,6 @@ class DeviceMatmul {
             const ForcedKernels& forced);
   MatmulCall sort(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
   void run(gpu::StreamHandle stream, const Group& group, const MatmulCall& call, MatmulScratch& scratch) const;
-  /// Which of two launches side by side a group's is.
-  IntTurn turn_of(const Group& group) const;
   /// Whether few tokens become integers; more are two planes of halves.
   static bool runs_int_bricks(const Group& group, int64_t n_tokens);
   /// Outputs and biases of an IntCall or IntGemmCall.

@@ -148,11 +148,10 @@ DeviceMatmul::DeviceMatmul(const gpu::Stream& stream, std::span<const Linear* co
     }
   }
   for (size_t i = 1; i < groups_.size(); ++i) {
-    const Group& before = groups_[i - 1];
     const auto can = [](const Group& g) {
-      return runs_int_bricks(g, 1) && g.order_bytes == 0 && runs_beside(g.bricks);
+      return g.turn == IntTurn::alone && runs_int_bricks(g, 1) && g.order_bytes == 0 && runs_beside(g.bricks);
     };
-    groups_[i].beside = !before.beside && can(before) && can(groups_[i]);
+    if (can(groups_[i - 1]) && can(groups_[i])) groups_[i - 1].turn = IntTurn::first, groups_[i].turn = IntTurn::second;
   }
   int64_t held = bias_.bytes();
   for (const Group& g : groups_)
@@ -266,12 +265,6 @@ void DeviceMatmul::run(gpu::StreamHandle stream, const Group& g, const MatmulCal
   }
 }
 
-IntTurn DeviceMatmul::turn_of(const Group& g) const {
-  if (g.beside) return IntTurn::second;
-  const bool leads = &g != &groups_.back() && (&g + 1)->beside;
-  return leads ? IntTurn::first : IntTurn::alone;
-}
-
 bool DeviceMatmul::runs_int_bricks(const Group& g, int64_t n_tokens) {
   return g.few->packing == DevicePacking::bricks && g.few->plane_bits == 8 && n_tokens <= kIntBrickTokens;
 }
@@ -281,7 +274,7 @@ void DeviceMatmul::run_bricks(gpu::StreamHandle stream, const Group& g, const Ma
   if (runs_int_bricks(g, call.n_tokens)) {
     IntCall c{.n_tokens = call.n_tokens, .x = call.x, .norm_weight = call.norm_weight, .norm_eps = call.norm_eps};
     c.planes = g.few->planes;
-    if (call.n_tokens == 1 && call.output == MatmulOutput::store) c.turn = turn_of(g);
+    if (call.n_tokens == 1 && call.output == MatmulOutput::store) c.turn = g.turn;
     fill_call(g, call, c);
     return device_int_gemv(stream, g.bricks, c, scratch.ints);
   }

@@ -105,7 +105,8 @@ Bounded expected_of(const BrickRows& w, const Floats& x, std::string_view kernel
   if (kernel == "f32") return with_factors(w, x, double(kIn + 2) * 0x1p-24, 0);
   if (kernel == "int-1plane") return with_int8(w, x, 1);
   if (kernel == "int-2planes") return with_int8(w, x, 2);
-  if (kernel == "bricks-int8" && ssize(x) <= kIntBrickTokens * kIn) return with_int8(w, x, 2, 256);
+  if (kernel == "bricks-int8" && ssize(x) <= kIntBrickTokens * kIn)
+    return with_int8(w, x, 2, w.format.group == 256 ? 256 : 128);
   // Weights and activations to 2^-11 each; small activations to 2^-25 where the token's largest is at least 2^14; the
   // weights here are in f16's normal range or off by 2^-25.
   const bool is_wide = kernel == "bricks-f16" && ssize(x) >= kFewestWideTokens * kIn && gpu::device_has_warpgroups();
@@ -245,9 +246,11 @@ TEST_F(DeviceMatmulCuda, SortedColumnsMeetSortedInputs) {
 
 TEST_F(DeviceMatmulCuda, ForcedKernelsHaveTheirOwnRounding) {
   const std::tuple<const char*, const char*, const char*, int64_t> cases[] = {
-      {"int4_g128", "gemv", "int-1plane", 3}, {"f16", "gemm", "bricks-2planes", 70}, {"q4_k", "gemm", "bricks-f16", 70},
-      {"q4_k", "gemv", "bricks-int8", 3},     {"q5_k", "gemv", "bricks-int8", 1},    {"q6_k", "gemv", "bricks-int8", 4},
-      {"q6_k", "gemv", "bricks-int8", 5}};
+      {"int4_g128", "gemv", "int-1plane", 3}, {"f16", "gemm", "bricks-2planes", 70},
+      {"q4_k", "gemm", "bricks-f16", 70},     {"q4_k", "gemv", "bricks-int8", 3},
+      {"q5_k", "gemv", "bricks-int8", 1},     {"q6_k", "gemv", "bricks-int8", 4},
+      {"q6_k", "gemv", "bricks-int8", 5},     {"q8_0", "gemv", "bricks-int8", 1},
+      {"q4_0", "gemv", "bricks-int8", 3}};
   for (const auto& [format, op, kernel, n] : cases) {
     const BrickRows rows(format, 37, kIn, 2);
     const Linear m = linear_of(rows);

@@ -1,5 +1,5 @@
-// Integer products with bricks of the k-quants against double arithmetic, within bounds that follow from the steps of
-// the activations.
+// Integer products with bricks of the k-quants and of formats of 32 columns a scale against double arithmetic, within
+// bounds that follow from the steps of the activations.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-constexpr const char* kFormats[] = {"q4_k", "q5_k", "q6_k"};
+constexpr const char* kFormats[] = {"q4_k", "q5_k", "q6_k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"};
 constexpr float kEps = kIntCaseEps;
 using Case = IntCase;
 using Operands = IntOperands;
@@ -25,10 +25,10 @@ Bounded exact_product(const BrickRows& w, const std::vector<double>& sizes, int6
                       const Floats& norm, double factor) {
   Bounded p = {0, 0};
   double size = 0;
-  const int64_t n_blocks = w.n_in / 256;
+  const int64_t group = w.format.group == 256 ? 256 : 128, n_blocks = w.n_in / group;  // of a step of activations
   for (int64_t block = 0; block < n_blocks; ++block) {
     double top = 0, weights = 0;
-    for (int64_t k = 256 * block; k < 256 * (block + 1); ++k) {
+    for (int64_t k = group * block; k < group * (block + 1); ++k) {
       const size_t at = size_t(row * w.n_in + k);
       const double v = norm.empty() ? double(x[k]) : x[k] * factor * norm[size_t(k)];
       top = std::max(top, std::abs(v));
@@ -41,10 +41,10 @@ Bounded exact_product(const BrickRows& w, const std::vector<double>& sizes, int6
     p.error += half * weights;
     size += half * weights;
   }
-  // The integers are exact. Of a super-block up to 8 minima are added and up to 12 factors and sums rounded (the
-  // decoded weights here have 2 more); n_blocks of them are added, then 4 lanes, at most 16 warps and 16 parts; the
-  // norm multiplies by a weight and by a factor whose sum of squares had 8 n_blocks + 21 additions.
-  p.error += double(9 * n_blocks + 80) * 0x1p-24 * size;
+  // The integers are exact. Of a group up to 8 minima are added and up to 12 factors and sums rounded (the decoded
+  // weights here have 2 more); n_blocks of them are added, then 4 lanes, at most 16 warps and 16 parts; the norm
+  // multiplies by a weight and by a factor whose sum of squares had 8 n_blocks + 21 additions (4 of groups of 128).
+  p.error += double((group / 32 + 1) * n_blocks + 80) * 0x1p-24 * size;
   return p;
 }
 
@@ -162,7 +162,8 @@ TEST_F(IntBricksCuda, EveryCodeIsItsValue) {
 TEST_F(IntBricksCuda, WithinItsStepsAtEveryBatchAndShape) {
   for (const char* format : kFormats)
     for (const int64_t n_out : {1, 15, 16, 17, 140})
-      for (const int64_t n_in : {256, 768, 1536}) {
+      for (const int64_t n_in : {256, 768, 896, 1536}) {
+        if (n_in == 896 && (*find_weight_format(format))->group == 256) continue;
         const BrickRows rows(format, n_out, n_in, uint64_t(n_out + n_in));
         const BrickMatrix w = bricks({&rows});
         for (const int n_tokens : {1, 2, 3, 4, 7, 8})  // more than four are several launches
@@ -274,8 +275,18 @@ TEST_F(IntBricksCuda, LongRows) {
 }
 
 TEST_F(IntBricksCuda, LargestSumsAreExact) {
-  // The largest codes and scales, and activations of one size: sums are near 2^30.
+  // The largest codes and scales, and activations of one size: sums are near 2^30, of q8_0 2^28.
   for (const int n_tokens : {1, 4}) {
+    BrickRows bytes("q8_0", 16, 512, 3);
+    for (size_t i = 0; i < bytes.bytes.size() / sizeof(Q8_0::Block); ++i) {
+      Q8_0::Block block;
+      std::memset(block.q, i % 2 == 0 ? 0x7F : 0x80, sizeof block.q);
+      block.d = 0x3C00;
+      std::memcpy(&bytes.bytes[i * sizeof block], &block, sizeof block);
+    }
+    Operands ones({.n_tokens = n_tokens}, 512, 16, 2);
+    std::fill(ones.x.begin(), ones.x.end(), 127.0f);
+    for (const float y : run(bricks({&bytes}), {.n_tokens = n_tokens}, ones)) ASSERT_EQ(y, -1.0f * 127 * 32 * 8);
     BrickRows rows("q6_k", 16, 512, 3);
     for (size_t i = 0; i < rows.bytes.size() / sizeof(Q6_K::Block); ++i) {
       Q6_K::Block block;
@@ -356,7 +367,7 @@ TEST_F(IntBricksCuda, ReplaysInAGraph) {
 TEST_F(IntBricksCuda, PlansFitEveryShapeInUse) {
   const int64_t shapes[][2] = {{2048, 1536},  {8960, 1536},  {1536, 8960}, {6144, 4096},   {28672, 4096},
                                {4096, 14336}, {8192, 28672}, {16, 256},    {152064, 1536}, {16384, 53248}};
-  for (const IntKind kind : {IntKind::q4_k, IntKind::q5_k, IntKind::q6_k})
+  for (const IntKind kind : {IntKind::q4_k, IntKind::q5_k, IntKind::q6_k, IntKind::q8_0, IntKind::q4_0, IntKind::q5_1})
     for (const auto& [n_out, n_in] : shapes)
       for (int n_tokens = 1; n_tokens <= kIntBrickTokens; ++n_tokens) {
         const int64_t n_row_tiles = (n_out + 15) / 16;
@@ -374,8 +385,9 @@ TEST_F(IntBricksCuda, PlansFitEveryShapeInUse) {
 }
 
 TEST_F(IntBricksCuda, RefusesOperandsThatDoNotFit) {
-  const BrickRows rows("q4_k", 16, 256, 1), others("q8_0", 16, 256, 1);
-  const BrickMatrix w = bricks({&rows}), pair = bricks({&rows, &rows}, true), foreign = bricks({&others});
+  const BrickRows rows("q4_k", 16, 256, 1), others("iq4_xs", 16, 256, 1), halves("q8_0", 16, 192, 1);
+  const BrickMatrix w = bricks({&rows}), pair = bricks({&rows, &rows}, true), foreign = bricks({&others}),
+                    half_a_brick = bricks({&halves});
   const gpu::Buffer x(4096), y(4096);
   const auto call = [&](const BrickMatrix& matrix, IntCall c) {
     c.n_tokens = 1;
@@ -388,6 +400,7 @@ TEST_F(IntBricksCuda, RefusesOperandsThatDoNotFit) {
   EXPECT_NO_THROW(call(w, {}));
   EXPECT_NO_THROW(call(pair, {.output = IntOutput::silu_glu}));
   EXPECT_THROW(call(foreign, {}), Error);
+  EXPECT_THROW(call(half_a_brick, {}), Error);
   EXPECT_THROW(call(w, {.n_out = {15}}), Error);
   EXPECT_THROW(call(w, {.planes = 3}), Error);
   EXPECT_THROW(call(w, {.output = IntOutput::silu_glu}), Error);

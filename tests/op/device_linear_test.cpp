@@ -41,19 +41,19 @@ TEST(DeviceLinear, EveryFormatHasItsKernelsOrIsRefused) {
                                {"f16", "bricks", "bricks-f16"},
                                {"bf16", "bricks", "bricks-2planes"},
                                {"fp8_g32", "bricks", "bricks-f16"},
-                               {"q8_0", "bricks", "bricks-f16"},
+                               {"q8_0", "bricks-int8", "bricks-f16"},
                                {"q6_k", "bricks-int8", "bricks-f16"},
                                {"q5_k", "bricks-int8", "bricks-f16"},
-                               {"q5_1", "bricks", "bricks-f16"},
-                               {"q5_0", "bricks", "bricks-f16"},
+                               {"q5_1", "bricks-int8", "bricks-f16"},
+                               {"q5_0", "bricks-int8", "bricks-f16"},
                                {"q4_k", "bricks-int8", "bricks-f16"},
-                               {"q4_1", "bricks", "bricks-f16"},
-                               {"q4_0", "bricks", "bricks-f16"},
+                               {"q4_1", "bricks-int8", "bricks-f16"},
+                               {"q4_0", "bricks-int8", "bricks-f16"},
                                {"q3_k", "bricks", "bricks-f16"},
                                {"q2_k", "bricks", "bricks-f16"},
                                {"nvfp4", "bricks", "bricks-f16"},
                                {"mxfp4", "bricks", "bricks-f16"},
-                               {"iq4_nl", "bricks", "bricks-f16"},
+                               {"iq4_nl", "bricks-int8", "bricks-f16"},
                                {"iq4_xs", "bricks", "bricks-f16"},
                                {"int4_g128", "int-2planes", "int4-f16"},
                                {"i2_s", "ternary", "ternary-int8", true},
@@ -97,9 +97,14 @@ TEST(DeviceLinear, AForcedKernelServesOrSaysWhyNot) {
               AllOf(HasSubstr("gemm=bricks-2planes"), HasSubstr("no bricks of int4_g128"), HasSubstr("can: int4-f16")));
   EXPECT_THAT(usage_error([&] { choice(problem("bf16", 100), {{"gemm", "bricks-f16"}}); }), HasSubstr("8 bits"));
   const ForcedKernels int8 = {{"gemv", "bricks-int8"}};
-  for (const std::string_view format : {"q4_k", "q5_k", "q6_k"})
+  for (const std::string_view format : {"q4_k", "q5_k", "q6_k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
     EXPECT_EQ(choice(problem(format, 1), {{"gemv", "bricks"}}), "bricks") << format;
-  EXPECT_THAT(usage_error([&] { choice(problem("q8_0", 1), int8); }), HasSubstr("q8_0 is not q4_k, q5_k or q6_k"));
+  EXPECT_THAT(usage_error([&] { choice(problem("iq4_xs", 1), int8); }), HasSubstr("reads bricks of q8_0"));
+  DeviceLinearProblem half_a_brick = problem("q8_0", 1);
+  half_a_brick.matrix.n_in = 576;
+  EXPECT_THAT(usage_error([&] { choice(half_a_brick, int8); }),
+              HasSubstr("rows of 576 columns are not whole groups of 128"));
+  EXPECT_EQ(choice(half_a_brick, {}), "bricks");
   DeviceLinearProblem long_rows = problem("q4_k", 1);
   long_rows.matrix.n_in = (1 << 16) + 256;
   EXPECT_THAT(usage_error([&] { choice(long_rows, int8); }), HasSubstr("rows of 65792 columns"));

@@ -64,8 +64,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   __shared__ float squares_of[kMostWarps];
   auto* const shared = gpu::dynamic_shared<uint8_t>();
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warps = int(blockDim.x) / 32;
-  const auto bricks_of = [&](int of) { return (p.n_bricks - of + n_warps - 1) / n_warps; };
-  const int n_mine = bricks_of(warp);  // bricks of a tile, every n_warps-th
+  const int n_mine = (p.n_bricks - warp + n_warps - 1) / n_warps;  // bricks of a tile, every n_warps-th
   const int n_tiles = (p.n_tiles - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
   const bool chooses = !kSum && warp == n_warps - 1;
   const int64_t token = blockIdx.y, first_chosen = token * p.choice.n_chosen();

@@ -261,15 +261,22 @@ struct Iq4Places {
 template <int kBrickColumns>
 struct Iq4Levels : StepWords<kBrickColumns, Iq4Places> {
   using Codes = typename StepWords<kBrickColumns, Iq4Places>::Codes;
-  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+  /// Of elements 4 i .. 4 i + 3 of a step: 128 more than their levels.
+  __device__ static void level_bytes(const Codes& codes, int step, uint32_t (&bytes)[2]) {
     const uint32_t word = pick(codes.words, step);
     const uint32_t level = word & 0x77777777u, side = gpu::and_or(word >> 1, 0x44444444u, 0x32103210u);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t lower = gpu::select_bytes(0x3F2D1801u, 0x766A5D4Fu, level >> (16 * i));
       const uint32_t upper = gpu::select_bytes(0xA6998D81u, 0xF1D9C5B5u, level >> (16 * i));
-      bytes_to_f16(gpu::select_bytes(lower, upper, side >> (16 * i)), a[2 * i], a[2 * i + 1]);
+      bytes[i] = gpu::select_bytes(lower, upper, side >> (16 * i));
     }
+  }
+  __device__ static void fragment(const Codes& codes, int step, uint32_t (&a)[4]) {
+    uint32_t bytes[2];
+    level_bytes(codes, step, bytes);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) bytes_to_f16(bytes[i], a[2 * i], a[2 * i + 1]);
   }
 };
 

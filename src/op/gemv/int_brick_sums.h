@@ -1,143 +1,37 @@
-// Device code: matmuls of a brick of a k-quant (16 rows, a super-block of 256 columns) and up to four tokens in two
-// planes of int8, for int_stream_cuda.cu.
+// Device code: matmuls of a brick (16 rows, a super-block of 256 columns or four blocks of 32) and up to four tokens in
+// two planes of int8, for int_stream_cuda.cu.
 //
-// A word of a brick has four nibbles of row r and four of row r + 8: a mask makes bytes of the one, another mask makes
-// bytes of the other, 16 times as large (q5_k: 8 times, q6_k: 4 times, the bits of their second share put in). Bytes
-// of weights have no sign, those of activations have one.
+// A brick has four units: the chunks of 64 columns of a super-block, or the blocks of 32. Fewer than four tokens leave
+// columns of the mma empty. There kShare = 4 / kTokens units share a mma's sums: column (u, token, plane) has
+// activations for units u, u + kShare .. only, and zeros for all others. So lane c of a row gets the sums of its own
+// units u = c / kTokens and its own token c % kTokens, both planes, and multiplies only with the scales of these.
 //
-// Fewer than four tokens leave columns of the mma empty. There kShare = 4 / kTokens chunks of 64 columns share a mma's
-// sums: column (u, token, plane) has activations for chunks u, u + kShare .. only, and zeros for all others. So lane
-// c of a row gets the sums of its own chunks u = c / kTokens and its own token c % kTokens, both planes, and multiplies
-// only with the scales of these.
-//
-// An image has for every super-block and token 512 bytes of values, [chunk][plane][c][step] words of four columns
-// 2c, 2c + 8, 2c + 1, 2c + 9 of a step of 16, as a lane's word of the brick has; then 32 bits for each sub-block, the
-// sum of x in fine steps (2^-6 of it as a float where minima are fields of six bits at bit 6, else an int); behind
-// those of all tokens the fine step of each. A fine step is 1 / 254 of the step of the first plane.
+// An image has for every brick and token two bytes a column, [chunk][plane][c][step] words of four columns 2c, 2c + 8,
+// 2c + 1, 2c + 9 of a step of 16, as a lane's word of a brick of nibbles has; then 32 bits for each scale, the sum of x
+// in fine steps (of weights with minima a float, 2^-6 of it where minima are fields of six bits at bit 6; else an int);
+// behind those of all tokens the fine step of each. A fine step is 1 / 254 of the step of the first plane.
 #pragma once
 
-#include "op/gemv/brick_k_formats_cuda.h"
+#include "op/gemv/int_brick_bytes.h"
 #include "op/gemv/int_sums.h"
 
 namespace ridge {
 
-/// Codes of a brick as bytes: of step `step` of a chunk, row r's and kLower times those of row r + 8.
-template <IntKind kKind>
-struct BrickBytes;
-
-template <>
-struct BrickBytes<IntKind::q4_k> {
-  static constexpr int kLower = 16, kScales = 2048;
-  uint4 low;
-
-  __device__ void load(const uint8_t* brick, int chunk, int lane) { low = bricks::lane_words(brick, chunk, lane); }
-  __device__ void rows(int step, uint32_t& upper, uint32_t& lower) const {
-    const uint32_t word = bricks::pick(low, step);
-    upper = word & 0x0F0F0F0Fu, lower = word & 0xF0F0F0F0u;
-  }
-};
-
-template <>
-struct BrickBytes<IntKind::q5_k> {
-  static constexpr int kLower = 8, kScales = bricks::FiveBits<256>::kCodeBytes;
-  bricks::FiveBits<256>::Codes codes;
-
-  __device__ void load(const uint8_t* brick, int chunk, int lane) {
-    codes = bricks::FiveBits<256>::load(brick, chunk, lane);
-  }
-  __device__ void rows(int step, uint32_t& upper, uint32_t& lower) const {
-    const uint32_t word = bricks::pick(codes.low, step);
-    const uint32_t bits = (step < 2 ? codes.high << (3 - 2 * step) : codes.high >> (2 * step - 3)) & 0x18181818u;
-    upper = gpu::select_bits<0x0F0F0F0F>(word, bits), lower = gpu::select_bits<0xF0F0F0F0>(word, bits);
-  }
-};
-
-template <>
-struct BrickBytes<IntKind::q6_k> {
-  static constexpr int kLower = 4, kScales = bricks::BrickQ6_K::kScales, kD = bricks::BrickQ6_K::kD;
-  bricks::BrickQ6_K::Codes codes;
-
-  __device__ void load(const uint8_t* brick, int chunk, int lane) {
-    codes = bricks::BrickQ6_K::load(brick, chunk, lane);
-  }
-  __device__ void rows(int step, uint32_t& upper, uint32_t& lower) const {
-    const uint32_t word = bricks::pick(codes.low, step), high = codes.high[step / 2];
-    const uint32_t bits = (step % 2 == 0 ? high << 2 : high >> 2) & 0x3C3C3C3Cu;
-    upper = gpu::select_bits<0x0F0F0F0F>(word, bits), lower = gpu::select_bits<0xF0F0F0F0>(word, bits);
-  }
-};
-
-/// Sums of a lane: rows r and r + 8, of its token, over its chunks.
+/// Sums of a lane: rows r and r + 8, of its token, over its units.
 template <IntKind kKind, int kTokens>
-requires(is_brick_kind(kKind)) struct Sums<kKind, kTokens> {
+class BrickSums {
  public:
   /// `n_tokens` are there; what lanes of others sum goes nowhere.
-  __device__ Sums(int lane, int n_tokens) {
+  __device__ BrickSums(int lane, int n_tokens) {
     const int column = lane / 4;
-    column_chunk_ = column / (2 * kTokens);
-    values_at_ = min(column / 2 % kTokens, n_tokens - 1) * kTokenBytes + column % 2 * 64 + lane % 4 * 16;
+    column_unit_ = column / (2 * kTokens);
+    values_at_ = min(column / 2 % kTokens, n_tokens - 1) * 2 * int_group(kKind) + column % 2 * 64 + lane % 4 * 16;
     const int token = min(lane % 4 % kTokens, n_tokens - 1);
-    sums_at_ = token * kSubBlocks + lane % 4 / kTokens * kSubBlocks / 4;
-    step_at_ = n_tokens * kSubBlocks + token;
+    sums_at_ = token * kScales + lane % 4 / kTokens * kScales / 4;
+    step_at_ = n_tokens * kScales + token;
   }
 
   __device__ void begin() { of_[0] = of_[1] = 0; }
-
-  /// Adds a brick in shared memory; `values` and `scales` are those of its super-block.
-  __device__ void add(const uint8_t* brick, const uint8_t* values, const float* scales, int lane) {
-    values += values_at_;
-    int sums[2][2] = {}, less[2] = {};  // of row and plane; of row
-    float less_min[2] = {};
-    const uint8_t* const of_row = brick + Bytes::kScales + 16 * (lane / 4);
-    uint4 row[2] = {};
-    if constexpr (kHasMin)
-      for (int i = 0; i < 2; ++i) row[i] = *reinterpret_cast<const uint4*>(of_row + 128 * i);
-#pragma unroll
-    for (int first = 0; first < 4; first += kShare) {
-      const int chunk = first + lane % 4 / kTokens;  // this lane's
-      if constexpr (kHasMin) {
-        int d[2][4] = {};
-        multiply_pairs(d, brick, values, first, lane);
-        const float2 x = *reinterpret_cast<const float2*>(scales + sums_at_ + 2 * first);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const uint32_t fields = bricks::chunk_fields(row[i].y, row[i].z, row[i].w, chunk), second = fields >> 12;
-          add_scaled(sums[i], &d[0][2 * i], int(fields & 63u));
-          add_scaled(sums[i], &d[1][2 * i], int(second & 63u));
-          less_min[i] = __fmaf_rn(minimum(fields), x.x, __fmaf_rn(minimum(second), x.y, less_min[i]));
-        }
-      } else {
-        int d[4][4] = {};
-        multiply_steps(d, brick, values, first, lane);
-        const int4 x = *reinterpret_cast<const int4*>(scales + sums_at_ + 4 * first);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const uint32_t word = *reinterpret_cast<const uint32_t*>(of_row + 128 * i + 4 * chunk);
-          const int scale[4] = {int(gpu::select_bytes(word, 0, 0x8880)), int(gpu::select_bytes(word, 0, 0x9991)),
-                                int(gpu::select_bytes(word, 0, 0xAAA2)), int(word) >> 24};
-#pragma unroll
-          for (int s = 0; s < 4; ++s) add_scaled(sums[i], &d[s][2 * i], scale[s]);
-          less[i] += scale[0] * x.x + scale[1] * x.y + scale[2] * x.z + scale[3] * x.w;
-        }
-      }
-    }
-    const float fine = scales[step_at_];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      constexpr float kBy[2] = {1, 1.0f / Bytes::kLower};
-      const float sum = __fmaf_rn(float(sums[i][0]), 254 * kBy[i], float(sums[i][1]) * kBy[i]);
-      float product;
-      if constexpr (kHasMin) {
-        const float2 d = gpu::unpack_f16(row[i].x);
-        product = __fmaf_rn(d.x, sum, -__fmul_rn(d.y, less_min[i]));
-      } else {
-        const float d = gpu::f16_to_float(
-            *reinterpret_cast<const uint16_t*>(brick + BrickBytes<kKind>::kD + 2 * (lane / 4) + 16 * i));
-        product = __fmul_rn(d, __fmaf_rn(-32.0f, float(less[i]), sum));
-      }
-      of_[i] = __fmaf_rn(fine, product, of_[i]);
-    }
-  }
 
   __device__ void store(float* to, int, int n_tokens, int lane) const {
     float upper = of_[0], lower = of_[1];
@@ -151,10 +45,83 @@ requires(is_brick_kind(kKind)) struct Sums<kKind, kTokens> {
     row[0] = upper, row[8] = lower;
   }
 
- private:
+ protected:
   using Bytes = BrickBytes<kKind>;
-  static constexpr bool kHasMin = kKind != IntKind::q6_k;
-  static constexpr int kShare = 4 / kTokens, kSubBlocks = int_sub_blocks(kKind), kTokenBytes = 512;
+  static constexpr int kShare = 4 / kTokens, kScales = int_sub_blocks(kKind);
+
+  /// What sums of rows r (half 0) and r + 8 are too large by, inverse.
+  __device__ static float by(int half) { return half == 0 ? 1.0f : 1.0f / Bytes::kLower; }
+  /// Whether the lane's column has activations of this unit.
+  __device__ bool has_unit(int unit) const { return kShare == 1 || unit % kShare == column_unit_; }
+
+  float of_[2] = {};
+  int column_unit_, values_at_, sums_at_, step_at_;
+};
+
+template <IntKind kKind, int kTokens>
+requires(is_super_block_kind(kKind)) struct Sums<kKind, kTokens> : BrickSums<kKind, kTokens> {
+  using Base = BrickSums<kKind, kTokens>;
+  using Base::Base;
+
+  /// Adds a brick in shared memory; `values` and `scales` are those of its super-block.
+  __device__ void add(const uint8_t* brick, const uint8_t* values, const float* scales, int lane) {
+    values += this->values_at_;
+    scales += this->sums_at_;
+    int sums[2][2] = {}, less[2] = {};  // of row and plane; of row
+    float less_min[2] = {};
+    const uint8_t* const of_row = brick + Bytes::kScales + 16 * (lane / 4);
+    uint4 row[2] = {};
+    if constexpr (has_min(kKind))
+      for (int i = 0; i < 2; ++i) row[i] = *reinterpret_cast<const uint4*>(of_row + 128 * i);
+#pragma unroll
+    for (int first = 0; first < 4; first += kShare) {
+      const int chunk = first + lane % 4 / kTokens;  // this lane's
+      if constexpr (has_min(kKind)) {
+        int d[2][4] = {};
+        multiply_pairs(d, brick, values, first, lane);
+        const float2 x = *reinterpret_cast<const float2*>(scales + 2 * first);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t fields = bricks::chunk_fields(row[i].y, row[i].z, row[i].w, chunk), second = fields >> 12;
+          add_scaled(sums[i], &d[0][2 * i], int(fields & 63u));
+          add_scaled(sums[i], &d[1][2 * i], int(second & 63u));
+          less_min[i] = __fmaf_rn(minimum(fields), x.x, __fmaf_rn(minimum(second), x.y, less_min[i]));
+        }
+      } else {
+        int d[4][4] = {};
+        multiply_steps(d, brick, values, first, lane);
+        const int4 x = *reinterpret_cast<const int4*>(scales + 4 * first);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t word = *reinterpret_cast<const uint32_t*>(of_row + 128 * i + 4 * chunk);
+          const int scale[4] = {int(gpu::select_bytes(word, 0, 0x8880)), int(gpu::select_bytes(word, 0, 0x9991)),
+                                int(gpu::select_bytes(word, 0, 0xAAA2)), int(word) >> 24};
+#pragma unroll
+          for (int s = 0; s < 4; ++s) add_scaled(sums[i], &d[s][2 * i], scale[s]);
+          less[i] += scale[0] * x.x + scale[1] * x.y + scale[2] * x.z + scale[3] * x.w;
+        }
+      }
+    }
+    const float fine = scales[this->step_at_ - this->sums_at_];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum = __fmaf_rn(float(sums[i][0]), 254 * this->by(i), float(sums[i][1]) * this->by(i));
+      float product;
+      if constexpr (has_min(kKind)) {
+        const float2 d = gpu::unpack_f16(row[i].x);
+        product = __fmaf_rn(d.x, sum, -__fmul_rn(d.y, less_min[i]));
+      } else {
+        const float d =
+            gpu::f16_to_float(*reinterpret_cast<const uint16_t*>(brick + Bytes::kD + 2 * (lane / 4) + 16 * i));
+        product = __fmul_rn(d, __fmaf_rn(-32.0f, float(less[i]), sum));
+      }
+      this->of_[i] = __fmaf_rn(fine, product, this->of_[i]);
+    }
+  }
+
+ private:
+  using Base::kShare;
+  using typename Base::Bytes;
 
   /// 64 times a minimum: its bits in the mantissa of 2^23.
   __device__ static float minimum(uint32_t fields) {
@@ -164,14 +131,7 @@ requires(is_brick_kind(kKind)) struct Sums<kKind, kTokens> {
     sums[0] += d[0] * scale, sums[1] += d[1] * scale;
   }
 
-  /// Activations of a chunk, zeros where the lane's column has another one.
-  __device__ uint4 load_column(const uint8_t* values, int chunk) const {
-    uint4 words = {};
-    if (kShare == 1 || chunk % kShare == column_chunk_) words = *reinterpret_cast<const uint4*>(values + 128 * chunk);
-    return words;
-  }
-
-  /// visit(weights, activations) of chunks first .. first + kShare - 1.
+  /// visit(weights, activations) of chunks first .. first + kShare - 1; zeros where the lane's column has another one.
   template <class Visit>
   __device__ void each_chunk(const uint8_t* brick, const uint8_t* values, int first, int lane,
                              const Visit& visit) const {
@@ -179,7 +139,9 @@ requires(is_brick_kind(kKind)) struct Sums<kKind, kTokens> {
     for (int chunk = first; chunk < first + kShare; ++chunk) {
       Bytes bytes;
       bytes.load(brick, chunk, lane);
-      visit(bytes, load_column(values, chunk));
+      uint4 words = {};
+      if (this->has_unit(chunk)) words = *reinterpret_cast<const uint4*>(values + 128 * chunk);
+      visit(bytes, words);
     }
   }
   /// d[h] += steps 2h and 2h + 1 of these chunks, a sub-block of 32 each.
@@ -207,9 +169,55 @@ requires(is_brick_kind(kKind)) struct Sums<kKind, kTokens> {
       }
     });
   }
+};
 
-  float of_[2] = {};
-  int column_chunk_, values_at_, sums_at_, step_at_;
+template <IntKind kKind, int kTokens>
+requires(is_block_kind(kKind)) struct Sums<kKind, kTokens> : BrickSums<kKind, kTokens> {
+  using Base = BrickSums<kKind, kTokens>;
+  using Base::Base;
+
+  /// Adds a brick in shared memory; `values` and `scales` are those of its 128 columns.
+  __device__ void add(const uint8_t* brick, const uint8_t* values, const float* scales, int lane) {
+    values += this->values_at_;
+    scales += this->sums_at_;
+    float product[2] = {};  // in fine steps
+    Bytes bytes[2];
+    for (int chunk = 0; chunk < 2; ++chunk) bytes[chunk].load(brick, chunk, lane);
+    const uint8_t* of_row = brick + Bytes::kScales + lane / 4 * kRowBytes + lane % 4 / kTokens * (kRowBytes / 4);
+#pragma unroll
+    for (int first = 0; first < 4; first += kShare, of_row += kShare * (kRowBytes / 4)) {
+      int d[4] = {};
+#pragma unroll
+      for (int block = first; block < first + kShare; ++block) {
+        uint2 b = {};
+        if (this->has_unit(block)) b = *reinterpret_cast<const uint2*>(values + block / 2 * 128 + block % 2 * 8);
+        uint32_t a[4];
+        bytes[block / 2].rows(block % 2 * 2, a[0], a[1]);
+        bytes[block / 2].rows(block % 2 * 2 + 1, a[2], a[3]);
+        gpu::mma_u8s8(d, a, b.x, b.y);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int sum = 254 * d[2 * i] + d[2 * i + 1];  // below 2^28
+        if constexpr (has_min(kKind)) {
+          const float2 s = gpu::unpack_f16(*reinterpret_cast<const uint32_t*>(of_row + 8 * i * kRowBytes));
+          product[i] = __fmaf_rn(s.x, this->by(i) * float(sum), __fmaf_rn(s.y, scales[first], product[i]));
+        } else {
+          const float s = gpu::f16_to_float(*reinterpret_cast<const uint16_t*>(of_row + 8 * i * kRowBytes));
+          const int less = Bytes::kZero * (i == 0 ? 1 : Bytes::kLower) * __float_as_int(scales[first]);
+          product[i] = __fmaf_rn(s, this->by(i) * float(sum - less), product[i]);
+        }
+      }
+    }
+    const float fine = scales[this->step_at_ - this->sums_at_];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) this->of_[i] = __fmaf_rn(fine, product[i], this->of_[i]);
+  }
+
+ private:
+  using Base::kShare;
+  using typename Base::Bytes;
+  static constexpr int kRowBytes = has_min(kKind) ? 16 : 8;  // of scales
 };
 
 }  // namespace ridge

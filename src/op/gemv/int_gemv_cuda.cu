@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "op/gemv/int_kernels_cuda.h"
@@ -15,7 +16,7 @@ constexpr int kQuantizeWarps = 16;
 template <IntKind kKind>
 __device__ void make_factor(const IntTokens& in, int token, float* squares, float* factors) {
   using Values = IntValues<kKind>;
-  constexpr int kBatch = is_brick_kind(kKind) ? 2 : 4;
+  constexpr int kBatch = is_super_block_kind(kKind) ? 2 : 4;
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_groups = in.n_groups;
   const float* const row = in.x + int64_t(token) * n_groups * int_group(kKind);
   float square = 0;
@@ -23,7 +24,7 @@ __device__ void make_factor(const IntTokens& in, int token, float* squares, floa
     Values x[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
-      if (const int group = first + i * kQuantizeWarps; group < n_groups) x[i] = load_group<Values>(row, group);
+      if (const int group = first + i * kQuantizeWarps; group < n_groups) x[i] = load_group<kKind>(row, group);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
       if (first + i * kQuantizeWarps < n_groups) square = add_squares(x[i], square);
@@ -48,16 +49,15 @@ __global__ void __launch_bounds__(32 * kQuantizeWarps) quantize_kernel(IntTokens
   if constexpr (kKind == IntKind::ternary) {
     quantize_ternary<false>(tokens, token, image, gpu::dynamic_shared<double>(), tops);
   } else {
-    using Values = IntValues<kKind>;
     const int group = int(blockIdx.y) * kQuantizeWarps + int(threadIdx.x / 32);
     const bool of_factor = tokens.norm && blockIdx.y + 1 == gridDim.y, has_group = !of_factor && group < n_groups;
-    Values weight;
-    if (tokens.norm && has_group) weight = load_group<Values>(tokens.norm, group);
+    IntValues<kKind> weight;
+    if (tokens.norm && has_group) weight = load_group<kKind>(tokens.norm, group);
     gpu::wait_for_previous_grid();
     if (of_factor) return make_factor<kKind>(tokens, token, gpu::dynamic_shared<float>(), image.factors);
     if (!tokens.norm && blockIdx.y == 0 && threadIdx.x == 0) image.factors[token] = 1;
     if (!has_group) return;
-    Values v = load_group<Values>(tokens.x + int64_t(token) * n_groups * int_group(kKind), group);
+    IntValues<kKind> v = load_group<kKind>(tokens.x + int64_t(token) * n_groups * int_group(kKind), group);
     if (tokens.norm) v = times(v, weight);
     quantize_group<kKind>(v, token, is_brick_kind(kKind) ? tokens.n_tokens : tokens.planes,
                           image.values + int64_t(group) * tokens.column_pitch * int_group(kKind),
@@ -81,6 +81,12 @@ void launch_quantize(IntKind kind, const IntJob& job, gpu::StreamHandle stream, 
     case IntKind::q4_k:  // the minima's factor of x, and no other difference
     case IntKind::q5_k: return launch_quantize<IntKind::q4_k>(job, stream, overlap);
     case IntKind::q6_k: return launch_quantize<IntKind::q6_k>(job, stream, overlap);
+    case IntKind::q4_1:
+    case IntKind::q5_1: return launch_quantize<IntKind::q4_1>(job, stream, overlap);
+    case IntKind::q8_0:
+    case IntKind::q4_0:
+    case IntKind::q5_0:
+    case IntKind::iq4_nl: return launch_quantize<IntKind::q4_0>(job, stream, overlap);
   }
 }
 
@@ -89,6 +95,21 @@ void require(bool holds, const char* what) {
 }
 
 bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+std::optional<IntKind> find_int_kind(BrickFormat format) {
+  switch (format) {
+    case BrickFormat::q8_0: return IntKind::q8_0;
+    case BrickFormat::q4_0: return IntKind::q4_0;
+    case BrickFormat::q4_1: return IntKind::q4_1;
+    case BrickFormat::q5_0: return IntKind::q5_0;
+    case BrickFormat::q5_1: return IntKind::q5_1;
+    case BrickFormat::q4_k: return IntKind::q4_k;
+    case BrickFormat::q5_k: return IntKind::q5_k;
+    case BrickFormat::q6_k: return IntKind::q6_k;
+    case BrickFormat::iq4_nl: return IntKind::iq4_nl;
+    default: return std::nullopt;
+  }
+}
 
 /// Weights as a launch reads them, in tiles of their own or in bricks.
 struct IntMatrix {
@@ -109,9 +130,7 @@ struct IntMatrix {
         row_scale(w.row_scale.as<float>()),
         bricks(nullptr) {}
   explicit IntMatrix(const BrickMatrix& w)
-      : kind(w.format == BrickFormat::q4_k   ? IntKind::q4_k
-             : w.format == BrickFormat::q5_k ? IntKind::q5_k
-                                             : IntKind::q6_k),
+      : kind(find_int_kind(w.format).value_or(IntKind::q6_k)),
         gated(w.paired),
         n_out(std::accumulate(w.n_out, w.n_out + w.n_parts, int64_t(0))),
         n_in(w.n_in),
@@ -134,7 +153,7 @@ void check_operands(const IntMatrix& w, const IntCall& call, const IntPlan& plan
   require(w.bricks ? call.planes == 2 : call.planes == 1 || (call.planes == 2 && w.kind == IntKind::int4_g128),
           "planes");
   if (w.bricks) {
-    require(has_int_gemv(w.bricks->format) && w.n_in <= kIntBrickColumns, "bricks of another format or too long");
+    require(has_int_gemv(w.bricks->format, w.n_in), "bricks of another format, too long or with part of a brick");
     require(call.n_parts == w.bricks->n_parts && std::equal(call.n_out, call.n_out + call.n_parts, w.bricks->n_out),
             "parts that are not the bricks'");
     require(plan.row_warps == 0, "bricks in chunks");
@@ -261,10 +280,13 @@ int64_t scratch_bytes(const IntMatrix& w, int n_tokens, int planes) {
 
 }  // namespace
 
-bool runs_beside(const BrickMatrix& w) { return has_int_gemv(w.format) && plan_of(IntMatrix(w), 1, 2).quantize_inside; }
+bool runs_beside(const BrickMatrix& w) {
+  return has_int_gemv(w.format, w.n_in) && plan_of(IntMatrix(w), 1, 2).quantize_inside;
+}
 
-bool has_int_gemv(BrickFormat format) {
-  return format == BrickFormat::q4_k || format == BrickFormat::q5_k || format == BrickFormat::q6_k;
+bool has_int_gemv(BrickFormat format, int64_t n_in) {
+  const std::optional<IntKind> kind = find_int_kind(format);
+  return kind && n_in % int_group(*kind) == 0 && n_in <= kIntBrickColumns;
 }
 
 int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes) {

@@ -6,6 +6,8 @@
 //            15 bits. Sums in a group are exact, groups are added as float32.
 // q4_k, q5_k, q6_k  The same with two planes and a step for every 256 columns. Integers, scales and minima of such a
 //            super-block are multiplied and added exactly, its two sums become float32.
+// q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl  The same with two planes and a step for every 128 columns. Sums of 32 columns
+//            are exact, and become float32 with their scale.
 // ternary    The matmul of op/gemv/ternary.h bit for bit, after rms_norm_ref of op/norm_rope when there is a norm
 //            (whose double sum is added in another order).
 // The result of a token depends on the shape, the number of tokens and the plan, never on timing. A token with a NaN
@@ -99,11 +101,13 @@ int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes
 
 /// Queues the matmul of `w` and call.x. Throws Error(failure) for operands that do not fit together.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch);
-/// Queues the matmul of bricks of q4_k, q5_k or q6_k, whose parts are the call's, and at most kIntBrickTokens tokens.
+/// Queues the matmul of bricks that has_int_gemv() allows; their parts are the call's. Of kIntBrickTokens tokens at a
+/// time.
 void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, IntScratch& scratch);
 void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, const IntPlan& plan,
                      IntScratch& scratch);
-bool has_int_gemv(BrickFormat format);
+/// For rows of n_in columns, which are whole groups, at most kIntBrickColumns.
+bool has_int_gemv(BrickFormat format, int64_t n_in);
 /// Whether a call of one token can be the first or the second of two: a launch without a kernel before it.
 bool runs_beside(const BrickMatrix& w);
 int64_t int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens);

@@ -7,7 +7,7 @@ namespace ridge {
 namespace {
 
 /// A block has at least so many slots to sum, so that small GEMVs leave processors to their neighbours in time.
-constexpr int least_slots(IntKind kind) { return kind == IntKind::ternary ? 24 : is_brick_kind(kind) ? 6 : 12; }
+constexpr int least_slots(IntKind kind) { return kind == IntKind::ternary ? 24 : has_large_slots(kind) ? 6 : 12; }
 /// Most groups of activations that every block quantises for itself, of one token and of several: what more would cost,
 /// a kernel before costs. A super-block counts as two.
 constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 24;
@@ -15,7 +15,7 @@ constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 24;
 /// processor has more than kMostOfTwo groups.
 constexpr int64_t kShortRow = 32, kMostOfTwo = 512;
 /// From so many slots on a row takes all warps of a block, which then have fewer groups of activations to quantise.
-constexpr int64_t long_row(IntKind kind) { return is_brick_kind(kind) ? 32 : 64; }
+constexpr int64_t long_row(IntKind kind) { return 8192 / int_group(kind); }
 /// Bytes of shared memory that the system keeps of each block's, and that a processor has beyond the most of one block.
 constexpr int64_t kSystemBytes = 1024;
 
@@ -44,7 +44,7 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
     plan.blocks = int(ceil_div(n_row_tiles, plan.rows));
     const int64_t steps = ceil_div(plan.rows * row_slots, kIntMostWarps);
     plan.warps = row_slots >= long_row(kind) ? kIntMostWarps : int(ceil_div(plan.rows * row_slots, steps));
-    plan.depth = steps > (is_brick_kind(kind) ? 1 : 4) ? 6 : 4;
+    plan.depth = steps > (has_large_slots(kind) ? 1 : 4) ? 6 : 4;
     if (kind == IntKind::ternary && n_groups > kTernaryHeld * plan.warps) plan.quantize_inside = false;
   };
   const int64_t rows = ceil_div(n_row_tiles, device.n_processors), row_groups = n_in / kIntGroup;

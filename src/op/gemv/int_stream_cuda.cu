@@ -294,6 +294,12 @@ void launch_int_stream(IntKind kind, const IntJob& job, const IntPlan& plan, gpu
     case IntKind::q4_k: return launch_bricks<IntKind::q4_k>(w, plan, stream, overlap);
     case IntKind::q5_k: return launch_bricks<IntKind::q5_k>(w, plan, stream, overlap);
     case IntKind::q6_k: return launch_bricks<IntKind::q6_k>(w, plan, stream, overlap);
+    case IntKind::q8_0: return launch_bricks<IntKind::q8_0>(w, plan, stream, overlap);
+    case IntKind::q4_0: return launch_bricks<IntKind::q4_0>(w, plan, stream, overlap);
+    case IntKind::q4_1: return launch_bricks<IntKind::q4_1>(w, plan, stream, overlap);
+    case IntKind::q5_0: return launch_bricks<IntKind::q5_0>(w, plan, stream, overlap);
+    case IntKind::q5_1: return launch_bricks<IntKind::q5_1>(w, plan, stream, overlap);
+    case IntKind::iq4_nl: return launch_bricks<IntKind::iq4_nl>(w, plan, stream, overlap);
   }
 }
 

@@ -52,9 +52,10 @@ __device__ inline uint32_t pack_int8(int a, int b, int c, int d) {
 struct Octet {
   float4 first, second;
 };
-/// Values of a group that a lane has.
+/// Values of a group that a lane has: four columns from 4 lane on; of blocks columns 2 (lane % 4) + 0, 8, 1 and 9 of step
+/// lane / 4, a step being 16 columns.
 template <IntKind kKind>
-using IntValues = std::conditional_t<is_brick_kind(kKind), Octet, float4>;
+using IntValues = std::conditional_t<is_super_block_kind(kKind), Octet, float4>;
 
 /// Bits of the largest |value|; NaN when one is (its bits are the largest).
 __device__ inline unsigned top_bits(float4 v) {
@@ -107,7 +108,8 @@ struct IntSteps {
 
 /// A warp quantises a group of one token.
 template <IntKind kKind>
-__device__ void quantize_group(float4 v, int token, int planes, uint8_t* values, float* scales) {
+requires(!is_brick_kind(kKind)) __device__
+    void quantize_group(float4 v, int token, int planes, uint8_t* values, float* scales) {
   const int lane = int(threadIdx.x % 32), column = token * planes;
   const IntSteps steps(warp_top(v));
   const float step = steps.step;
@@ -150,30 +152,44 @@ __device__ void quantize_group(const Octet& v, int token, int n_tokens, uint8_t*
   if (lane == 0) scales[n_tokens * kSubBlocks + token] = steps.step * (1.0f / 254.0f);
 }
 
-template <class Values>
-__device__ Values load_group(const float* row, int group);
-template <>
-__device__ inline float4 load_group<float4>(const float* row, int group) {
-  return *reinterpret_cast<const float4*>(row + group * kIntGroup + 4 * int(threadIdx.x % 32));
-}
-template <>
-__device__ inline Octet load_group<Octet>(const float* row, int group) {
+/// A warp quantises a group of one token for blocks: of each plane lane l has word c = l % 4 of step l / 4.
+template <IntKind kKind>
+requires(is_block_kind(kKind)) __device__
+    void quantize_group(float4 v, int token, int n_tokens, uint8_t* values, float* scales) {
   const int lane = int(threadIdx.x % 32);
-  const auto* from = reinterpret_cast<const float4*>(row + group * 256 + lane / 2 * 16 + lane % 2 * 4);
-  return {from[0], from[2]};
+  const IntSteps steps(warp_top(v));
+  const float x[4] = {v.x, v.y, v.z, v.w};
+  float q[4], finer[4], sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    q[i] = steps.first(x[i]), finer[i] = steps.rest(x[i], q[i]);
+    sum += __fmaf_rn(254.0f, q[i] - kIntRound, finer[i] - kIntRound);  // exact
+  }
+  uint8_t* const to = values + token * 256 + lane / 16 * 128 + lane % 4 * 16 + lane / 4 % 4 * 4;
+  *reinterpret_cast<uint32_t*>(to) = pack_rounded(q[0], q[1], q[2], q[3]);
+  *reinterpret_cast<uint32_t*>(to + 64) = pack_rounded(finer[0], finer[1], finer[2], finer[3]);
+#pragma unroll
+  for (int by = 1; by < 8; by *= 2) sum += __shfl_xor_sync(gpu::kAllLanes, sum, by);
+  if (lane % 8 == 0) scales[token * 4 + lane / 8] = has_min(kKind) ? sum : __int_as_float(__float2int_rn(sum));
+  if (lane == 0) scales[n_tokens * 4 + token] = steps.step * (1.0f / 254.0f);
 }
-/// Of x, from L2: the second of two grids side by side does not wait, and may have older lines in L1.
-template <class Values>
-__device__ Values load_x_group(const float* row, int group);
-template <>
-__device__ inline float4 load_x_group<float4>(const float* row, int group) {
-  return __ldcg(reinterpret_cast<const float4*>(row + group * kIntGroup + 4 * int(threadIdx.x % 32)));
-}
-template <>
-__device__ inline Octet load_x_group<Octet>(const float* row, int group) {
-  const int lane = int(threadIdx.x) % 32;
-  const auto* from = reinterpret_cast<const float4*>(row + group * 256 + lane / 2 * 16 + lane % 2 * 4);
-  return {__ldcg(from), __ldcg(from + 2)};
+
+/// kFromL2: for x of the second of two grids side by side, which does not wait and may have older lines in L1.
+template <IntKind kKind, bool kFromL2 = false>
+__device__ IntValues<kKind> load_group(const float* row, int group) {
+  const auto load = [](const auto* from) { return kFromL2 ? __ldcg(from) : *from; };
+  const int lane = int(threadIdx.x % 32);
+  row += group * int_group(kKind);
+  if constexpr (is_super_block_kind(kKind)) {
+    const auto* from = reinterpret_cast<const float4*>(row + lane / 2 * 16 + lane % 2 * 4);
+    return {load(from), load(from + 2)};
+  } else if constexpr (is_block_kind(kKind)) {
+    const auto* from = reinterpret_cast<const float2*>(row + lane / 4 * 16 + lane % 4 * 2);
+    const float2 first = load(from), second = load(from + 4);
+    return make_float4(first.x, second.x, first.y, second.y);
+  } else {
+    return load(reinterpret_cast<const float4*>(row + 4 * lane));
+  }
 }
 
 /// A warp's way through the groups of tokens, of which it takes every n_warps-th.
@@ -190,7 +206,7 @@ struct Walk {
 template <IntKind kKind, class Body>
 __device__ void for_groups(const IntTokens& in, const Body& body) {
   using Values = IntValues<kKind>;
-  constexpr int kBatch = is_brick_kind(kKind) ? 2 : 4;
+  constexpr int kBatch = is_super_block_kind(kKind) ? 2 : 4;
   const int n_warps = int(blockDim.x / 32);
   Walk at = {0, int(threadIdx.x / 32)};
   at.settle(in.n_groups);
@@ -201,7 +217,7 @@ __device__ void for_groups(const IntTokens& in, const Body& body) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (ahead.token >= in.n_tokens) break;
-        weight[i] = load_group<Values>(in.norm, ahead.group);
+        weight[i] = load_group<kKind>(in.norm, ahead.group);
         ahead.group += n_warps;
         ahead.settle(in.n_groups);
       }
@@ -211,7 +227,7 @@ __device__ void for_groups(const IntTokens& in, const Body& body) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (ahead.token >= in.n_tokens) break;
-      x[i] = load_group<Values>(in.x + int64_t(ahead.token) * in.n_groups * int_group(kKind), ahead.group);
+      x[i] = load_group<kKind>(in.x + int64_t(ahead.token) * in.n_groups * int_group(kKind), ahead.group);
       ahead.group += n_warps;
       ahead.settle(in.n_groups);
     }
@@ -267,7 +283,7 @@ __device__ void quantize_steps(const IntTokens& in, const IntImage& out, float* 
 template <IntKind kKind, bool kNorm>
 __device__ void quantize_one(const IntTokens& in, const IntImage& out, float* squares) {
   using Values = IntValues<kKind>;
-  constexpr int kHeld = is_brick_kind(kKind) ? (kNorm ? 2 : 3) : kNorm ? 4 : 5;  // registers
+  constexpr int kHeld = is_super_block_kind(kKind) ? (kNorm ? 2 : 3) : kNorm ? 4 : 5;  // registers
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), n_warps = int(blockDim.x / 32);
   const int image_pitch = in.planes * int_group(kKind);
   float square = 0;
@@ -276,12 +292,12 @@ __device__ void quantize_one(const IntTokens& in, const IntImage& out, float* sq
     if (kNorm) {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i)
-        if (first + i * n_warps < in.n_groups) weight[i] = load_group<Values>(in.norm, first + i * n_warps);
+        if (first + i * n_warps < in.n_groups) weight[i] = load_group<kKind>(in.norm, first + i * n_warps);
     }
     in.wait();
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
-      if (first + i * n_warps < in.n_groups) x[i] = load_x_group<Values>(in.x, first + i * n_warps);
+      if (first + i * n_warps < in.n_groups) x[i] = load_group<kKind, true>(in.x, first + i * n_warps);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int group = first + i * n_warps;
@@ -343,16 +359,16 @@ __device__ void quantize_ternary(const IntTokens& in, int token, const IntImage&
   const auto each_other = [&](const auto& body) {
     if constexpr (!kWhole)
       for (int group = warp + kTernaryHeld * n_warps; group < in.n_groups; group += n_warps)
-        body(group, load_group<float4>(row, group));
+        body(group, load_group<IntKind::ternary>(row, group));
   };
-  if (in.norm) each([&](int group, float4&, float4& w) { w = load_group<float4>(in.norm, group); });
+  if (in.norm) each([&](int group, float4&, float4& w) { w = load_group<IntKind::ternary>(in.norm, group); });
   const double per_value = 1.0 / double(in.n_groups * kIntGroup);
   gpu::wait_for_previous_grid();
-  each([&](int group, float4& v, float4&) { v = load_group<float4>(row, group); });
+  each([&](int group, float4& v, float4&) { v = load_group<IntKind::ternary>(row, group); });
 
   NormFactor by(1.0);
   const auto other_normed = [&](int group, float4 v) {
-    return in.norm ? by.times(v, load_group<float4>(in.norm, group)) : v;
+    return in.norm ? by.times(v, load_group<IntKind::ternary>(in.norm, group)) : v;
   };
   if (in.norm) {
     double sum = 0;

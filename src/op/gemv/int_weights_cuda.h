@@ -1,5 +1,5 @@
-// Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary; the k-quants lie
-// in bricks (op/gemv/bricks_cuda.h).
+// Integer weights on the device, in the order of the tensor cores' fragments: int4_g128 and ternary; the k-quants and
+// formats of 32 columns a scale lie in bricks (op/gemv/bricks_cuda.h).
 //
 // A tile is 16 rows times 128 columns (a group), int_tile_bytes(kind) long; the tiles of 16 rows follow one another, so
 // that rows are read as one stream. Rows past the last are zero. Lane 4 r + c of a warp owns rows r and r + 8 of a
@@ -19,12 +19,19 @@
 
 namespace ridge {
 
-enum class IntKind : uint8_t { int4_g128, ternary, q4_k, q5_k, q6_k };
+enum class IntKind : uint8_t { int4_g128, ternary, q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl };
 constexpr bool is_brick_kind(IntKind kind) { return kind >= IntKind::q4_k; }
+/// Bricks of super-blocks of 256 columns, or of blocks of 32, four in a row of a brick.
+constexpr bool is_super_block_kind(IntKind kind) { return is_brick_kind(kind) && kind <= IntKind::q6_k; }
+constexpr bool is_block_kind(IntKind kind) { return kind >= IntKind::q8_0; }
+/// Whether weights are scale * code + min, instead of scale * (code - zero).
+constexpr bool has_min(IntKind kind) {
+  return kind == IntKind::q4_k || kind == IntKind::q5_k || kind == IntKind::q4_1 || kind == IntKind::q5_1;
+}
 
 inline constexpr int kIntGroup = 128, kIntTileRows = 16;
 /// Columns of a tile, which share a step of an activation's integers.
-constexpr int int_group(IntKind kind) { return is_brick_kind(kind) ? 256 : kIntGroup; }
+constexpr int int_group(IntKind kind) { return is_super_block_kind(kind) ? 256 : kIntGroup; }
 constexpr int int_tile_bytes(IntKind kind) {
   switch (kind) {
     case IntKind::int4_g128: return 1056;
@@ -32,11 +39,17 @@ constexpr int int_tile_bytes(IntKind kind) {
     case IntKind::q4_k: return 2304;
     case IntKind::q5_k: return 2816;
     case IntKind::q6_k: return 3360;
+    case IntKind::q8_0: return 2176;
+    case IntKind::q4_0: return 1152;
+    case IntKind::q4_1: return 1280;
+    case IntKind::q5_0: return 1408;
+    case IntKind::q5_1: return 1536;
+    case IntKind::iq4_nl: return 1152;
   }
   return 0;
 }
-/// Sub-blocks of a super-block, each with a scale.
-constexpr int int_sub_blocks(IntKind kind) { return kind == IntKind::q6_k ? 16 : 8; }
+/// Scales of a row of a brick.
+constexpr int int_sub_blocks(IntKind kind) { return is_block_kind(kind) ? 4 : kind == IntKind::q6_k ? 16 : 8; }
 
 /// A row-major matrix on the device: Int4G128 blocks, or I2_S blocks with Linear::scale.
 struct IntRows {
