@@ -248,7 +248,8 @@ int run(const RunFlags& flags) {
   const int n_ctx = context_for(flags.context, flags.kv, model);
   const int64_t most = int64_t(prompt.size()) + (flags.n_predict < 0 ? n_ctx : flags.n_predict);
   const KvChoice kv = choice_for(flags.kv, model, int(std::min<int64_t>(n_ctx, most)), flags.quiet());
-  Session session(model, session_options(kv, n_ctx, flags.context.ubatch()));
+  const int n_step = flags.context.ubatch(model.engine());
+  Session session(model, session_options(kv, n_ctx, n_step));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))
     throw_error(ErrorKind::usage,
@@ -258,10 +259,10 @@ int run(const RunFlags& flags) {
                 session.n_past() > 0 ? fmt::format(" with {} of them used", session.n_past()) : "");
   AnswerStructure structure(flags.structure, model);
   const std::unique_ptr<TokenRule> rule = structure.rule(read.answer.value_or(serve::AnswerForm()));
-  const ReadingOptions reading{.n_step = flags.context.ubatch(), .shows_progress = !flags.quiet()};
+  const ReadingOptions reading{.n_step = n_step, .shows_progress = !flags.quiet()};
   generate.rule = rule.get();
   generate.ids = !model.info().has_tokenizer;
-  const ProposerMaker proposers = open_proposers(flags.spec, flags.model, model, {n_ctx, flags.context.ubatch()});
+  const ProposerMaker proposers = open_proposers(flags.spec, flags.model, model, {n_ctx, n_step});
   const std::unique_ptr<Speculation> spec = open_speculation(flags.spec, proposers);
   Speculation* const speculation = spec.get();
   session.speculate(speculation);
@@ -356,7 +357,7 @@ static Action declare_run(CLI::App& app) {
            "reuse the cache that an earlier prompt left in FILE (and FILE.ids), then save this prompt's cache");
   in_group(app, "Generation");
   add_whole(app, "-n,--n-predict", f.n_predict, -1, 1 << 26,
-            "tokens to generate; -1: until an end token or a full context");
+            "most tokens to generate; -1: no limit but an end token or a full context");
   add_repeatable(app, "--stop", f.stop, "TEXT", "end the answer before this text (repeatable)");
   app.add_flag("--ignore-eos", f.ignore_eos, "generate past the end-of-text token");
   in_group(app, "Sampling");
@@ -373,7 +374,7 @@ static Action declare_run(CLI::App& app) {
   add_output_flags(app, f.output, false);
   app.add_flag("--verbose", f.verbose, "more start-up lines: shape, processor, weights, cache by layers, kernels");
   app.add_flag("--bare", f.bare,
-               "print token ids, then a line: numbers of prompt and generated tokens, prefill and decode tok/s");
+               "print token ids, no text; then a line: count of prompt and generated tokens, prefill and decode tok/s");
   return [flags, prompt] {
     flags->has_prompt = prompt->count() > 0;
     return run(*flags);

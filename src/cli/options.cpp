@@ -271,7 +271,7 @@ void add_template_flag(CLI::App& app, ModelFlags& flags) {
 
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--device", flags.device, "NAME",
-           "cpu, cuda[:N], or cuda:N,M,...: tensor parallelism over several GPUs; --pp splits by layers (-dev)");
+           "cpu, cuda[:N], or cuda:N,M,...: tensor parallelism over several GPUs; --pp splits by layers; also -dev");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads,
             "number of threads; 0: all usable processors, or a container's CPU quota if that is lower");
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: " + isa_names());
@@ -279,7 +279,7 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_exact_flag(CLI::App& app, ModelFlags& flags) {
   app.add_flag("--exact", flags.exact,
-               "on a GPU: slower kernels that give the same text with and without draft tokens (at most 3 a pass)");
+               "on a GPU: slower kernels; the text is the same with draft tokens (then at most 3 a pass) and without");
 }
 
 void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {
@@ -326,7 +326,7 @@ void add_rank_flags(CLI::App& app, int* n_stages) {
       ->default_str("1");
   if (n_stages)
     add_whole(app, "--pp", *n_stages, 1, 64,
-              "pipeline stages: layers split over the GPUs of --device or over CPU processes (mpirun -np N*M)")
+              "pipeline stages: layers split over the GPUs of --device, or over CPU processes (mpirun -np TP*PP)")
         ->type_name("M");
   app.add_option("--rank-timeout", "longest wait for another rank; ten times as long while the model is loading")
       ->type_name("SECONDS")
@@ -439,9 +439,13 @@ void add_sampler_flags(CLI::App& app, SamplerOptions& flags, int64_t& seed) {
 void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ctx_help) {
   in_group(app, "Context");
   add_whole(app, "-c,--ctx-size", flags.n_ctx, 0, kMaxTokens, ctx_help);
-  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "upper limit of --ubatch-size");
+  add_whole(app, "-b,--batch-size", flags.n_batch, 1, kMaxTokens, "upper limit of --ubatch-size and of its default");
   add_whole(app, "--ubatch-size", flags.n_ubatch, 0, 65536,
-            "most prompt tokens in one forward pass (-ub); 0: 512, or 2048 for `ridge run` on a GPU");
+            "most prompt tokens in one forward pass; 0: 512 on a CPU, 2048 on a GPU; also -ub");
+}
+
+int ContextFlags::ubatch(const Engine& engine) const {
+  return std::min(n_ubatch > 0 ? n_ubatch : engine.default_ubatch(), n_batch);
 }
 
 int context_for(const ContextFlags& flags, const KvFlags& kv, const Model& model) {
@@ -449,8 +453,8 @@ int context_for(const ContextFlags& flags, const KvFlags& kv, const Model& model
   Engine& engine = model.engine();
   const int trained = model.info().n_ctx_train;
   const KvChoice choice = kv.is_auto() ? KvChoice() : kv.choice();  // f16 takes the most
-  const auto layers = layer_configs(session_options(choice, trained, flags.ubatch()), engine.plan());
-  const int n_step = flags.ubatch() > 0 ? flags.ubatch() : engine.default_ubatch();
+  const int n_step = flags.ubatch(engine);
+  const auto layers = layer_configs(session_options(choice, trained, n_step), engine.plan());
   const int64_t free = engine.backend().free_bytes();
   const int n = context_that_fits(layers, engine.on_device(), trained, n_step, free / 4 * 3);
   static int said = 0;
@@ -515,19 +519,21 @@ void KvFlags::refine(std::vector<KvChoice>& list) const {
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
   in_group(app, "KV cache");
   add_text(app, "--kv-quant", flags.quant, "KV",
-           "cache format, or two as K/V: q8_0/rotor-3; default f16; `ridge info` lists them");
+           "cache format (`ridge info` lists all), two as K/V: q8_0/rotor-3, or auto (see --decision); default f16");
   add_text(app, "--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk); overrides --kv-quant");
   add_text(app, "--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv); overrides --kv-quant");
   add_text(app, "--kv-layers", flags.layers, "LAYERS:KV",
            "other formats for some layers: 0-1,26-27:q8_0/q8_0; ';' separates several");
   add_text(app, "--kv-rotation", flags.rotation, "NAME", "rotation of compressed rows: hadamard, planar, none");
-  add_text(app, "--kv-center", flags.centre, "on|off", "subtract per-channel means before compressing");
+  add_text(app, "--kv-center", flags.centre, "on|off",
+           "subtract the first tokens' mean in each channel; default: on for K of rotor-3, -3s and -4");
   add_text(app, "--kv-scale", flags.scale, "RULE",
            "rule for scales: absmax, norm, lsq or unbiased; each format allows some of them");
-  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens,
-            "newest tokens kept in f16, by default none (rotor formats: 96, kept in 8 bits, i8r)");
+  add_whole(
+      app, "--kv-window", flags.window, 0, kMaxTokens,
+      "newest tokens kept uncoded: rotor-3, -3s, -4: 96, in 8 bits (i8r); other formats: in f16, none by default");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens,
-            "first tokens kept in f16, by default none (rotor formats: 4)");
+            "first tokens kept in f16: 4 by default with rotor-3, -3s and -4, else none");
 }
 
 std::string_view flag_of_field(std::string_view field) { return find_in(kFieldFlags, field); }

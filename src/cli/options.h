@@ -107,7 +107,8 @@ struct ContextFlags {
   int n_ubatch = 0;
 
   /// As SessionOptions has it.
-  int ubatch() const { return std::min(n_ubatch, n_batch); }
+  /// Most tokens of a forward pass of this engine.
+  int ubatch(const Engine& engine) const;
 };
 
 /// --kv-quant, -ctk, -ctv, what refines them, and --kv-layers.

@@ -249,8 +249,8 @@ TEST_F(DeviceMatmulCuda, ForcedKernelsHaveTheirOwnRounding) {
       {"int4_g128", "gemv", "int-1plane", 3}, {"f16", "gemm", "bricks-2planes", 70},
       {"q4_k", "gemm", "bricks-f16", 70},     {"q4_k", "gemv", "bricks-int8", 3},
       {"q5_k", "gemv", "bricks-int8", 1},     {"q6_k", "gemv", "bricks-int8", 4},
-      {"q6_k", "gemv", "bricks-int8", 5},     {"q8_0", "gemv", "bricks-int8", 1},
-      {"q4_0", "gemv", "bricks-int8", 3}};
+      {"q6_k", "gemv", "bricks-int8", 9},     {"q8_0", "gemv", "bricks-int8", 1},
+      {"q4_0", "gemv", "bricks-int8", 7}};
   for (const auto& [format, op, kernel, n] : cases) {
     const BrickRows rows(format, 37, kIn, 2);
     const Linear m = linear_of(rows);
@@ -270,7 +270,7 @@ TEST_F(DeviceMatmulCuda, KQuantsAsIntegersInEveryPlace) {
   const DeviceMatmul parts = make({&mk, &mq, &mv}, {&k_bias, nullptr, nullptr}, false, forced);
   const DeviceMatmul glu = make({&mk, &mk}, {}, true, forced);
   EXPECT_THAT(parts.kernels(1), ElementsAre("bricks-int8", "bricks-int8"));
-  for (const int64_t n : {1, 2, 4}) {
+  for (const int64_t n : {1, 2, 4, 8}) {
     const Floats x = normal_floats(uint64_t(n), n * kIn);
     const std::vector<Floats> y = run(parts, {21, 48, 16}, x, MatmulOutput::add, 2.5f);
     const BrickRows* const rows[] = {&k, &q, &v};

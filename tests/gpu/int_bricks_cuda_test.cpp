@@ -140,7 +140,7 @@ class IntBricksCuda : public OnBricks {
 TEST_F(IntBricksCuda, EveryCodeIsItsValue) {
   // One activation at a time, of 127: its integers are 127 and 0, so only the scales' products are rounded.
   for (const char* format : kFormats)
-    for (const int n_tokens : {1, 2, 4}) {
+    for (const int n_tokens : {1, 2, 4, 8}) {
       const BrickRows rows(format, 33, 512, 1);
       const BrickMatrix w = bricks({&rows});
       const std::vector<double> sizes = product_sizes(rows);
@@ -166,7 +166,7 @@ TEST_F(IntBricksCuda, WithinItsStepsAtEveryBatchAndShape) {
         if (n_in == 896 && (*find_weight_format(format))->group == 256) continue;
         const BrickRows rows(format, n_out, n_in, uint64_t(n_out + n_in));
         const BrickMatrix w = bricks({&rows});
-        for (const int n_tokens : {1, 2, 3, 4, 7, 8})  // more than four are several launches
+        for (const int n_tokens : {1, 2, 3, 4, 5, 8, 9})  // more than eight are several launches
           for (const bool norm : {false, true})
             check({&rows}, w, {.n_tokens = n_tokens, .norm = norm}, uint64_t(n_tokens));
       }
@@ -178,7 +178,7 @@ TEST_F(IntBricksCuda, EveryPrologueAndOutput) {
     const BrickMatrix pair = bricks({&gate, &up_rows}, true), parts = bricks({&gate, &more, &up_rows}),
                       whole_tiles = bricks({&more, &gate});
     for (const bool norm : {false, true})
-      for (const int n_tokens : {1, 2, 4}) {
+      for (const int n_tokens : {1, 2, 4, 6}) {
         for (const IntOutput output : {IntOutput::silu_glu, IntOutput::relu2_glu})
           check({&gate, &up_rows}, pair, {.n_tokens = n_tokens, .norm = norm, .output = output}, 3);
         for (const IntOutput output : {IntOutput::store, IntOutput::add})
@@ -195,12 +195,13 @@ TEST_F(IntBricksCuda, EveryPlan) {
   for (const char* format : kFormats) {
     const BrickRows rows(format, 150, 1280, 8);
     const BrickMatrix w = bricks({&rows});
-    for (const int n_tokens : {1, 2, 3})
+    for (const int n_tokens : {1, 2, 3, 7})
       for (const bool inside : {true, false})
         for (const auto& [most_rows, blocks, warps] :
              {std::array{10, 1, 12}, std::array{10, 4, 3}, std::array{2, 5, 11}, std::array{2, 5, 1},
               std::array{1, 10, 2}}) {
-          const IntPlan plan = {.rows = most_rows,
+          const IntPlan plan = {.tiles_of_8 = n_tokens > 4 ? 2 : 1,
+                                .rows = most_rows,
                                 .blocks = blocks,
                                 .warps = warps,
                                 .depth = warps % 2 == 0 ? 4 : 6,
@@ -267,7 +268,7 @@ TEST_F(IntBricksCuda, OnlyOneTokenRunsSideBySide) {
 
 TEST_F(IntBricksCuda, LongRows) {
   for (const char* format : kFormats)
-    for (const int n_tokens : {1, 4}) {  // four do not fit beside each other
+    for (const int n_tokens : {1, 4, 8}) {  // four do not fit beside each other
       if (gpu::most_shared_bytes() < gpu::kAmpereSharedBytes) GTEST_SKIP() << "not even one fits";
       const BrickRows rows(format, 17, 28672, 3);
       check({&rows}, bricks({&rows}), {.n_tokens = n_tokens, .norm = true}, 11);
@@ -276,7 +277,7 @@ TEST_F(IntBricksCuda, LongRows) {
 
 TEST_F(IntBricksCuda, LargestSumsAreExact) {
   // The largest codes and scales, and activations of one size: sums are near 2^30, of q8_0 2^28.
-  for (const int n_tokens : {1, 4}) {
+  for (const int n_tokens : {1, 4, 8}) {
     BrickRows bytes("q8_0", 16, 512, 3);
     for (size_t i = 0; i < bytes.bytes.size() / sizeof(Q8_0::Block); ++i) {
       Q8_0::Block block;

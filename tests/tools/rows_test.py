@@ -114,7 +114,7 @@ class Crossovers(unittest.TestCase):
         self.assertEqual(speed.verdict([5, 10, 10, 15, 10], [], [8, 9, 9, 10, 5]), 0)
 
     def test_where_a_format_wins(self):
-        for verdicts, words in (([1, 1], "always"), ([1, 0, 1], "always, above the noise"), ([-1, 0], "never"),
+        for verdicts, words in (([1, 1], "always"), ([1, 0, 1], "never slower"), ([-1, 0], "never"),
                                 ([0, 0], "cannot be told"), ([1, 0, -1], "up to depth 1"),
                                 ([-1, 0, 1], "from depth 3"), ([1, -1, 1], "at depth 1, 3")):
             self.assertEqual(speed.where_it_wins("depth", list(enumerate(verdicts, 1))), words)

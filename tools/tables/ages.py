@@ -199,7 +199,7 @@ def summary():
     for where, line in sorted(cards.items(), key=lambda item: -item[1]["rows"]):
         dates = sorted(d for d in line["dates"] if d)
         lines.append([where, len(line["files"]), line["rows"], line["current"], line["trial"], f"{dates[0]} to {dates[-1]}" if dates else "not recorded", line["unchecked"], line["no load"], line["no command"], line["no build"]])
-    return table(["device", "files", "rows", "current rows", "trials", "measured", "unchecked", "without load", "without command", "without build"], lines)
+    return table(["device", "files", "rows", "current rows", "trials", "measured", "unchecked", "load not stored", "command not stored", "build not stored"], lines)
 
 
 TABLES = {"row-age": table_of_rows, "row-summary": summary}

@@ -45,7 +45,7 @@ def service():
         base = [seconds(r) for r in by["f16"]]
         lines.append([*key, *(f"{t:.3f}" for t in times), f"{times[0] / times[1]:.3f}x", f"{max(base) / min(base):.3f}", *(f"{t:.0f}" for t in both(lambda r: r["ttft_ms"]["p50"])),
                       *(f"{t / 1e6:.0f}" for t in both(lambda r: r["kv_bytes_peak"]))])
-    return table(["device", "model", "prompt + answer", "sessions", "seconds a request, f16", "rotor-3", "ratio", "f16 against itself", "TTFT ms (median), f16", "rotor-3",
+    return table(["device", "model", "prompt + answer", "sessions", "median seconds a request, f16", "rotor-3", "ratio", "f16 against itself", "TTFT ms (median), f16", "rotor-3",
                   "peak KV MB, f16", "rotor-3"], lines)
 
 

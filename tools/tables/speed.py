@@ -133,7 +133,7 @@ def where_it_wins(axis, verdicts):
         return f"at {axis} " + ", ".join(str(x) for x, v in decided if v > 0)
     if not decided:
         return "cannot be told"
-    return "never" if decided[0][1] < 0 else "always" if len(decided) == len(verdicts) else "always, above the noise"
+    return "never" if decided[0][1] < 0 else "always" if len(decided) == len(verdicts) else "never slower"
 
 
 def crossovers():
@@ -257,7 +257,7 @@ def models(device):
             times = f" ({r['avg_ts'] / base[d]['avg_ts']:.2f}x)" if r and kv != "f16" and d in base else ""
             cells.append(f"{rate(r['avg_ts'])} ± {r['stddev_ts']:.1f}{times}" if r else "")
         lines.append([where, model_text(name), kv] + cells + [f"{by[max(by)]['pct_of_roof']:.0f}"])
-    return table(["device", "model", "cache", *(f"depth {d}" for d in depths), "% of bandwidth at the greatest depth"], lines)
+    return table(["device", "model", "cache", *(f"depth {d}" for d in depths), "% of bandwidth at the row's greatest depth"], lines)
 
 
 def llama_cpp():
@@ -409,7 +409,7 @@ def batches():
             cells.append(f"{r['speed_tg']:.0f}{times}" if r else "")
         deepest = by[max(by)]
         lines.append([*key, *cells, f"{deepest['speed_pp']:.0f}" if deepest.get("speed_pp") else "", f"{deepest['pct_of_roof']:.0f}"])
-    return table(["device", "model", "tokens of a prompt", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prefill, tok/s", "% of bandwidth at the largest batch"], lines)
+    return table(["device", "model", "cached tokens of a sequence", "cache", *(f"{n} sequence{'s' if n > 1 else ''}" for n in sorted(numbers)), "prefill, tok/s", "% of bandwidth at the largest batch"], lines)
 
 
 STALLS = {"long_scoreboard": "memory", "short_scoreboard": "shared memory", "wait": "the instruction before", "math_pipe_throttle": "a busy pipe",
@@ -455,7 +455,7 @@ def collectives():
         us = {kernel: f"{r['median_us']:.2f}" for kernel, r in cell.items()}
         best = min(cell.values(), key=lambda r: r["median_us"])
         lines.append([where, n, size, *(us.get(kernel, "") for kernel in ("nccl", "one-shot", "two-shot")), f"{best['gb_s']:.1f}", f"{best['pct_of_link']:.0f}"])
-    return table(["device", "GPUs", "bytes", "NCCL us", "one-shot us", "two-shot us", "GB/s of the fastest", "% of the link"], lines)
+    return table(["device", "GPUs", "bytes", "NCCL us", "one-shot us", "two-shot us", "bus GB/s of the fastest (2(n-1)/n bytes over time)", "% of the link"], lines)
 
 
 def way_of(r):
@@ -464,7 +464,7 @@ def way_of(r):
     if r.get("n_ranks"):
         return (2, r["n_ranks"]), f"{r['n_ranks']} processes"
     if r.get("pp"):
-        return (1, n, r["pp"]), f"{n} GPUs in {r['pp']} stages"
+        return (1, n, r["pp"]), f"{n} GPUs, {r['pp']} stages of {n // r['pp']}"
     return (0, n), f"{n} GPU{'s' * (n > 1)}"
 
 

@@ -169,7 +169,7 @@ void check_operands(const IntMatrix& w, const IntCall& call, const IntPlan& plan
 /// Bytes of activations that a kernel before quantises: values, and scales.
 std::array<int64_t, 2> image_bytes(const IntMatrix& w, const IntPlan& plan, int n_tokens, int planes) {
   const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-  return {rounded(int_column_pitch(plan, n_tokens * planes) * w.n_in),
+  return {rounded(int_column_pitch(w.kind, plan, n_tokens * planes) * w.n_in),
           rounded(4 * w.n_groups() * int_scale_pitch(w.kind, plan, n_tokens))};
 }
 
@@ -192,7 +192,8 @@ void run_part(gpu::StreamHandle stream, const IntMatrix& weights, const IntCall&
       std::any_of(call.n_out, call.n_out + call.n_parts - 1, [&](int64_t rows) { return rows % rows_per_tile != 0; });
   IntJob job = {.tiles = weights.tiles,
                 .tokens = {call.x, call.norm_weight, call.norm_eps, n_tokens, call.planes, int(n_groups),
-                           int_column_pitch(plan, columns), int_scale_pitch(weights.kind, plan, n_tokens), call.turn},
+                           int_column_pitch(weights.kind, plan, columns), int_scale_pitch(weights.kind, plan, n_tokens),
+                           call.turn},
                 .at = int_shared(weights.kind, plan, weights.n_in, n_tokens, call.planes),
                 .target = {.row_scale = weights.row_scale,
                            .bias = call.bias,

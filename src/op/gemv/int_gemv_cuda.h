@@ -53,7 +53,7 @@ struct IntCall {
 
 /// How a GEMV is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.
 struct IntPlan {
-  int tiles_of_8 = 1;  ///< columns of the mma in eights: 1, 2, 4 or 8; of bricks 1
+  int tiles_of_8 = 1;  ///< columns of the mma in eights: 1, 2, 4 or 8; of bricks 1 or 2
   int rows = 1;        ///< most tiles of rows of a block
   int blocks = 0;      ///< they share the tiles of rows evenly
   int warps = 8;       ///< per block, at most kIntMostWarps; 0: so many tokens do not fit
@@ -70,7 +70,7 @@ inline constexpr int kIntDepths[] = {4, 6, 8};
 /// Most columns (tokens times planes) of one launch; more tokens are several.
 inline constexpr int kIntColumns = 64;
 /// Most tokens of a GEMV with bricks, and most columns of a row of its weights.
-inline constexpr int kIntBrickTokens = 4;
+inline constexpr int kIntBrickTokens = 8;
 inline constexpr int64_t kIntBrickColumns = 1 << 16;
 
 /// Properties of a device that a plan depends on.

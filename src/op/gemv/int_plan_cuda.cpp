@@ -16,6 +16,9 @@ constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 24;
 constexpr int64_t kShortRow = 32, kMostOfTwo = 512;
 /// From so many slots on a row takes all warps of a block, which then have fewer groups of activations to quantise.
 constexpr int64_t long_row(IntKind kind) { return 8192 / int_group(kind); }
+/// Two eights of columns of bricks (more than four tokens) leave room for so many warps, or half as many tokens run at
+/// a time.
+constexpr int kTokensOfAnEight = 4, kFewestWarpsOfTwoEights = 8;
 /// Bytes of shared memory that the system keeps of each block's, and that a processor has beyond the most of one block.
 constexpr int64_t kSystemBytes = 1024;
 
@@ -59,6 +62,7 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
   while (!fits(plan) && plan.depth > 4) plan.depth -= 2;
   if (is_brick_kind(kind)) {
     while (plan.warps > 0 && !fits(plan)) plan.warps -= 1;
+    if (n_tokens > kTokensOfAnEight && plan.warps < kFewestWarpsOfTwoEights) plan.warps = 0;
     return plan;
   }
   if (plan.tiles_of_8 <= 2 && fits(plan)) return plan;

@@ -18,13 +18,13 @@ inline constexpr int kIntEndTokens = 16;
 /// Slots of each warp in a chunk of activations, and in its ring then.
 inline constexpr int kIntChunkSteps = 4;
 
-/// Columns of a group in an image: those in use, or whole eights where a warp reads several.
-constexpr int int_column_pitch(const IntPlan& plan, int n_columns) {
-  return plan.tiles_of_8 == 1 ? n_columns : (n_columns + 7) / 8 * 8;
+/// Columns of a group in an image: those in use, or whole eights where a warp reads several (of bricks the last again).
+constexpr int int_column_pitch(IntKind kind, const IntPlan& plan, int n_columns) {
+  return plan.tiles_of_8 == 1 || is_brick_kind(kind) ? n_columns : (n_columns + 7) / 8 * 8;
 }
 /// Floats of a group in an image beside the values; of bricks a multiple of 16 bytes.
 constexpr int int_scale_pitch(IntKind kind, const IntPlan& plan, int n_tokens) {
-  return is_brick_kind(kind) ? n_tokens * int_sub_blocks(kind) + 4 : 8 * plan.tiles_of_8;
+  return is_brick_kind(kind) ? n_tokens * int_sub_blocks(kind) + (n_tokens + 3) / 4 * 4 : 8 * plan.tiles_of_8;
 }
 
 /// Bricks of about 2 KB and more.
@@ -57,7 +57,7 @@ constexpr IntShared int_shared(IntKind kind, const IntPlan& plan, int64_t n_in, 
   };
   IntShared s = {};
   take(plan.warps * depth * int_slot_groups(kind) * int_tile_bytes(kind));  // the rings
-  s.values = take(groups * int_column_pitch(plan, n_tokens * planes) * int_group(kind));
+  s.values = take(groups * int_column_pitch(kind, plan, n_tokens * planes) * int_group(kind));
   s.scales = take(groups * int_scale_pitch(kind, plan, n_tokens) * 4);
   s.sums = take((chunks ? plan.warps * kIntEndTokens : int64_t(plan.warps + plan.rows) * n_tokens) * kIntSumPitch * 4);
   const int64_t n_inside = plan.quantize_inside ? n_tokens : 0;

@@ -42,7 +42,7 @@ __device__ void copy_image(const IntImage& from, const IntImage& to, int n_value
   for (int i = thread + n_threads; i < n_scales; i += n_threads) reinterpret_cast<float4*>(to.scales)[i] = scales[i];
 }
 
-/// kColumns: eights of columns; of bricks, the most tokens. kDepth: slots of a ring. kOne: a single token, which every
+/// kColumns: eights of columns; of bricks, the most tokens: 1, 2, 4 or 8. kDepth: slots of a ring. kOne: a single token, which every
 /// block quantises; kColumns is 1.
 template <IntKind kKind, int kColumns, int kDepth, bool kOne>
 __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_kernel(const __grid_constant__ Work w) {
@@ -272,9 +272,9 @@ template <IntKind kKind>
 void launch_bricks(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
   const int n_tokens = w.job.tokens.n_tokens;
   if (n_tokens == 1 && plan.quantize_inside) return launch_depth<kKind, 1, true>(w, plan, stream, overlap);
-  if (n_tokens == 1) return launch_depth<kKind, 1, false>(w, plan, stream, overlap);
-  if (n_tokens == 2) return launch_depth<kKind, 2, false>(w, plan, stream, overlap);
-  launch_depth<kKind, 4, false>(w, plan, stream, overlap);
+  if (n_tokens <= 2) return launch_depth<kKind, 2, false>(w, plan, stream, overlap);
+  if (n_tokens <= 4) return launch_depth<kKind, 4, false>(w, plan, stream, overlap);
+  launch_depth<kKind, 8, false>(w, plan, stream, overlap);
 }
 
 }  // namespace
