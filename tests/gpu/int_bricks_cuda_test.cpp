@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "format/q8_0.h"
 #include "gpu/brick_data.h"
 #include "gpu/graph.h"
 #include "gpu/int_operands.h"
