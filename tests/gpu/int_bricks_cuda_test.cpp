@@ -283,12 +283,13 @@ TEST_F(IntBricksCuda, LargestSumsAreExact) {
     for (size_t i = 0; i < bytes.bytes.size() / sizeof(Q8_0::Block); ++i) {
       Q8_0::Block block;
       std::memset(block.q, i % 2 == 0 ? 0x7F : 0x80, sizeof block.q);
-      block.d = 0x3C00;
+      block.scale = 0x3C00;
       std::memcpy(&bytes.bytes[i * sizeof block], &block, sizeof block);
     }
     Operands ones({.n_tokens = n_tokens}, 512, 16, 2);
     std::fill(ones.x.begin(), ones.x.end(), 127.0f);
-    for (const float y : run(bricks({&bytes}), {.n_tokens = n_tokens}, ones)) ASSERT_EQ(y, -1.0f * 127 * 32 * 8);
+    for (const float y : run(bricks({&bytes}), {.n_tokens = n_tokens}, ones))
+      ASSERT_NEAR(y, -127.0 * 32 * 8, 128.0 * 127 * 512 * 0x1p-21);
     BrickRows rows("q6_k", 16, 512, 3);
     for (size_t i = 0; i < rows.bytes.size() / sizeof(Q6_K::Block); ++i) {
       Q6_K::Block block;
