@@ -61,8 +61,9 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
   spread(device.n_processors);
   while (!fits(plan) && plan.depth > 4) plan.depth -= 2;
   if (is_brick_kind(kind)) {
+    const int wanted = plan.warps;
     while (plan.warps > 0 && !fits(plan)) plan.warps -= 1;
-    if (n_tokens > kTokensOfAnEight && plan.warps < kFewestWarpsOfTwoEights) plan.warps = 0;
+    if (n_tokens > kTokensOfAnEight && plan.warps < std::min(wanted, kFewestWarpsOfTwoEights)) plan.warps = 0;
     return plan;
   }
   if (plan.tiles_of_8 <= 2 && fits(plan)) return plan;
