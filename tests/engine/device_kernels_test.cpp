@@ -41,7 +41,7 @@ TEST(DeviceKernels, LaunchIsAnOptionOfItsOwn) {
 
 TEST(DeviceKernels, ExpertsAreOfModelsThatHaveThem) {
   Weights weights = weights_of("int4_g128", "int4_g128");
-  EXPECT_THAT(refusal(weights, {"experts=ints"}), HasSubstr("no experts of int4_g128"));
+  EXPECT_THAT(refusal(weights, {"experts=ints"}), HasSubstr("no experts of int4_g128, q4_k"));
   ExpertWeights& expert = weights.layers[0].experts.emplace_back();
   expert.gate = expert.up = expert.down = weights.layers[0].q;
   EXPECT_EQ(refusal(weights, {"experts=ints"}), "");

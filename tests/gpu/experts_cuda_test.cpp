@@ -430,6 +430,7 @@ TEST_F(ExpertsCuda, GatedProductsAndSumsAreThoseOfSingleExperts) {
 /// several groups a warp, more tiles than a batch has, heights that are no whole tiles, every rule of a choice.
 TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
   struct Case {
+    const char* name;
     int n_experts;
     ExpertRule rule;
     bool shared, normed;
@@ -437,18 +438,25 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
   };
   const ExpertRule softmax{.n_used = 2, .renormalised = true}, whole{.n_used = 3, .scale = 2},
       groups{.n_used = 4, .renormalised = true, .sigmoid = true, .n_groups = 4, .n_groups_used = 2, .scale = 2.5f};
-  const WeightFormat& format = *find_weight_format("int4_g128").or_throw();
-  for (const auto& [n_experts, rule, shared, normed, d_model, d_ff] :
-       {Case{5, softmax, false, true, 128, 128},
-        {6, whole, true, true, 384, 256},
-        {40, groups, true, false, 256, 384},
-        {3, softmax, true, true, 2304, 128},
-        {2, {.n_used = 1, .renormalised = true}, true, true, 1280, 640},
-        {290, {.n_used = 12, .renormalised = true}, true, true, 128, 128}}) {
+  const Case cases[] = {{"int4_g128", 5, softmax, false, true, 128, 128},
+                        {"int4_g128", 6, whole, true, true, 384, 256},
+                        {"int4_g128", 40, groups, true, false, 256, 384},
+                        {"int4_g128", 3, softmax, true, true, 2304, 128},
+                        {"int4_g128", 2, {.n_used = 1, .renormalised = true}, true, true, 1280, 640},
+                        {"int4_g128", 290, {.n_used = 12, .renormalised = true}, true, true, 128, 128},
+                        {"q4_k", 6, whole, true, true, 768, 512},
+                        {"q4_k", 290, {.n_used = 12, .renormalised = true}, true, true, 256, 256},
+                        {"q5_k", 5, softmax, false, true, 512, 256},
+                        {"q6_k", 3, softmax, true, true, 4608, 256},
+                        {"q6_k", 40, groups, true, false, 256, 512},
+                        {"q8_0", 2, {.n_used = 1, .renormalised = true}, true, true, 1280, 640},
+                        {"q4_0", 6, whole, true, true, 384, 256},
+                        {"q4_0", 3, softmax, true, true, 2304, 128}};
+  for (const auto& [name, n_experts, rule, shared, normed, d_model, d_ff] : cases) {
+    SCOPED_TRACE(name);
     const int n_all = n_experts + shared, n_chosen = rule.n_used + shared;
-    Rng rng(uint64_t(d_model) + 1);
-    std::vector<std::vector<std::byte>> rows;
-    std::vector<std::vector<float>> decoded;
+    std::vector<BrickRows> rows;
+    std::vector<std::vector<double>> sizes;  // of their products
     std::vector<Linear> matrices[3];
     std::vector<const Linear*> of_role[3];
     const std::vector<std::vector<const std::vector<float>*>> no_biases(
@@ -456,14 +464,12 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
     for (int role = 0; role < 3; ++role)
       for (int e = 0; e < n_all; ++e) {
         const int64_t n_out = role < 2 ? d_ff : d_model, n_in = role < 2 ? d_model : d_ff;
-        const auto blocks = random_blocks(format, rng, 1 / std::sqrt(double(n_in)), n_out * n_in);
-        rows.emplace_back(blocks.begin(), blocks.end());
-        format.decode(rows.back().data(), n_out * n_in, decoded.emplace_back(size_t(n_out * n_in)).data());
-        matrices[role].push_back({.format = &format, .n_out = n_out, .n_in = n_in});
+        sizes.push_back(product_sizes(rows.emplace_back(name, n_out, n_in, uint64_t(d_model + n_all * role + e))));
+        matrices[role].push_back({.format = &rows.back().format, .n_out = n_out, .n_in = n_in});
       }
     for (size_t i = 0; i < rows.size(); ++i) {
       Linear& m = matrices[i / size_t(n_all)][i % size_t(n_all)];
-      m.rows = rows[i].data();
+      m.rows = rows[i].bytes.data();
       of_role[i / size_t(n_all)].push_back(&m);
     }
     const std::span all(of_role);
@@ -486,19 +492,24 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
     ASSERT_TRUE(gated.can_choose(c.of, rule) && last.can_choose(c.of, rule));
     const auto x = down(dx.as<float>(), d_model);
     // Of a group an activation is off by half a step, its largest value / 127 / 254, and by the roundings that make it
-    // (x, inverse, step: 3); sums of integers are exact, groups are added in floats.
+    // (x, inverse, step: 3); sums of integers are exact, groups are added in floats. Of a group up to 8 minima are added
+    // and 12 factors and sums rounded, then 4 lanes are added.
     const auto product = [&](int role, int expert, int64_t row, const std::vector<float>& values, double& error) {
       const int64_t n_in = role < 2 ? d_model : d_ff;
-      const float* const w = &decoded[size_t(role * n_all + expert)][size_t(row * n_in)];
+      const auto of = size_t(role * n_all + expert), first = size_t(row * n_in);
+      const float* const w = &rows[of].weights[first];
+      const int64_t columns = rows[of].format.group == 256 ? 256 : 128;
+      const int roundings = rows[of].format.name == "int4_g128" ? 8 : 24;
       double sum = 0;
-      for (int64_t group = 0; group < n_in / 128; ++group) {
+      for (int64_t group = 0; group < n_in / columns; ++group) {
         double top = 0, size = 0, of_weights = 0;
-        for (int64_t k = 128 * group; k < 128 * (group + 1); ++k) {
+        for (int64_t k = columns * group; k < columns * (group + 1); ++k) {
           sum += double(w[k]) * values[size_t(k)];
-          size += std::abs(double(w[k]) * values[size_t(k)]), of_weights += std::abs(w[k]);
+          size += sizes[of][first + size_t(k)] * std::abs(values[size_t(k)]), of_weights += std::abs(w[k]);
           top = std::max(top, double(std::abs(values[size_t(k)])));
         }
-        error += of_weights * top * (0.5 / 127 / 254 + 3 * 0x1p-24) + size * double(n_in / 128 + 8) * 0x1p-24;
+        error +=
+            of_weights * top * (0.5 / 127 / 254 + 3 * 0x1p-24) + size * double(n_in / columns + roundings) * 0x1p-24;
       }
       return sum;
     };

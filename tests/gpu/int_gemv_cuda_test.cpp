@@ -488,7 +488,7 @@ TEST_F(IntGemvCuda, AnyShapeWithAnyPlan) {
     p.blocks = int(random_in(1, n_row_tiles));
     p.rows = int((n_row_tiles + p.blocks - 1) / p.blocks);
     p.warps = int(random_in(1, 16));
-    p.depth = kIntDepths[random_in(0, 2)];
+    p.depth = kIntDepths[random_in(0, 1)];
     p.quantize_inside = random_in(0, 1) && (!ternary || (c.n_tokens == 1 && n_groups <= kTernaryHeld * p.warps));
     if (p.tiles_of_8 > 2 || random_in(0, 2) == 0) {
       const int k_warps = int(random_in(1, 2));

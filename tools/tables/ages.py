@@ -40,7 +40,7 @@ FILES = {  # the first part of a file's name that fits decides
 TRIALS = ("attention-tried", "k-quants", "experts", "packs-tried", "kv-integers", "kv-centre-before", "kv-trellis", "amx-tried", "attention-kernels", "int4-planes")
 ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "cpu_*")
 ONLY_ARM = ("*_neon.cpp", "neon.h", "bytes_neon.h")  # no row was measured there
-ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*")
+ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*", "int_brick_*.h", "int_shared.h", "int_sums.h", "int_tokens.h")
 GPU_HEADERS = ("src/gpu/launch.h", "src/gpu/tensor.h", "src/gpu/dot_mma.h")
 CPU_HEADERS = ("src/op/simd",)
 

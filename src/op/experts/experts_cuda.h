@@ -87,7 +87,7 @@ void device_group_experts(gpu::StreamHandle stream, const ExpertChoice& choice, 
 struct IntExpertsCall;  // int_experts_cuda.h
 
 /// Matrices of one role of all experts, or two roles with the same input (gate and up). Formats in bricks go through
-/// tensor cores with activations in two planes (gemv's "bricks"), few tokens of int4_g128 also as integers
+/// tensor cores with activations in two planes (gemv's "bricks"), few tokens of some formats as integers
 /// (int_experts_cuda.h, int_packs_cuda.h); all others go through rows that are decoded as they come.
 class DeviceExpertMatmul {
  public:

@@ -1,4 +1,4 @@
-// GEMVs of a few tokens, each with its own experts, in bricks of int4_g128, as integers. Blocks: (tiles, tokens); a
+// GEMVs of a few tokens, each with its own experts, in bricks, as integers. Blocks: (tiles, tokens); a
 // token has the bits that it has alone. In gate and up a warp of every block chooses the experts (choice_cuda.h) while
 // the others make integers of x, and one block leaves the choice for the sum. The warps of a block take the groups of
 // a tile of rows in turn, and no block needs another one. Code is short where it runs once: a launch finds none of it
@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "op/experts/choice_cuda.h"
-#include "op/experts/expert_brick_cuda.h"
+#include "op/experts/expert_sums_cuda.h"
 #include "op/experts/int_experts_cuda.h"
 #include "op/gemv/brick_matmul_cuda.h"
 
@@ -14,10 +14,9 @@ namespace ridge {
 namespace {
 
 constexpr int kMostWarps = 16;
-constexpr int kDepth = 6, kShallow = 4;  ///< bricks of a warp on their way from memory, where there is room and else
-constexpr int kBrickBytes = kExpertBrickBytes, kPlanes = 2;
-constexpr int kBatch = 12;                             ///< tiles of rows between two barriers
-constexpr int kImageBytes = kPlanes * kIntGroup + 16;  ///< of a group: int8, then two scales
+/// Bricks of a warp's ring: of int4_g128 kDepth where there is room.
+constexpr int kDepth = 6, kShallow = 4, kOfSuperBlocks = 3;
+constexpr int kBatch = 12;         ///< tiles of rows between two barriers
 constexpr int kTileSums = 16 + 4;  ///< floats of a warp's sums; the warps of an addition meet different banks
 
 /// How far one of equal parts of experts is from another: whole experts, and parts beyond.
@@ -57,9 +56,12 @@ struct Plan {
 /// expert, the last one first: of a shared expert weights are asked for before the wait. The sum reads which experts
 /// there are before its wait: gate and up let it start when they have been left.
 /// kSegments: of choose_by_warp().
-template <bool kSum, int kStages, int kSegments>
+template <IntKind kKind, bool kSum, int kStages, int kSegments>
 __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid_constant__ Plan p) {
-  constexpr int kHeld = kSum ? 3 : 2;  // groups of x that a warp asks for together
+  constexpr int kBrickBytes = int_tile_bytes(kKind), kImageBytes = ExpertImage<kKind>::kBytes;
+  // Groups of x that a warp asks for together.
+  constexpr int kHeld = is_super_block_kind(kKind) ? 1 : kSum ? 3 : 2;
+  constexpr int kAhead = ExpertSums<kKind, kStages>::kAhead;
   __shared__ int32_t experts[kMostUsedExperts + 1];
   __shared__ float squares_of[kMostWarps];
   auto* const shared = gpu::dynamic_shared<uint8_t>();
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   /// Gate and up: whose tile it is, and what number it has there.
   const auto slot_of = [&](int tile) { return p.choice.n_chosen() - 1 - tile / p.n_row_tiles; };
 
-  float4 x[kHeld], norm[kHeld];
+  IntValues<kKind> x[kHeld], norm[kHeld];
   // Expert and weight that a lane has in the sum.
   int expert_of_lane = 0;
   float weight_of_lane = 0;
@@ -87,10 +89,11 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   };
   const auto load_x = [&](int of, int from) {
     // Counts the bricks of a sum through the experts' rows of x, one after another.
-    each_held(of, from, [&](int i, int brick) { x[i] = brick_columns_of(token_x, brick); });
+    each_held(of, from, [&](int i, int brick) { x[i] = ExpertImage<kKind>::load(token_x, brick); });
   };
   const auto load_norm = [&](int of, int from) {
-    if (!kSum && p.norm) each_held(of, from, [&](int i, int brick) { norm[i] = brick_columns_of(p.norm, brick); });
+    if (!kSum && p.norm)
+      each_held(of, from, [&](int i, int brick) { norm[i] = ExpertImage<kKind>::load(p.norm, brick); });
   };
 
   // The ring of a warp, and the brick that comes into it next: all of a tile, then those of the next tile.
@@ -108,9 +111,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     if (!wanted) expert = 0;
     const uint8_t* const from = p.bricks + uint64_t(uint32_t(expert)) * p.expert_bytes +
                                 (uint32_t(fed_tile * p.n_groups + fed_brick) * kBrickBytes + 16 * lane);
-    gpu::copy_async16_if(wanted, to, from);
-    gpu::copy_async16_if(wanted, to + 512, from + 512);
-    gpu::copy_async16_if(wanted && lane < 2, to + 1024, from + 1024);
+#pragma unroll
+    for (int i = 0; i < kBrickBytes; i += 512)
+      gpu::copy_async16_if(wanted && (i + 512 <= kBrickBytes || 16 * lane + i < kBrickBytes), to + i, from + i);
     gpu::copy_commit();
     if (++fed < n_mine) {
       if constexpr (kSum) p.to_next.add_to(fed_slot, fed_brick, p.n_groups, 1);
@@ -132,16 +135,11 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     for (int from = 0; of + from * n_warps < p.n_bricks; from += kHeld) {
       if (from > 0) load_x(of, from), load_norm(of, from);
       each_held(of, from, [&](int i, int) {
-        float4 v = x[i];
+        IntValues<kKind> v = x[i];
         if (!kSum && p.norm) square = add_squares(v, square), v = times(v, norm[i]);
-        uint8_t* const image = images_of(of) + (from + i) * kImageBytes;
-        auto* const steps = reinterpret_cast<float*>(image + kPlanes * kIntGroup);
-        quantize_group<IntKind::int4_g128>(v, 0, kPlanes, image, steps);
-        if constexpr (kSum) {
-          const float weight = __shfl_sync(gpu::kAllLanes, weight_of_lane, slot);
-          if (lane == 0) steps[0] *= weight, steps[1] *= weight;
-          p.to_next.add_to(slot, part, p.n_groups, 1);
-        }
+        const float weight = kSum ? __shfl_sync(gpu::kAllLanes, weight_of_lane, slot) : 1.0f;
+        ExpertImage<kKind>::make(v, images_of(of) + (from + i) * kImageBytes, weight);
+        if constexpr (kSum) p.to_next.add_to(slot, part, p.n_groups, 1);
       });
     }
     if (!kSum && p.norm) {
@@ -154,7 +152,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   int n_fed = 0;
   const auto fill_ring = [&] {
 #pragma unroll 1
-    for (; n_fed < kStages; ++n_fed) feed(ring + n_fed * kBrickBytes);
+    for (; n_fed < kAhead; ++n_fed) feed(ring + n_fed * kBrickBytes);
   };
   if constexpr (kSum) {
     gpu::let_next_grid_start();
@@ -167,7 +165,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
   } else {
     load_norm(warp, 0);
 #pragma unroll 1
-    for (; n_fed < kStages && fed_slot == p.choice.n_used && left > 0; ++n_fed) feed(ring + n_fed * kBrickBytes);
+    for (; n_fed < kAhead && fed_slot == p.choice.n_used && left > 0; ++n_fed) feed(ring + n_fed * kBrickBytes);
     gpu::wait_for_previous_grid();
     float top_score = 0;
     if (chooses) {
@@ -192,9 +190,10 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
       weigh_by_warp(p.choice, p.router, scores, top_score, experts, p.choice.weights + first_chosen);
   }
 
-  // At the end of a batch half a warp adds up the sums of a tile. Columns that no plane has are the last plane again.
+  // At the end of a batch half a warp adds up the sums of a tile.
   auto* const sums_at = reinterpret_cast<float*>(shared + p.sums_at);  // [kBatch][n_warps][kTileSums]
-  const int r = lane / 4, c = lane % 4, column = min(r, kPlanes - 1), row = lane % 16;
+  const int row = lane % 16;
+  ExpertSums<kKind, kStages> sums(lane);
   int ring_at = 0;
   for (int first = 0; first < n_tiles; first += kBatch) {
     const int n_here = min(kBatch, n_tiles - first);
@@ -209,17 +208,11 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
     float* place = place_of(2 * warp + lane / 16);
     float old = kSum && p.add && place ? *place : 0;
     for (int i = 0; i < n_here; ++i) {
-      float sums[4] = {};
+      sums.begin();
       const uint8_t* image = images_of(warp);
 #pragma unroll 1
-      for (int j = 0; j < n_mine; ++j, image += kImageBytes) {
-        const ExpertBrick brick = take_brick<kStages>(ring, ring_at, lane, feed);
-        brick.add_to(sums, image, column, c, *reinterpret_cast<const float2*>(image + kPlanes * kIntGroup));
-      }
-      if (c > 0) continue;
-      float* const mine = sums_at + (i * n_warps + warp) * kTileSums + r;
-      mine[0] = sums[0] + sums[1];
-      mine[8] = sums[2] + sums[3];
+      for (int j = 0; j < n_mine; ++j, image += kImageBytes) sums.add(ring, ring_at, lane, image, feed);
+      sums.store(sums_at + (i * n_warps + warp) * kTileSums, lane);
     }
     __syncthreads();
     float factor = 1;
@@ -259,7 +252,7 @@ Plan make_plan(const BrickMatrix& w, const IntExpertsCall& call, int n_chained) 
          .router = call.router,
          .bricks = w.data.as<uint8_t>(),
          .expert_bytes = uint32_t(w.bytes()),
-         .n_groups = int(w.n_in / kIntGroup),
+         .n_groups = int(w.n_in / w.brick_columns()),
          .n_row_tiles = int(w.n_tiles()),
          .x = call.x,
          .norm = call.norm_weight,
@@ -277,6 +270,7 @@ Plan make_plan(const BrickMatrix& w, const IntExpertsCall& call, int n_chained) 
 
 /// Shared memory of a launch. Little of it lets the grid after start beside this one.
 struct Launch {
+  IntKind kind;
   Plan plan;
   std::span<const std::byte> weights;
   int n_warps, n_tokens;
@@ -284,7 +278,8 @@ struct Launch {
   int stages, shared_bytes;
 
   Launch(const BrickMatrix& w, const IntExpertsCall& call)
-      : plan(make_plan(w, call, w.paired ? 1 : call.choice.n_chosen())),
+      : kind(*find_int_kind(w.format)),
+        plan(make_plan(w, call, w.paired ? 1 : call.choice.n_chosen())),
         weights(w.all_data()),
         n_warps(int(gpu::ceil_div(plan.n_bricks, plan.warp_bricks))),
         n_tokens(int(call.choice.n_tokens)),
@@ -292,8 +287,10 @@ struct Launch {
     plan.to_next = w.paired ? Distance(n_blocks, plan.n_row_tiles) : Distance(n_warps, plan.n_groups);
     // A ring of kDepth leaves no room for the second block of several tokens.
     const bool is_short = plan.warp_bricks * gpu::ceil_div(plan.n_tiles, n_blocks) <= kShallow;
-    lay_out(is_short || n_tokens > 1 ? kShallow : kDepth);
-    if (!fits()) lay_out(kShallow);
+    lay_out(is_super_block_kind(kind)                         ? kOfSuperBlocks
+            : is_short || n_tokens > 1 || is_brick_kind(kind) ? kShallow
+                                                              : kDepth);
+    if (stages == kDepth && !fits()) lay_out(kShallow);
   }
   /// One token's blocks leave room for the grid after; those of several fill the device once, two a multiprocessor.
   static int blocks_of(int n_tiles, int n_warps, int n_tokens) {
@@ -302,17 +299,19 @@ struct Launch {
   }
   void lay_out(int n_stages) {
     stages = n_stages;
-    plan.images_at = n_warps * stages * kBrickBytes;
-    plan.sums_at = plan.images_at + n_warps * plan.warp_bricks * kImageBytes;
+    const int image_bytes = kind == IntKind::int4_g128 ? ExpertImage<IntKind::int4_g128>::kBytes
+                                                       : 2 * int_group(kind) + 4 * (int_sub_blocks(kind) + 4);
+    plan.images_at = n_warps * stages * int_tile_bytes(kind);
+    plan.sums_at = plan.images_at + n_warps * plan.warp_bricks * image_bytes;
     plan.choice_at = plan.sums_at + kBatch * n_warps * kTileSums * 4;
     shared_bytes = plan.choice_at + 4 * warp_choice_floats(plan.choice, plan.router.rule);
   }
   /// Beside what is not dynamic.
   bool fits() const { return shared_bytes + 2048 <= gpu::most_shared_bytes(); }
 
-  template <bool kSum, int kStages, int kSegments>
+  template <IntKind kKind, bool kSum, int kStages, int kSegments>
   void run(gpu::StreamHandle stream, bool overlap) const {
-    const auto kernel = expert_kernel<kSum, kStages, kSegments>;
+    const auto kernel = expert_kernel<kKind, kSum, kStages, kSegments>;
     gpu::allow_shared_bytes("shared memory of integer experts", kernel, size_t(shared_bytes));
     gpu::launch(kSum ? "integer sum of experts" : "integer experts", kernel,
                 {dim3(unsigned(n_blocks), unsigned(n_tokens)), unsigned(32 * n_warps), size_t(shared_bytes), stream,
@@ -321,15 +320,36 @@ struct Launch {
   }
   template <bool kSum, int kSegments>
   void run(gpu::StreamHandle stream, bool overlap) const {
-    if (stages == kDepth) run<kSum, kDepth, kSegments>(stream, overlap);
-    else run<kSum, kShallow, kSegments>(stream, overlap);
+    switch (kind) {
+      case IntKind::q4_k: return run<IntKind::q4_k, kSum, kOfSuperBlocks, kSegments>(stream, overlap);
+      case IntKind::q5_k: return run<IntKind::q5_k, kSum, kOfSuperBlocks, kSegments>(stream, overlap);
+      case IntKind::q6_k: return run<IntKind::q6_k, kSum, kOfSuperBlocks, kSegments>(stream, overlap);
+      case IntKind::q8_0: return run<IntKind::q8_0, kSum, kShallow, kSegments>(stream, overlap);
+      case IntKind::q4_0: return run<IntKind::q4_0, kSum, kShallow, kSegments>(stream, overlap);
+      default: break;
+    }
+    if (stages == kDepth) run<IntKind::int4_g128, kSum, kDepth, kSegments>(stream, overlap);
+    else run<IntKind::int4_g128, kSum, kShallow, kSegments>(stream, overlap);
   }
 };
+
+/// Formats whose experts are multiplied as integers.
+bool has_format(const BrickMatrix& w) {
+  switch (w.format) {
+    case BrickFormat::int4_g128:
+    case BrickFormat::q4_k:
+    case BrickFormat::q5_k:
+    case BrickFormat::q6_k:
+    case BrickFormat::q8_0:
+    case BrickFormat::q4_0: return w.n_in % w.brick_columns() == 0;
+    default: return false;
+  }
+}
 
 }  // namespace
 
 bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const ExpertRule& rule) {
-  return w.format == BrickFormat::int4_g128 && w.n_parts == 1 && w.bytes() <= INT32_MAX &&
+  return has_format(w) && w.n_parts == 1 && w.bytes() <= INT32_MAX &&
          choice.n_chosen() <= 32 &&  // a lane of a warp each
          Launch(w, {.choice = choice, .router = {.rule = rule}}).fits();
 }

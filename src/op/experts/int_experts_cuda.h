@@ -1,5 +1,5 @@
-// GEMVs of one token to four with their experts on a device, int4_g128 times integers: gate and up with the norm in
-// front, which choose the experts from the scores, and the sum over the experts that they chose. Activations are
+// GEMVs of one token to four with their experts on a device, int4_g128, q4_k, q5_k, q6_k, q8_0 and q4_0 times
+// integers: gate and up with the norm in front, which choose the experts from the scores, and the sum over the experts that they chose. Activations are
 // rounded as op/gemv/int_gemv_cuda.h has it, in two planes.
 #pragma once
 
@@ -16,8 +16,8 @@ struct IntExpertsCall {
   /// which the sum reads.
   ExpertChoice choice;
   ExpertRouter router;  ///< how to choose from them
-  /// Gate and up: [n_tokens, n_in]. The sum: [n_tokens, n_chosen, n_in], in order of the experts' number. Aligned to 8
-  /// bytes.
+  /// Gate and up: [n_tokens, n_in]. The sum: [n_tokens, n_chosen, n_in], in order of the experts' number. Aligned to
+  /// 16 bytes.
   const float* x = nullptr;
   const float* norm_weight = nullptr;  ///< of gate and up: [n_in], x is RMS-normalised first. May be null
   float norm_eps = 0;

@@ -96,21 +96,6 @@ void require(bool holds, const char* what) {
 
 bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-std::optional<IntKind> find_int_kind(BrickFormat format) {
-  switch (format) {
-    case BrickFormat::q8_0: return IntKind::q8_0;
-    case BrickFormat::q4_0: return IntKind::q4_0;
-    case BrickFormat::q4_1: return IntKind::q4_1;
-    case BrickFormat::q5_0: return IntKind::q5_0;
-    case BrickFormat::q5_1: return IntKind::q5_1;
-    case BrickFormat::q4_k: return IntKind::q4_k;
-    case BrickFormat::q5_k: return IntKind::q5_k;
-    case BrickFormat::q6_k: return IntKind::q6_k;
-    case BrickFormat::iq4_nl: return IntKind::iq4_nl;
-    default: return std::nullopt;
-  }
-}
-
 /// Weights as a launch reads them, in tiles of their own or in bricks.
 struct IntMatrix {
   IntKind kind;
@@ -285,9 +270,25 @@ bool runs_beside(const BrickMatrix& w) {
   return has_int_gemv(w.format, w.n_in) && plan_of(IntMatrix(w), 1, 2).quantize_inside;
 }
 
+std::optional<IntKind> find_int_kind(BrickFormat format) {
+  switch (format) {
+    case BrickFormat::q8_0: return IntKind::q8_0;
+    case BrickFormat::q4_0: return IntKind::q4_0;
+    case BrickFormat::q4_1: return IntKind::q4_1;
+    case BrickFormat::q5_0: return IntKind::q5_0;
+    case BrickFormat::q5_1: return IntKind::q5_1;
+    case BrickFormat::q4_k: return IntKind::q4_k;
+    case BrickFormat::q5_k: return IntKind::q5_k;
+    case BrickFormat::q6_k: return IntKind::q6_k;
+    case BrickFormat::iq4_nl: return IntKind::iq4_nl;
+    case BrickFormat::int4_g128: return IntKind::int4_g128;
+    default: return std::nullopt;
+  }
+}
+
 bool has_int_gemv(BrickFormat format, int64_t n_in) {
   const std::optional<IntKind> kind = find_int_kind(format);
-  return kind && n_in % int_group(*kind) == 0 && n_in <= kIntBrickColumns;
+  return kind && is_brick_kind(*kind) && n_in % int_group(*kind) == 0 && n_in <= kIntBrickColumns;
 }
 
 int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes) {

@@ -16,6 +16,7 @@
 
 #include <array>
 #include <map>
+#include <optional>
 
 #include "op/gemv/bricks_cuda.h"
 #include "op/gemv/int_weights_cuda.h"
@@ -57,7 +58,8 @@ struct IntPlan {
   int rows = 1;        ///< most tiles of rows of a block
   int blocks = 0;      ///< they share the tiles of rows evenly
   int warps = 8;       ///< per block, at most kIntMostWarps; 0: so many tokens do not fit
-  int depth = 4;       ///< of the stream: KB of a warp on their way from memory, one of kIntDepths; of bricks 4 or 6
+  int depth = 4;       ///< of the stream: KB of a warp on their way from memory, one of kIntDepths; of bricks 4, or
+                       ///< 6 for one token that every block quantises
   /// Each block makes the int8 values it needs; otherwise a kernel before. Of ternary only for one token.
   bool quantize_inside = true;
   /// 0: the stream, for at most 16 columns. Otherwise activations come in chunks, quantised before, and the warps are
@@ -65,7 +67,7 @@ struct IntPlan {
   int row_warps = 0;
 };
 inline constexpr int kIntMostWarps = 16;
-inline constexpr int kIntDepths[] = {4, 6, 8};
+inline constexpr int kIntDepths[] = {4, 6};
 
 /// Most columns (tokens times planes) of one launch; more tokens are several.
 inline constexpr int kIntColumns = 64;
@@ -106,6 +108,8 @@ void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCal
 void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, IntScratch& scratch);
 void device_int_gemv(gpu::StreamHandle stream, const BrickMatrix& w, const IntCall& call, const IntPlan& plan,
                      IntScratch& scratch);
+/// Of int4_g128 too, whose bricks only experts have.
+std::optional<IntKind> find_int_kind(BrickFormat format);
 /// For rows of n_in columns, which are whole groups, at most kIntBrickColumns.
 bool has_int_gemv(BrickFormat format, int64_t n_in);
 /// Whether a call of one token can be the first or the second of two: a launch without a kernel before it.

@@ -7,7 +7,9 @@ namespace ridge {
 namespace {
 
 /// A block has at least so many slots to sum, so that small GEMVs leave processors to their neighbours in time.
-constexpr int least_slots(IntKind kind) { return kind == IntKind::ternary ? 24 : has_large_slots(kind) ? 6 : 12; }
+constexpr int least_slots(IntKind kind) {
+  return kind == IntKind::ternary ? 24 : is_super_block_kind(kind) || kind == IntKind::q8_0 ? 6 : 12;
+}
 /// Most groups of activations that every block quantises for itself, of one token and of several: what more would cost,
 /// a kernel before costs. A super-block counts as two.
 constexpr int64_t kMostInside = 224, kMostInsideOfSeveral = 24;
@@ -47,7 +49,8 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
     plan.blocks = int(ceil_div(n_row_tiles, plan.rows));
     const int64_t steps = ceil_div(plan.rows * row_slots, kIntMostWarps);
     plan.warps = row_slots >= long_row(kind) ? kIntMostWarps : int(ceil_div(plan.rows * row_slots, steps));
-    plan.depth = steps > (has_large_slots(kind) ? 1 : 4) ? 6 : 4;
+    plan.depth = steps > 4 || is_super_block_kind(kind) ? 6 : 4;
+    if (is_brick_kind(kind) && !(n_tokens == 1 && plan.quantize_inside)) plan.depth = 4;
     if (kind == IntKind::ternary && n_groups > kTernaryHeld * plan.warps) plan.quantize_inside = false;
   };
   const int64_t rows = ceil_div(n_row_tiles, device.n_processors), row_groups = n_in / kIntGroup;

@@ -27,10 +27,8 @@ constexpr int int_scale_pitch(IntKind kind, const IntPlan& plan, int n_tokens) {
   return is_brick_kind(kind) ? n_tokens * int_sub_blocks(kind) + (n_tokens + 3) / 4 * 4 : 8 * plan.tiles_of_8;
 }
 
-/// Bricks of about 2 KB and more.
-constexpr bool has_large_slots(IntKind kind) { return int_tile_bytes(kind) > 2048; }
 /// Slots of a warp's ring in the stream. Of bricks one is in use while the others come.
-constexpr int int_ring_slots(IntKind kind, int depth) { return has_large_slots(kind) ? depth / 2 : depth; }
+constexpr int int_ring_slots(IntKind kind, int depth) { return is_super_block_kind(kind) ? depth / 2 : depth; }
 
 /// Offsets in bytes.
 struct IntShared {

@@ -248,14 +248,10 @@ void launch_kernel(const Work& w, const IntPlan& plan, gpu::StreamHandle stream,
 
 template <IntKind kKind, int kColumns, bool kOne>
 void launch_depth(const Work& w, const IntPlan& plan, gpu::StreamHandle stream, bool overlap) {
-  switch (plan.depth) {
-    case 4: return launch_kernel<kKind, kColumns, int_ring_slots(kKind, 4), kOne>(w, plan, stream, overlap);
-    case 6: return launch_kernel<kKind, kColumns, int_ring_slots(kKind, 6), kOne>(w, plan, stream, overlap);
-    case 8:
-      if constexpr (!is_brick_kind(kKind)) return launch_kernel<kKind, kColumns, 8, kOne>(w, plan, stream, overlap);
-      break;
-    default: break;
-  }
+  if (plan.depth == 4) return launch_kernel<kKind, kColumns, int_ring_slots(kKind, 4), kOne>(w, plan, stream, overlap);
+  if constexpr (kOne || !is_brick_kind(kKind))
+    if (plan.depth == 6)
+      return launch_kernel<kKind, kColumns, int_ring_slots(kKind, 6), kOne>(w, plan, stream, overlap);
   throw Error(ErrorKind::failure, "device_int_gemv: no kernel of depth " + std::to_string(plan.depth));
 }
 
