@@ -266,7 +266,7 @@ std::vector<IntPlan> some_plans(int tiles) {
   for (const bool inside : {true, false}) {
     if (tiles > 2) continue;
     plans.push_back({tiles, 10, 1, 16, 4, inside});
-    plans.push_back({tiles, 10, 4, 3, 8, inside});
+    plans.push_back({tiles, 10, 4, 3, 6, inside});
     plans.push_back({tiles, 2, 5, 16, 6, inside});
     plans.push_back({tiles, 2, 5, 1, 4, inside});
   }
