@@ -71,6 +71,23 @@ def k_quants():
             table(["model, depth 0, tok/s", "bricks", "bricks-int8", ""], whole))
 
 
+def integer_bricks():
+    """Matmuls, models and batches by how activations are held: in f16 planes (`bricks`) or as integers."""
+    cells, models = {}, {}
+    for r in stored("checks/k-quants-blocks-cuda"):
+        if "median_us" in r and "weight_format" in r:
+            cells.setdefault((f"{r['n_out']}x{r['n_in']}", r["n_tokens"]), {})[r["weight_format"], r["kernel"]] = r["median_us"]
+            continue
+        model, kind = r["model_filename"].removeprefix("synth:").removesuffix("@shared=1").split("@weights=")
+        way = "bricks" if "gemv=bricks" in r["kernels"].split() or "experts=bricks" in r["kernels"].split() else "bricks-int8"
+        models.setdefault((model, kind, r.get("n_seq", 1)), {})[way] = r["avg_ts"] if "avg_ts" in r else r["speed_tg"]
+    kinds = list(dict.fromkeys(kind for by in cells.values() for kind, _ in by))
+    lines = [[shape, n] + [f"{by[kind, 'bricks']:.1f}, {by[kind, 'bricks-int8']:.1f}" for kind in kinds] for (shape, n), by in cells.items()]
+    whole = [[f"{model} {kind}", n, f"{by['bricks']:.0f}", f"{by['bricks-int8']:.0f}", f"{by['bricks-int8'] / by['bricks']:.2f}x"] for (model, kind, n), by in models.items()]
+    return (table(["shape", "tokens", f"{kinds[0]} us: bricks, bricks-int8", *kinds[1:]], lines) + [""] +
+            table(["model", "sequences", "bricks, tok/s", "bricks-int8, tok/s", ""], whole))
+
+
 def products():
     """A line a problem and state of its buffers; a column a kernel, microseconds."""
     problems, columns = {}, []
@@ -188,7 +205,7 @@ TABLES = {
     "amx-tried-cpu": amx,
     "attention-tried-cuda": attention,
     "packs-tried-cuda": packs,
-    "k-quants-cuda": k_quants,
+    "k-quants-cuda": k_quants, "k-quants-blocks-cuda": integer_bricks,
     "experts-cuda": experts,
     "baselines-cuda": products,
     "baseline-attention-cuda": baseline_attention,
