@@ -21,8 +21,6 @@ import shlex
 import statistics
 import sys
 
-import torch
-
 SHAPES = ((1536, 1536), (8960, 1536), (1536, 8960), (28672, 4096), (4096, 14336), (57344, 8192), (8192, 28672))
 HEADS = ((20, 5), (64, 8), (12, 2))
 KEYS = (512, 1024, 4096, 8192, 16384, 32768, 131072)
@@ -139,6 +137,16 @@ def main():
     parser.add_argument("--marlin")
     parser.add_argument("--marlin-commit", default="unknown")
     flags = parser.parse_args()
+    unknown = set(flags.libraries.split(",")) - {"cublas", "cudnn", "flashinfer", "marlin"}
+    if unknown:
+        sys.exit(f"error: --libraries: unknown: {', '.join(sorted(unknown))} (cublas, cudnn, flashinfer, marlin)")
+    global torch
+    try:
+        import torch
+    except ImportError:
+        sys.exit("error: PyTorch is not installed (pip install torch)")
+    if not torch.cuda.is_available():
+        sys.exit("error: PyTorch finds no NVIDIA GPU")
     torch.manual_seed(1)
     for name in flags.libraries.split(","):
         build = {"cublas": f"torch {torch.__version__}, CUDA {torch.version.cuda}",

@@ -492,8 +492,8 @@ TEST_F(ExpertsCuda, IntegerProductsChooseAndAreWithinTheirRounding) {
     ASSERT_TRUE(gated.can_choose(c.of, rule) && last.can_choose(c.of, rule));
     const auto x = down(dx.as<float>(), d_model);
     // Of a group an activation is off by half a step, its largest value / 127 / 254, and by the roundings that make it
-    // (x, inverse, step: 3); sums of integers are exact, groups are added in floats. Of a group up to 8 minima are added
-    // and 12 factors and sums rounded, then 4 lanes are added.
+    // (x, inverse, step: 3); sums of integers are exact, groups are added in floats. Of a group up to 8 minima are
+    // added and 12 factors and sums rounded, then 4 lanes are added.
     const auto product = [&](int role, int expert, int64_t row, const std::vector<float>& values, double& error) {
       const int64_t n_in = role < 2 ? d_model : d_ff;
       const auto of = size_t(role * n_all + expert), first = size_t(row * n_in);

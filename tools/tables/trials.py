@@ -79,7 +79,7 @@ def integer_bricks():
             cells.setdefault((f"{r['n_out']}x{r['n_in']}", r["n_tokens"]), {})[r["weight_format"], r["kernel"]] = r["median_us"]
             continue
         model, kind = r["model_filename"].removeprefix("synth:").removesuffix("@shared=1").split("@weights=")
-        way = "bricks" if "gemv=bricks" in r["kernels"].split() or "experts=bricks" in r["kernels"].split() else "bricks-int8"
+        way = "bricks" if re.search("gemv=bricks( |$)|experts=bricks", r["kernels"]) else "bricks-int8"
         models.setdefault((model, kind, r.get("n_seq", 1)), {})[way] = r["avg_ts"] if "avg_ts" in r else r["speed_tg"]
     kinds = list(dict.fromkeys(kind for by in cells.values() for kind, _ in by))
     lines = [[shape, n] + [f"{by[kind, 'bricks']:.1f}, {by[kind, 'bricks-int8']:.1f}" for kind in kinds] for (shape, n), by in cells.items()]

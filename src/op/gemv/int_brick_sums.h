@@ -1,5 +1,5 @@
-// Device code: matmuls of a brick (16 rows, a super-block of 256 columns or four blocks of 32) and up to eight tokens in
-// two planes of int8, for int_stream_cuda.cu.
+// Device code: matmuls of a brick (16 rows, a super-block of 256 columns or four blocks of 32) and up to eight tokens
+// in two planes of int8, for int_stream_cuda.cu.
 //
 // A brick has four units: the chunks of 64 columns of a super-block, or the blocks of 32. Eight columns of the mma are
 // four tokens, two planes each. Fewer than four tokens leave columns empty. There kShare = 4 / kTokens units share a
@@ -149,8 +149,8 @@ requires(is_super_block_kind(kKind)) struct Sums<kKind, kTokens> : BrickSums<kKi
     sums[0] += d[0] * scale, sums[1] += d[1] * scale;
   }
 
-  /// d[eight][sum] += chunks first .. first + kShare - 1, whose activations are zero where the lane's column has another
-  /// chunk.
+  /// d[eight][sum] += chunks first .. first + kShare - 1, whose activations are zero where the lane's column has
+  /// another chunk.
   __device__ void multiply(int (&d)[kEights][kSums][4], const uint8_t* brick, const uint8_t* values, int first,
                            int lane) const {
 #pragma unroll

@@ -52,8 +52,8 @@ __device__ inline uint32_t pack_int8(int a, int b, int c, int d) {
 struct Octet {
   float4 first, second;
 };
-/// Values of a group that a lane has: four columns from 4 lane on; of blocks columns 2 (lane % 4) + 0, 8, 1 and 9 of step
-/// lane / 4, a step being 16 columns.
+/// Values of a group that a lane has: four columns from 4 lane on; of blocks columns 2 (lane % 4) + 0, 8, 1 and 9 of
+/// step lane / 4, a step being 16 columns.
 template <IntKind kKind>
 using IntValues = std::conditional_t<is_super_block_kind(kKind), Octet, float4>;
 
