@@ -374,7 +374,7 @@ static Action declare_run(CLI::App& app) {
   add_output_flags(app, f.output, false);
   app.add_flag("--verbose", f.verbose, "more start-up lines: shape, processor, weights, cache by layers, kernels");
   app.add_flag("--bare", f.bare,
-               "print token ids, no text; then a line: count of prompt and generated tokens, prefill and decode tok/s");
+               "print token ids, no text; then a line: numbers of prompt and new tokens, prefill and decode tok/s");
   return [flags, prompt] {
     flags->has_prompt = prompt->count() > 0;
     return run(*flags);

@@ -271,7 +271,7 @@ void add_template_flag(CLI::App& app, ModelFlags& flags) {
 
 void add_place_flags(CLI::App& app, ModelFlags& flags) {
   add_text(app, "--device", flags.device, "NAME",
-           "cpu, cuda[:N], or cuda:N,M,...: tensor parallelism over several GPUs; --pp splits by layers; also -dev");
+           "cpu, cuda[:N], or cuda:N,M,...: tensor parallelism over GPUs; --pp splits by layers; also -dev");
   add_whole(app, "-t,--threads", flags.n_threads, 0, kMaxThreads,
             "number of threads; 0: all usable processors, or a container's CPU quota if that is lower");
   add_text(app, "--isa", flags.isa, "NAME", "highest instruction set to use: " + isa_names());
@@ -279,7 +279,7 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_exact_flag(CLI::App& app, ModelFlags& flags) {
   app.add_flag("--exact", flags.exact,
-               "on a GPU: slower kernels; the text is the same with draft tokens (then at most 3 a pass) and without");
+               "on a GPU: slower kernels; the same text with draft tokens (then at most 3 a pass) and without");
 }
 
 void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {
@@ -519,7 +519,7 @@ void KvFlags::refine(std::vector<KvChoice>& list) const {
 void add_kv_flags(CLI::App& app, KvFlags& flags) {
   in_group(app, "KV cache");
   add_text(app, "--kv-quant", flags.quant, "KV",
-           "cache format (`ridge info` lists all), two as K/V: q8_0/rotor-3, or auto (see --decision); default f16");
+           "cache format (`ridge info` lists all), K/V pair such as q8_0/rotor-3, or auto; default f16");
   add_text(app, "--cache-type-k", flags.type_k, "FORMAT", "format of K (-ctk); overrides --kv-quant");
   add_text(app, "--cache-type-v", flags.type_v, "FORMAT", "format of V (-ctv); overrides --kv-quant");
   add_text(app, "--kv-layers", flags.layers, "LAYERS:KV",
@@ -531,7 +531,7 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
            "rule for scales: absmax, norm, lsq or unbiased; each format allows some of them");
   add_whole(
       app, "--kv-window", flags.window, 0, kMaxTokens,
-      "newest tokens kept uncoded: rotor-3, -3s, -4: 96, in 8 bits (i8r); other formats: in f16, none by default");
+      "newest tokens kept uncoded: 96 in 8 bits (rotor-3, -3s, -4), else in f16 and by default none");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens,
             "first tokens kept in f16: 4 by default with rotor-3, -3s and -4, else none");
 }
