@@ -529,9 +529,8 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
            "subtract the first tokens' mean in each channel; default: on for K of rotor-3, -3s and -4");
   add_text(app, "--kv-scale", flags.scale, "RULE",
            "rule for scales: absmax, norm, lsq or unbiased; each format allows some of them");
-  add_whole(
-      app, "--kv-window", flags.window, 0, kMaxTokens,
-      "newest tokens kept uncoded: 96 in 8 bits (rotor-3, -3s, -4), else in f16 and by default none");
+  add_whole(app, "--kv-window", flags.window, 0, kMaxTokens,
+            "newest tokens kept uncoded: 96 in 8 bits (rotor-3, -3s, -4), else in f16 and by default none");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens,
             "first tokens kept in f16: 4 by default with rotor-3, -3s and -4, else none");
 }
