@@ -74,6 +74,7 @@ static Action declare_profile(CLI::App& app) {
   add_whole(app, "--seconds", f.params.max_seconds, 1, 3600, "stop recording after this time");
   add_whole(app, "--seed", f.params.seed, 0, INT64_MAX, "seed of tokens and cache rows");
   add_text(app, "--trace", f.trace, "FILE", "write the median step for chrome://tracing or ui.perfetto.dev");
+  add_off_flag(app, "--no-check", f.params.check, "do not compare with the reference kernels; the row says so");
   app.add_flag("--counters", f.params.counters,
                "instructions, cycles and cache misses of each part, where the CPU has them");
   add_output_flags(app, f.output, true);

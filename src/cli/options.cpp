@@ -279,7 +279,7 @@ void add_place_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_exact_flag(CLI::App& app, ModelFlags& flags) {
   app.add_flag("--exact", flags.exact,
-               "on a GPU: slower kernels; the same text with draft tokens (then at most 3 a pass) and without");
+               "on a GPU: draft tokens do not change the text (slower kernels; at most 3 draft tokens a pass)");
 }
 
 void add_moe_gib_flags(CLI::App& app, ModelFlags& flags) {
@@ -530,7 +530,7 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
   add_text(app, "--kv-scale", flags.scale, "RULE",
            "rule for scales: absmax, norm, lsq or unbiased; each format allows some of them");
   add_whole(app, "--kv-window", flags.window, 0, kMaxTokens,
-            "newest tokens kept uncoded: 96 in 8 bits (rotor-3, -3s, -4), else in f16 and by default none");
+            "newest tokens kept uncoded; default: 96, as int8 (rotor-3, -3s, -4), or 0 (other formats: as f16)");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens,
             "first tokens kept in f16: 4 by default with rotor-3, -3s and -4, else none");
 }

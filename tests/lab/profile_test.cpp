@@ -207,6 +207,25 @@ TEST(Profile, AModelsPartsHaveItsBytesAndFillTheStep) {
   for (const Row& part : row["parts"]) share += part["share"].get<double>();
   EXPECT_NEAR(share, 1, 1e-9);
   EXPECT_THAT(profile_markdown(*p), HasSubstr("| the step |"));
+  EXPECT_TRUE(p->check.passed);
+  EXPECT_EQ(row["checked"], true);
+  EXPECT_LT(row["check_error"].get<double>(), row["check_bound"].get<double>());
+}
+
+TEST(Profile, AModelThatFailsItsCheckHasNoTimes) {
+  ProfileParams params;
+  params.model = "synth:tiny@weights=q4_0";
+  params.check_bound = 0;
+  try {
+    run_profile(params, {});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::gate);
+    EXPECT_THAT(e.what(), HasSubstr("no times are given"));
+  }
+  params.check = false;
+  params.n_steps = 4;
+  EXPECT_EQ(profile_columns().fields(*run_profile(params, {}))["checked"], false);
 }
 
 TEST(Profile, APromptsChunkRunsGemm) {

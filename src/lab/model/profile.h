@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/kv_choice.h"
+#include "lab/model/bench_check.h"
 #include "lab/rows/columns.h"
 #include "lab/rows/run_hooks.h"
 #include "op/trace.h"
@@ -87,7 +88,9 @@ struct ProfileParams {
   int n_steps = 32;
   double max_seconds = 30;
   uint64_t seed = 42;
-  bool counters = false;  ///< of the processor, in the recorded steps; CPU only
+  bool counters = false;              ///< of the processor, in the recorded steps; CPU only
+  bool check = true;                  ///< blocks of the model against the reference kernels, before anything is timed
+  std::optional<double> check_bound;  ///< as BenchReference::compare() takes it
 };
 
 struct Profile {
@@ -100,6 +103,7 @@ struct Profile {
   Attribution attribution;
   double untraced_us = 0;       ///< median of steps without a record
   int64_t step_read_bytes = 0;  ///< declared for a decode step: weights and cache
+  BenchCheck check;
   ProfiledStep example;         ///< the median step
   bool counted = false;         ///< parts have counters
   std::string why_not_counted;  ///< when they were asked for
@@ -109,7 +113,8 @@ struct Profile {
 
 using ProfileHooks = RunHooks;
 
-/// Nothing when `stop` said so. Throws as Model::load and Session do; no_device where kernels cannot be timed.
+/// Nothing when `stop` said so. Throws as Model::load and Session do; no_device where kernels cannot be timed; gate where
+/// the check failed.
 std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHooks& hooks);
 
 Columns<Profile> profile_columns();

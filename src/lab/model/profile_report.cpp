@@ -123,6 +123,9 @@ Columns<Profile> profile_columns() {
       {"roof_float_gop_s", "Gop/s", "ceiling of floats", [](auto& p) { return positive(p.ceilings.float_gop_s); }},
       {"last_level_cache_bytes", "bytes", "of the device", [](auto& p) { return p.ceilings.cache_bytes; }},
       {"pct_of_roof", "%", "of memory bandwidth", [](auto& p) { return percent(step_gb_s(p), p.ceilings.read_gb_s); }},
+      {"checked", "-", "the check passed", [](auto& p) { return p.check.done && p.check.passed; }},
+      {"check_error", "NMSE", "largest for its bound", [](auto& p) { return only(p.check.done, p.check.nmse); }},
+      {"check_bound", "NMSE", "of that error", [](auto& p) { return only(p.check.done, p.check.bound); }},
       {"counted", "-", "parts have counters of the processor", &Profile::counted},
       {"parts", "-", "a list, see below",
        [](auto& p) {

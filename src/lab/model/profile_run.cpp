@@ -180,6 +180,16 @@ std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHoo
   if (hooks.stop()) return std::nullopt;
   status("loading " + params.model);
   const Model model = Model::load(params.model, params.load);
+  if (params.check) {
+    status("the check against the reference kernels");
+    BenchReference reference(params.model);
+    profile.check =
+        reference.compare(model, {.kv = params.kv, .depth = params.n_depth}, params.seed, params.check_bound);
+    if (!profile.check.passed)
+      throw_error(ErrorKind::gate, "check failed: NMSE {:.3g} over the bound {:.3g} ({}); no times are given for it",
+                  profile.check.nmse, profile.check.bound, profile.check.what);
+    if (hooks.stop()) return std::nullopt;
+  }
   profile.model = model.info();
   profile.kv = kv_text(params.kv);
   profile.n_depth = params.n_depth;
