@@ -38,7 +38,7 @@ KvChoice SpecFlags::cache() const {
 void add_spec_flags(CLI::App& app, SpecFlags& flags) {
   in_group(app, "Speculation");
   add_text(app, "--spec-type", flags.type, "TYPE",
-           "source of draft tokens: none, lookup, draft, mtp; on a CPU they change no text (see --spec-sampling)")
+           "source of draft tokens: none, lookup, draft, mtp; on a CPU the text stays (see --spec-sampling)")
       ->transform([](const std::string& type) { return type == "draft-mtp" ? std::string("mtp") : type; });
   add_whole(app, "--spec-depth", flags.depth, 1, kMaxSpecDepth,
             "most draft tokens in a forward pass; fewer are used where that is faster (--spec-draft-n-max)");
