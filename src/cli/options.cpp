@@ -530,7 +530,7 @@ void add_kv_flags(CLI::App& app, KvFlags& flags) {
   add_text(app, "--kv-scale", flags.scale, "RULE",
            "rule for scales: absmax, norm, lsq or unbiased; each format allows some of them");
   add_whole(app, "--kv-window", flags.window, 0, kMaxTokens,
-            "newest tokens kept uncoded; default: 96, as int8 (rotor-3, -3s, -4), or 0 (other formats: as f16)");
+            "newest tokens kept uncoded: in int8 with rotor-3, -3s, -4 (default 96), else in f16 (default 0)");
   add_whole(app, "--kv-sinks", flags.sinks, 0, kMaxTokens,
             "first tokens kept in f16: 4 by default with rotor-3, -3s and -4, else none");
 }

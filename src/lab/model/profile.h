@@ -113,8 +113,8 @@ struct Profile {
 
 using ProfileHooks = RunHooks;
 
-/// Nothing when `stop` said so. Throws as Model::load and Session do; no_device where kernels cannot be timed; gate where
-/// the check failed.
+/// Nothing when `stop` said so. Throws as Model::load and Session do; no_device where kernels cannot be timed; gate
+/// where the check failed.
 std::optional<Profile> run_profile(const ProfileParams& params, const ProfileHooks& hooks);
 
 Columns<Profile> profile_columns();
