@@ -41,7 +41,7 @@ AutoChoice choose_by_record(const Model& model, const std::filesystem::path& whe
 
 void add_decision_flag(CLI::App& app, KvFlags& flags) {
   add_text(app, "--decision", flags.decision, "PATH",
-           "with --kv-quant auto: record of `ridge decide` or its folder; default: ., then ~/.local/share/ridge")
+           "with --kv-quant auto: record of `ridge decide` or a folder; default: ., then ~/.local/share/ridge")
       ->default_str("");
 }
 void add_decision_flag(CLI::App& app, std::string& decision) {
