@@ -8,6 +8,7 @@
 #include "gpu/brick_data.h"
 #include "gpu/graph.h"
 #include "gpu/int_operands.h"
+#include "op/device_linear.h"
 #include "ridge/error.h"
 
 namespace ridge {
@@ -385,6 +386,18 @@ TEST_F(IntBricksCuda, PlansFitEveryShapeInUse) {
           ASSERT_TRUE(n_tokens > 1 && n_tokens * n_in > 57344) << n_out << " x " << n_in;
         }
       }
+}
+
+TEST_F(IntBricksCuda, TheTableNamesTheFormatsThatTheyServe) {
+  const auto variants = device_linear_variants();
+  const auto row = std::ranges::find(variants, "bricks-int8", &DeviceLinearVariant::name);
+  ASSERT_NE(row, variants.end());
+  for (const WeightFormat& format : weight_formats())
+    for (const int64_t n_in : {64, 128, 256, 65536, 65792}) {
+      const auto bricks = find_brick_format(format.name);
+      const DeviceLinearProblem problem{{.format = &format, .n_out = 16, .n_in = n_in}, 1};
+      EXPECT_EQ(row->supports(problem).ok, bricks && has_int_gemv(*bricks, n_in)) << format.name << " " << n_in;
+    }
 }
 
 TEST_F(IntBricksCuda, RefusesOperandsThatDoNotFit) {
