@@ -8,6 +8,7 @@
 #include "base/interrupt.h"
 #include "base/limits.h"
 #include "cases/damaged_model.h"
+#include "cli/options.h"
 #include "cli/run_program.h"
 #include "engine/engine.h"
 #include "engine/kv_options.h"
@@ -143,6 +144,18 @@ TEST(Disk, APromptCacheThatCannotBeWrittenCostsNoAnswer) {
   const Outcome state = under(full, run + " --json --save-state " + file);
   EXPECT_EQ(state.code, 1) << "what was asked for is not there";
   EXPECT_THAT(state.out, HasSubstr("\"text\"")) << "the answer is";
+}
+
+TEST(ContextFlags, ABatchSizeLimitsTheDefaultToo) {
+  const Model model = Model::load("synth:tiny");
+  cli::ContextFlags flags;
+  EXPECT_EQ(flags.ubatch(model.engine()), 512);
+  flags.n_batch = 256;
+  EXPECT_EQ(flags.ubatch(model.engine()), 256);
+  flags.n_ubatch = 64;
+  EXPECT_EQ(flags.ubatch(model.engine()), 64);
+  flags.n_ubatch = 300;
+  EXPECT_EQ(flags.ubatch(model.engine()), 256);
 }
 
 TEST(InterruptDeathTest, OneThatComesAfterTheWorkSaysSo) {
