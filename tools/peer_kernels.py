@@ -137,9 +137,11 @@ def main():
     parser.add_argument("--marlin")
     parser.add_argument("--marlin-commit", default="unknown")
     flags = parser.parse_args()
-    unknown = set(flags.libraries.split(",")) - {"cublas", "cudnn", "flashinfer", "marlin"}
+    libraries = {"cublas": cublas, "cudnn": cudnn, "flashinfer": flashinfer, "marlin": lambda: marlin(flags.marlin)}
+    names = flags.libraries.split(",")
+    unknown = set(names) - set(libraries)
     if unknown:
-        sys.exit(f"error: --libraries: unknown: {', '.join(sorted(unknown))} (cublas, cudnn, flashinfer, marlin)")
+        sys.exit(f"error: --libraries: unknown: {', '.join(sorted(unknown))} ({', '.join(libraries)})")
     global torch
     try:
         import torch
@@ -148,7 +150,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("error: PyTorch finds no NVIDIA GPU")
     torch.manual_seed(1)
-    for name in flags.libraries.split(","):
+    for name in names:
         build = {"cublas": f"torch {torch.__version__}, CUDA {torch.version.cuda}",
                  "cudnn": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}",
                  "marlin": f"IST-DASLab/marlin {flags.marlin_commit}"}.get(name)
@@ -156,7 +158,7 @@ def main():
             if name == "flashinfer":
                 import flashinfer as library
                 build = f"flashinfer {library.__version__}, torch {torch.__version__}"
-            for row, us, error in {"cublas": cublas, "cudnn": cudnn, "flashinfer": flashinfer, "marlin": lambda: marlin(flags.marlin)}[name]():
+            for row, us, error in libraries[name]():
                 if not error < 3e-3:
                     print(f"{name}: {row} is off by {error:.1e}: no row", file=sys.stderr)
                     continue

@@ -42,7 +42,7 @@ int ChatFlags::n_ctx(const Model& of) const { return context_for(context, kv, of
 chat::SpeakerOptions ChatFlags::speaker(const Model& of) const {
   chat::SpeakerOptions options{.kv = choice_for(kv, of, n_ctx(of), output.quiet),
                                .n_ctx = n_ctx(of),
-                               .n_ubatch = context.ubatch(of.engine()),
+                               .n_ubatch = context.ubatch(of.engine().default_ubatch()),
                                .shows_progress = !output.quiet,
                                .generate = {.max_tokens = n_predict, .sampler = sampler}};
   options.generate.sampler.seed = uint64_t(seed);
@@ -55,8 +55,8 @@ int run_conversation(const ChatFlags& flags) {
   const Model model = load_model(flags.model);
   const chat::ChatModel chat(model, flags.model.chat_template);
   chat.check();
-  const ProposerMaker proposers =
-      open_proposers(flags.spec, flags.model, model, {flags.n_ctx(model), flags.context.ubatch(model.engine())});
+  const ProposerMaker proposers = open_proposers(
+      flags.spec, flags.model, model, {flags.n_ctx(model), flags.context.ubatch(model.engine().default_ubatch())});
   const std::unique_ptr<Speculation> speculation = open_speculation(flags.spec, proposers);
   AnswerStructure structure(flags.structure, model);
   chat::ConversationOptions options{.speaker = flags.speaker(model),

@@ -248,7 +248,7 @@ int run(const RunFlags& flags) {
   const int n_ctx = context_for(flags.context, flags.kv, model);
   const int64_t most = int64_t(prompt.size()) + (flags.n_predict < 0 ? n_ctx : flags.n_predict);
   const KvChoice kv = choice_for(flags.kv, model, int(std::min<int64_t>(n_ctx, most)), flags.quiet());
-  const int n_step = flags.context.ubatch(model.engine());
+  const int n_step = flags.context.ubatch(model.engine().default_ubatch());
   Session session(model, session_options(kv, n_ctx, n_step));
   if (!flags.load_state.empty()) session.restore(flags.load_state);
   if (prompt.size() >= size_t(n_ctx - session.n_past()))

@@ -83,7 +83,7 @@ lab::EvalOptions eval_options(const TextFlags& flags) {
   lab::EvalOptions options;
   options.n_ctx = flags.context.n_ctx == 0 ? kDefaultContext : flags.context.n_ctx;
   options.max_chunks = flags.chunks;
-  if (flags.context.n_ubatch > 0) options.n_ubatch = std::min(flags.context.n_ubatch, flags.context.n_batch);
+  options.n_ubatch = flags.context.ubatch(options.n_ubatch);
   options.path = parse_eval_path(flags.path);
   options.device = flags.model.device;
   return options;

@@ -444,16 +444,12 @@ void add_context_flags(CLI::App& app, ContextFlags& flags, const std::string& ct
             "most prompt tokens in one forward pass; 0: 512 on a CPU, 2048 on a GPU; also -ub");
 }
 
-int ContextFlags::ubatch(const Engine& engine) const {
-  return std::min(n_ubatch > 0 ? n_ubatch : engine.default_ubatch(), n_batch);
-}
-
 int context_for(const ContextFlags& flags, const KvFlags& kv, const Model& model) {
   if (flags.n_ctx > 0) return flags.n_ctx;
   Engine& engine = model.engine();
   const int trained = model.info().n_ctx_train;
   const KvChoice choice = kv.is_auto() ? KvChoice() : kv.choice();  // f16 takes the most
-  const int n_step = flags.ubatch(engine);
+  const int n_step = flags.ubatch(engine.default_ubatch());
   const auto layers = layer_configs(session_options(choice, trained, n_step), engine.plan());
   const int64_t free = engine.backend().free_bytes();
   const int n = context_that_fits(layers, engine.on_device(), trained, n_step, free / 4 * 3);

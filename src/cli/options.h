@@ -106,9 +106,8 @@ struct ContextFlags {
   int n_batch = 2048;
   int n_ubatch = 0;
 
-  /// As SessionOptions has it.
-  /// Most tokens of a forward pass of this engine.
-  int ubatch(const Engine& engine) const;
+  /// Most tokens of a forward pass, of which an engine or a command has a default.
+  int ubatch(int by_default) const { return std::min(n_ubatch > 0 ? n_ubatch : by_default, n_batch); }
 };
 
 /// --kv-quant, -ctk, -ctv, what refines them, and --kv-layers.

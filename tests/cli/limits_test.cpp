@@ -149,13 +149,13 @@ TEST(Disk, APromptCacheThatCannotBeWrittenCostsNoAnswer) {
 TEST(ContextFlags, ABatchSizeLimitsTheDefaultToo) {
   const Model model = Model::load("synth:tiny");
   cli::ContextFlags flags;
-  EXPECT_EQ(flags.ubatch(model.engine()), 512);
+  EXPECT_EQ(flags.ubatch(model.engine().default_ubatch()), 512);
   flags.n_batch = 256;
-  EXPECT_EQ(flags.ubatch(model.engine()), 256);
+  EXPECT_EQ(flags.ubatch(model.engine().default_ubatch()), 256);
   flags.n_ubatch = 64;
-  EXPECT_EQ(flags.ubatch(model.engine()), 64);
+  EXPECT_EQ(flags.ubatch(model.engine().default_ubatch()), 64);
   flags.n_ubatch = 300;
-  EXPECT_EQ(flags.ubatch(model.engine()), 256);
+  EXPECT_EQ(flags.ubatch(model.engine().default_ubatch()), 256);
 }
 
 TEST(InterruptDeathTest, OneThatComesAfterTheWorkSaysSo) {
