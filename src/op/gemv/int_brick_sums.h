@@ -63,9 +63,9 @@ class BrickSums {
   __device__ static float by(int half) { return half == 0 ? 1.0f : 1.0f / Bytes::kLower; }
   /// Whether the lane's column has activations of this unit.
   __device__ bool has_unit(int unit) const { return kShare == 1 || unit % kShare == column_unit_; }
-  /// The first of units `first` .. first + kShare - 1 that is this lane's.
+  /// This lane's one of units `first` .. first + kShare - 1.
   __device__ static int own_unit(int first, int lane) { return first + (kShare == 1 ? 0 : lane % 4 / kTokens); }
-  /// Sums of x of an eight's token, from unit `unit` on.
+  /// Sums of x of a unit, of the lane's token of an eight.
   __device__ const float* sums_of_x(const float* scales, int eight, int unit) const {
     return scales + token_[eight] * kScales + unit * (kScales / 4);
   }
