@@ -175,6 +175,10 @@ void DeviceMatmul::plan_scratch(const MatmulCall& call, PlannedScratch& scratch)
   const int64_t n = call.n_tokens;
   const bool apart = glu_ && groups_.size() > 1;
   if (apart) scratch.up.ensure(n * n_out_[1]);
+  const auto ensure_ints = [&](const IntScratchBytes& bytes) {
+    scratch.ints.ensure<std::byte>(bytes.data);
+    scratch.counters.ensure<std::byte>(bytes.counters);
+  };
   for (const Group& g : groups_) {
     if (g.order_bytes > 0) scratch.sorted.ensure((n + (call.norm_weight ? 1 : 0)) * n_in_);
     switch (g.few->packing) {
@@ -183,23 +187,15 @@ void DeviceMatmul::plan_scratch(const MatmulCall& call, PlannedScratch& scratch)
         if (!apart && call.output == MatmulOutput::add) scratch.up.ensure(n * n_out_[size_t(g.first)]);
         break;
       case DevicePacking::bricks: {
-        if (runs_int_bricks(g, n)) {
-          scratch.ints.ensure<std::byte>(int_gemv_scratch_bytes(g.bricks, n));
-          break;
-        }
+        if (g.few->plane_bits == 8) ensure_ints(int_gemv_scratch_bytes(g.bricks, std::min(n, kFewTokens)));
+        if (runs_int_bricks(g, n)) break;
         const BrickCall c{.n_tokens = std::min(n, most_brick_tokens(g.bricks)), .norm_weight = call.norm_weight};
         scratch.bricks.ensure<std::byte>(scratch_bytes(g.bricks, c, g.kernel(n).planes));
         break;
       }
       case DevicePacking::ints:
-        if (n > kFewTokens) {
-          const IntGemmScratch of = int_gemm_scratch_bytes(g.ints, n);
-          scratch.ints.ensure<std::byte>(of.data);
-          scratch.counters.ensure<std::byte>(of.counters);
-          break;
-        }
-        scratch.ints.ensure<std::byte>(
-            int_gemv_scratch_bytes(g.ints, std::min<int64_t>(n, kIntColumns / g.kernel(n).planes), g.kernel(n).planes));
+        ensure_ints(int_gemv_scratch_bytes(g.ints, std::min(n, kFewTokens), g.few->planes));
+        if (n > kFewTokens) ensure_ints(int_gemm_scratch_bytes(g.ints, n));
         break;
     }
   }
@@ -266,7 +262,7 @@ void DeviceMatmul::run(gpu::StreamHandle stream, const Group& g, const MatmulCal
 }
 
 bool DeviceMatmul::runs_int_bricks(const Group& g, int64_t n_tokens) {
-  return g.few->packing == DevicePacking::bricks && g.few->plane_bits == 8 && n_tokens <= kIntBrickTokens;
+  return g.few->packing == DevicePacking::bricks && g.few->plane_bits == 8 && n_tokens <= kFewTokens;
 }
 
 void DeviceMatmul::run_bricks(gpu::StreamHandle stream, const Group& g, const MatmulCall& call,

@@ -106,7 +106,7 @@ Support supports_int8(const OpProblem& p, const OpDevice&) {
   const auto format = find_brick_format(p.weights->name);
   if (!format || !has_int_gemv(*format, p.n_in))
     return {false, "reads rows of whole bricks of the k-quants and of blocks of 32"};
-  if (p.n_tokens > kIntBrickTokens) return {false, fmt::format("serves up to {} tokens", kIntBrickTokens)};
+  if (p.n_tokens > kFewTokens) return {false, fmt::format("serves up to {} tokens", kFewTokens)};
   return {};
 }
 

@@ -409,7 +409,7 @@ IntArea choose_area(const IntWeights& w, int64_t n_tokens, int64_t blocks) {
 }
 
 template <IntKind kKind, class S>
-IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
+IntScratchBytes scratch_of(const IntWeights& w, int64_t n_tokens) {
   const areas::Plan p = areas::plan_areas<StepsOf<kKind>, S>(nullptr, w.n_row_tiles(), w.n_groups(), n_tokens);
   const int n_blocks = int(std::min<int64_t>(gpu::multiprocessors(), p.n_areas * w.n_groups()));
   return {areas::slot_bytes<S>(n_blocks) + areas::x_bytes<StepsOf<kKind>, S>(p) + 4 * n_tokens, 4 * int64_t(p.n_areas)};
@@ -433,7 +433,7 @@ auto with_shape(IntArea area, const Function& f) {
 }
 
 template <IntKind kKind>
-IntGemmScratch scratch_of(const IntWeights& w, int64_t n_tokens) {
+IntScratchBytes scratch_of(const IntWeights& w, int64_t n_tokens) {
   return with_shape<kKind>(choose_area(w, n_tokens, gpu::multiprocessors()),
                            [&](auto shape, auto) { return scratch_of<kKind, decltype(shape)>(w, n_tokens); });
 }
@@ -448,7 +448,7 @@ void launch_matmul(gpu::StreamHandle stream, const IntWeights& w, const IntGemmC
 
 }  // namespace
 
-IntGemmScratch int_gemm_scratch_bytes(const IntWeights& w, int64_t n_tokens) {
+IntScratchBytes int_gemm_scratch_bytes(const IntWeights& w, int64_t n_tokens) {
   if (w.n_out == 0 || n_tokens == 0) return {};
   return w.kind == IntKind::ternary ? scratch_of<IntKind::ternary>(w, n_tokens)
                                     : scratch_of<IntKind::int4_g128>(w, n_tokens);

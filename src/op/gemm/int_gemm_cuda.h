@@ -33,11 +33,8 @@ struct IntGemmCall {
   bool overlap = false;  ///< programmatic dependent launch
 };
 
-/// Bytes of IntScratch that a GEMM with IntArea::any takes on this device.
-struct IntGemmScratch {
-  int64_t data = 0, counters = 0;
-};
-IntGemmScratch int_gemm_scratch_bytes(const IntWeights& w, int64_t n_tokens);
+/// What a GEMM with IntArea::any takes on this device.
+IntScratchBytes int_gemm_scratch_bytes(const IntWeights& w, int64_t n_tokens);
 
 /// Queues two launches, x in the order of fragments and the GEMM. Throws Error(failure) for operands that do not fit
 /// together. A block asks for nearly all shared memory that Hopper has; Error on devices with less.

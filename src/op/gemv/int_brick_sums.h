@@ -56,7 +56,7 @@ class BrickSums {
 
  protected:
   using Bytes = BrickBytes<kKind>;
-  static constexpr int kEights = kTokens == 8 ? 2 : 1, kShare = kTokens < 4 ? 4 / kTokens : 1;
+  static constexpr int kEights = kTokens > 4 ? kTokens / 4 : 1, kShare = kTokens < 4 ? 4 / kTokens : 1;
   static constexpr int kScales = int_sub_blocks(kKind);
 
   /// What sums of rows r (half 0) and r + 8 are too large by, inverse.

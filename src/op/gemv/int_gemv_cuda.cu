@@ -141,22 +141,31 @@ void check_operands(const IntMatrix& w, const IntCall& call, const IntPlan& plan
     require(has_int_gemv(w.bricks->format, w.n_in), "bricks of another format, too long or with part of a brick");
     require(call.n_parts == w.bricks->n_parts && std::equal(call.n_out, call.n_out + call.n_parts, w.bricks->n_out),
             "parts that are not the bricks'");
-    require(plan.row_warps == 0, "bricks in chunks");
   }
   require(aligned16(call.x) && aligned16(call.norm_weight), "x or the norm's weight is not aligned to 16 bytes");
   require(w.n_in <= int64_t(1) << 17, "rows so long that integer sums could overflow");
   require(plan.warps >= 1 && plan.warps <= kIntMostWarps && plan.blocks >= 1 && plan.blocks <= w.n_row_tiles &&
               plan.rows * int64_t(plan.blocks) >= w.n_row_tiles,
           "the plan");
-  require(plan.row_warps == 0 || (plan.warps % plan.row_warps == 0 && !plan.quantize_inside), "the plan with chunks");
+  require(plan.split == 1 || (plan.split > 1 && plan.split <= int_row_slots(w.kind, w.n_groups()) &&
+                              !plan.quantize_inside && (w.kind != IntKind::ternary || plan.tiles_of_8 > 1)),
+          "the plan's parts of the columns");
 }
 
-/// Bytes of activations that a kernel before quantises: values, and scales.
-std::array<int64_t, 2> image_bytes(const IntMatrix& w, const IntPlan& plan, int n_tokens, int planes) {
-  const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-  return {rounded(int_column_pitch(w.kind, plan, n_tokens * planes) * w.n_in),
-          rounded(4 * w.n_groups() * int_scale_pitch(w.kind, plan, n_tokens))};
-}
+/// Where what a launch keeps in IntScratch::data begins: activations that a kernel before quantises (values from 0 on,
+/// scales, factors), and sums of parts of rows.
+struct ScratchPlaces {
+  int64_t scales = 0, factors = 0, sums = 0, end = 0;
+
+  ScratchPlaces(const IntMatrix& w, const IntPlan& plan, int n_tokens, int planes) {
+    const auto rounded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+    if (plan.quantize_inside) return;
+    scales = rounded(int_column_pitch(w.kind, plan, n_tokens * planes) * w.n_in);
+    factors = scales + rounded(4 * w.n_groups() * int_scale_pitch(w.kind, plan, n_tokens));
+    sums = factors + rounded(4 * n_tokens);
+    end = sums + (plan.split > 1 ? 4 * w.n_row_tiles * plan.split * n_tokens * kIntTileRows : 0);
+  }
+};
 
 /// At most kIntColumns columns.
 void run_part(gpu::StreamHandle stream, const IntMatrix& weights, const IntCall& call, const IntPlan& plan,
@@ -197,14 +206,16 @@ void run_part(gpu::StreamHandle stream, const IntMatrix& weights, const IntCall&
     end = (joins ? end : target.first_row[target.n_parts - 1]) + int(call.n_out[i]);
   }
   if (!plan.quantize_inside) {
-    const auto [value_bytes, scale_bytes] = image_bytes(weights, plan, n_tokens, call.planes);
-    auto* const data = scratch.data.ensure<uint8_t>(value_bytes + scale_bytes + 4 * n_tokens);
-    job.image = {data, reinterpret_cast<float*>(data + value_bytes),
-                 reinterpret_cast<float*>(data + value_bytes + scale_bytes)};
+    const ScratchPlaces at(weights, plan, n_tokens, call.planes);
+    auto* const data = scratch.data.ensure<uint8_t>(at.end);
+    job.image = {data, reinterpret_cast<float*>(data + at.scales), reinterpret_cast<float*>(data + at.factors)};
+    if (plan.split > 1) {
+      job.part_sums = data + at.sums;
+      job.arrivals = scratch.counters.ensure<unsigned>(plan.blocks);
+    }
     launch_quantize(weights.kind, job, stream, call.overlap);
   }
-  if (plan.row_warps > 0) launch_int_chunks(weights.kind, job, plan, stream);
-  else launch_int_stream(weights.kind, job, plan, stream, call.overlap || !plan.quantize_inside);
+  launch_int_stream(weights.kind, job, plan, stream, call.overlap || !plan.quantize_inside);
 }
 
 IntDevice this_device() {
@@ -255,13 +266,17 @@ void run_planned(gpu::StreamHandle stream, const IntMatrix& w, const IntCall& ca
   in_parts(w, w.most_tokens(call.planes), call, [&](const IntCall& part) { run(part, run); });
 }
 
-int64_t scratch_bytes(const IntMatrix& w, int n_tokens, int planes) {
-  if (w.n_out == 0) return 0;
-  const IntPlan plan = plan_of(w, n_tokens, planes);
-  if (plan.warps == 0 && n_tokens > 1) return scratch_bytes(w, (n_tokens + 1) / 2, planes);
-  if (plan.quantize_inside) return 0;
-  const auto [values, scales] = image_bytes(w, plan, n_tokens, planes);
-  return values + scales + 4 * n_tokens;
+IntScratchBytes scratch_bytes(const IntMatrix& w, int n_tokens, int planes) {
+  IntScratchBytes most;
+  if (w.n_out == 0) return most;
+  const IntDevice device = this_device();
+  for (int n = 1; n <= std::min(n_tokens, w.most_tokens(planes)); ++n) {
+    const IntPlan plan = plan_int_gemv(w.kind, w.n_row_tiles, w.n_in, n, planes, device);
+    if (plan.warps == 0) continue;  // halves are
+    most.data = std::max(most.data, ScratchPlaces(w, plan, n, planes).end);
+    if (plan.split > 1) most.counters = std::max(most.counters, int64_t(sizeof(unsigned)) * plan.blocks);
+  }
+  return most;
 }
 
 }  // namespace
@@ -291,10 +306,10 @@ bool has_int_gemv(BrickFormat format, int64_t n_in) {
   return kind && is_brick_kind(*kind) && n_in % int_group(*kind) == 0 && n_in <= kIntBrickColumns;
 }
 
-int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes) {
+IntScratchBytes int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes) {
   return scratch_bytes(IntMatrix(w), int(n_tokens), planes);
 }
-int64_t int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens) {
+IntScratchBytes int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens) {
   return scratch_bytes(IntMatrix(w), int(n_tokens), 2);
 }
 

@@ -54,17 +54,17 @@ struct IntCall {
 
 /// How a GEMV is spread over the device. plan_int_gemv() chooses; measurements and tests may choose otherwise.
 struct IntPlan {
-  int tiles_of_8 = 1;  ///< columns of the mma in eights: 1, 2, 4 or 8; of bricks 1 or 2
+  int tiles_of_8 = 1;  ///< columns of the mma in eights: 1, 2, 4 or 8; of bricks 1, 2 or 4
   int rows = 1;        ///< most tiles of rows of a block
-  int blocks = 0;      ///< they share the tiles of rows evenly
+  int blocks = 0;      ///< they share the tiles of rows evenly; of each part of the columns as many
   int warps = 8;       ///< per block, at most kIntMostWarps; 0: so many tokens do not fit
-  int depth = 4;       ///< of the stream: KB of a warp on their way from memory, one of kIntDepths; of bricks 4, or
-                       ///< 6 for one token that every block quantises
+  int depth = 4;       ///< KB of a warp on their way from memory, one of kIntDepths; of bricks 4, or 6 for one token
+                       ///< that every block quantises
   /// Each block makes the int8 values it needs; otherwise a kernel before. Of ternary only for one token.
   bool quantize_inside = true;
-  /// 0: the stream, for at most 16 columns. Otherwise activations come in chunks, quantised before, and the warps are
-  /// so many times some that take turns at a row.
-  int row_warps = 0;
+  /// Parts of the columns, each of blocks of its own; more than one only of activations that a kernel before quantises,
+  /// and of ternary only with two eights of columns and more.
+  int split = 1;
 };
 inline constexpr int kIntMostWarps = 16;
 inline constexpr int kIntDepths[] = {4, 6};
@@ -72,7 +72,7 @@ inline constexpr int kIntDepths[] = {4, 6};
 /// Most columns (tokens times planes) of one launch; more tokens are several.
 inline constexpr int kIntColumns = 64;
 /// Most tokens of a GEMV with bricks, and most columns of a row of its weights.
-inline constexpr int kIntBrickTokens = 8;
+inline constexpr int kIntBrickTokens = 16;
 inline constexpr int64_t kIntBrickColumns = 1 << 16;
 
 /// Properties of a device that a plan depends on.
@@ -93,13 +93,17 @@ int64_t int_gemv_shared_bytes(IntKind kind, const IntPlan& plan, int64_t n_in, i
 /// under the recording.
 struct IntScratch {
   gpu::Buffer data;
-  gpu::Buffer counters;  ///< zero between launches; GEMMs use them
+  gpu::Buffer counters;  ///< zero between launches
   /// Plans made so far, by kind, tiles of rows, n_in, tokens and planes.
   std::map<std::array<int64_t, 5>, IntPlan> plans;
 };
 
-/// Bytes of IntScratch::data that such a GEMV of at most kIntColumns columns takes on this device.
-int64_t int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes);
+/// Bytes of an IntScratch.
+struct IntScratchBytes {
+  int64_t data = 0, counters = 0;
+};
+/// What such GEMVs of at most n_tokens tokens take on this device.
+IntScratchBytes int_gemv_scratch_bytes(const IntWeights& w, int64_t n_tokens, int planes);
 
 /// Queues the matmul of `w` and call.x. Throws Error(failure) for operands that do not fit together.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, IntScratch& scratch);
@@ -114,7 +118,7 @@ std::optional<IntKind> find_int_kind(BrickFormat format);
 bool has_int_gemv(BrickFormat format, int64_t n_in);
 /// Whether a call of one token can be the first or the second of two: a launch without a kernel before it.
 bool runs_beside(const BrickMatrix& w);
-int64_t int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens);
+IntScratchBytes int_gemv_scratch_bytes(const BrickMatrix& w, int64_t n_tokens);
 /// Queues the matmul of `w` with a plan for min(n_tokens, kIntColumns / planes) tokens.
 void device_int_gemv(gpu::StreamHandle stream, const IntWeights& w, const IntCall& call, const IntPlan& plan,
                      IntScratch& scratch);

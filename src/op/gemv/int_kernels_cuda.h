@@ -1,4 +1,4 @@
-// The two kernels of integer GEMVs.
+// The kernel of integer GEMVs.
 #pragma once
 
 #include "op/gemv/int_sums.h"
@@ -22,12 +22,8 @@ struct IntShares {
   __device__ int count(int share) const { return each + (share < longer); }
 };
 
-/// Few columns: a block has the activations of whole rows, and every warp reads one stretch of the weights from
-/// beginning to end. By a plan without row_warps.
+/// A block has the activations of whole rows, or of one part of them (IntPlan::split), and every warp reads one stretch
+/// of the weights.
 void launch_int_stream(IntKind kind, const IntJob& job, const IntPlan& plan, gpu::StreamHandle stream, bool overlap);
-
-/// Many columns: activations, made by a kernel before this one, pass through a block in chunks. By a plan with
-/// row_warps.
-void launch_int_chunks(IntKind kind, const IntJob& job, const IntPlan& plan, gpu::StreamHandle stream);
 
 }  // namespace ridge

@@ -48,6 +48,8 @@ struct IntJob {
   IntImage image;  // in device memory; values are null when every block makes its own
   IntShared at;
   IntTarget target;
+  void* part_sums;     // [n_row_tiles][parts of a row][n_tokens][kIntTileRows], float or int32; of one part null
+  unsigned* arrivals;  // [blocks of one part], zero between launches
 
   std::span<const std::byte> weights(IntKind kind) const {
     return {reinterpret_cast<const std::byte*>(tiles),
@@ -194,13 +196,6 @@ struct Sums<IntKind::ternary, kTiles> {
 };
 
 // --- The end of a tile ---
-
-/// Tokens of a row that half a warp ends at a time, where there are many: an end is a chain of loads from shared
-/// memory.
-inline constexpr int kIntEnds = 4;
-
-/// Number b such that 2^b kIntEnds tokens (1, 2 or 4 times kIntEnds) hold n_tokens, which are up to 16.
-__device__ inline int quad_bits_of(int n_tokens) { return n_tokens > 2 * kIntEnds ? 2 : n_tokens > kIntEnds; }
 
 /// Values in device memory that an output needs besides its sum; asked for before the sum is made.
 struct Ends {
