@@ -1,8 +1,10 @@
 #include "engine/device_kernels.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
+#include "op/experts/int_formats.h"
 #include "op/kernel_tables.h"
 
 namespace ridge {
@@ -33,18 +35,18 @@ DeviceOptions parse_device_kernels(std::span<const std::string> kernels) {
 
 void check_device_kernels(const Weights& weights, const ForcedKernels& forced) {
   std::set<std::string> used;
-  constexpr std::string_view kIntExperts[] = {"int4_g128", "q4_k", "q5_k", "q6_k", "q8_0", "q4_0"};
   bool has_int_experts = false;
   for_each_matrix(weights, [&](const Linear& m, std::string_view name) {
-    has_int_experts = has_int_experts || (name.starts_with("expert ") &&
-                                          std::ranges::find(kIntExperts, m.format->name) != std::end(kIntExperts));
+    has_int_experts =
+        has_int_experts || (name.starts_with("expert ") &&
+                            std::ranges::find(kIntExpertFormats, m.format->name) != std::end(kIntExpertFormats));
     // op/experts: kernels of their own, for every format
     if (name == "router" || name.starts_with("expert ") || name == "k_b" || name == "v_b") return;
     for (const int64_t n_tokens : {int64_t(1), kFewTokens + 1}) used.insert(chosen_kernel(m, name, n_tokens, forced));
   });
   if (const auto at = forced.find("experts"); at != forced.end() && !has_int_experts)
     throw_wrong_field("kernels", "kernel experts={}: the model has no experts of {}, others have one kernel",
-                      at->second, fmt::join(kIntExperts, ", "));
+                      at->second, fmt::join(kIntExpertFormats, ", "));
   for (const auto& [op, names] : forced)
     for (const DeviceLinearVariant& row : device_linear_variants())
       if (op != "experts" && is_allowed(forced, op, row.name) && !used.contains(fmt::format("{}={}", op, row.name)))

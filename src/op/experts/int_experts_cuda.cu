@@ -138,7 +138,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) expert_kernel(const __grid
         IntValues<kKind> v = x[i];
         if (!kSum && p.norm) square = add_squares(v, square), v = times(v, norm[i]);
         const float weight = kSum ? __shfl_sync(gpu::kAllLanes, weight_of_lane, slot) : 1.0f;
-        ExpertImage<kKind>::make(v, images_of(of) + (from + i) * kImageBytes, weight);
+        uint8_t* const image = images_of(of) + (from + i) * kImageBytes;
+        ExpertImage<kKind>::make(v, 0, image);
+        ExpertImage<kKind>::weigh(image, weight);
         if constexpr (kSum) p.to_next.add_to(slot, part, p.n_groups, 1);
       });
     }
@@ -299,8 +301,8 @@ struct Launch {
   }
   void lay_out(int n_stages) {
     stages = n_stages;
-    const int image_bytes = kind == IntKind::int4_g128 ? ExpertImage<IntKind::int4_g128>::kBytes
-                                                       : 2 * int_group(kind) + 4 * (int_sub_blocks(kind) + 4);
+    int image_bytes = 0;
+    with_expert_kind(kind, [&](auto k) { image_bytes = ExpertImage<k()>::kBytes; });
     plan.images_at = n_warps * stages * int_tile_bytes(kind);
     plan.sums_at = plan.images_at + n_warps * plan.warp_bricks * image_bytes;
     plan.choice_at = plan.sums_at + kBatch * n_warps * kTileSums * 4;
@@ -320,37 +322,19 @@ struct Launch {
   }
   template <bool kSum, int kSegments>
   void run(gpu::StreamHandle stream, bool overlap) const {
-    switch (kind) {
-      case IntKind::q4_k: return run<IntKind::q4_k, kSum, kOfSuperBlocks, kSegments>(stream, overlap);
-      case IntKind::q5_k: return run<IntKind::q5_k, kSum, kOfSuperBlocks, kSegments>(stream, overlap);
-      case IntKind::q6_k: return run<IntKind::q6_k, kSum, kOfSuperBlocks, kSegments>(stream, overlap);
-      case IntKind::q8_0: return run<IntKind::q8_0, kSum, kShallow, kSegments>(stream, overlap);
-      case IntKind::q4_0: return run<IntKind::q4_0, kSum, kShallow, kSegments>(stream, overlap);
-      default: break;
-    }
-    if (stages == kDepth) run<IntKind::int4_g128, kSum, kDepth, kSegments>(stream, overlap);
-    else run<IntKind::int4_g128, kSum, kShallow, kSegments>(stream, overlap);
+    with_expert_kind(kind, [&](auto k) {
+      if constexpr (is_super_block_kind(k())) return run<k(), kSum, kOfSuperBlocks, kSegments>(stream, overlap);
+      if constexpr (k() == IntKind::int4_g128)
+        if (stages == kDepth) return run<k(), kSum, kDepth, kSegments>(stream, overlap);
+      if constexpr (!is_super_block_kind(k())) run<k(), kSum, kShallow, kSegments>(stream, overlap);
+    });
   }
 };
-
-/// Formats whose experts are multiplied as integers.
-bool has_format(const BrickMatrix& w) {
-  switch (w.format) {
-    case BrickFormat::int4_g128:
-    case BrickFormat::q4_k:
-    case BrickFormat::q5_k:
-    case BrickFormat::q6_k:
-    case BrickFormat::q8_0:
-    case BrickFormat::q4_0: return w.n_in % w.brick_columns() == 0;
-    default: return false;
-  }
-}
 
 }  // namespace
 
 bool has_int_experts(const BrickMatrix& w, const ExpertChoice& choice, const ExpertRule& rule) {
-  return has_format(w) && w.n_parts == 1 && w.bytes() <= INT32_MAX &&
-         choice.n_chosen() <= 32 &&  // a lane of a warp each
+  return is_int_expert(w) && w.bytes() <= INT32_MAX && choice.n_chosen() <= 32 &&  // a lane of a warp each
          Launch(w, {.choice = choice, .router = {.rule = rule}}).fits();
 }
 

@@ -1,4 +1,4 @@
-// GEMVs of one token to four with their experts on a device, int4_g128, q4_k, q5_k, q6_k, q8_0 and q4_0 times
+// GEMVs of one token to four with their experts on a device, weights of int_formats.h times
 // integers: gate and up with the norm in front, which choose the experts from the scores, and the sum over the experts
 // that they chose. Activations are rounded as op/gemv/int_gemv_cuda.h has it, in two planes.
 #pragma once

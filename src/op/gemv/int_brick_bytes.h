@@ -41,19 +41,23 @@ struct FiveBitBytes {
   }
 };
 
+/// Codes as the f16 matmul of the brick loads them.
+template <class Brick>
+struct LoadedCodes {
+  typename Brick::Codes codes;
+
+  __device__ void load(const uint8_t* brick, int chunk, int lane) { codes = Brick::load(brick, chunk, lane); }
+};
+
 template <>
 struct BrickBytes<IntKind::q4_k> : NibbleBytes<256> {};
 template <>
 struct BrickBytes<IntKind::q5_k> : FiveBitBytes<256> {};
 
 template <>
-struct BrickBytes<IntKind::q6_k> {
+struct BrickBytes<IntKind::q6_k> : LoadedCodes<bricks::BrickQ6_K> {
   static constexpr int kLower = 4, kScales = bricks::BrickQ6_K::kScales, kD = bricks::BrickQ6_K::kD;
-  bricks::BrickQ6_K::Codes codes;
 
-  __device__ void load(const uint8_t* brick, int chunk, int lane) {
-    codes = bricks::BrickQ6_K::load(brick, chunk, lane);
-  }
   __device__ void rows(int step, uint32_t& upper, uint32_t& lower) const {
     const uint32_t word = bricks::pick(codes.low, step), high = codes.high[step / 2];
     const uint32_t bits = (step % 2 == 0 ? high << 2 : high >> 2) & 0x3C3C3C3Cu;
@@ -86,13 +90,9 @@ __device__ inline void rows_of_elements(uint32_t first, uint32_t second, uint32_
 }
 
 template <>
-struct BrickBytes<IntKind::q8_0> {
+struct BrickBytes<IntKind::q8_0> : LoadedCodes<bricks::BrickQ8_0> {
   static constexpr int kLower = 1, kZero = 128, kScales = 2048;
-  bricks::BrickQ8_0::Codes codes;
 
-  __device__ void load(const uint8_t* brick, int chunk, int lane) {
-    codes = bricks::BrickQ8_0::load(brick, chunk, lane);
-  }
   __device__ void rows(int step, uint32_t& upper, uint32_t& lower) const {
     const uint4& words = codes.words[step / 2];
     rows_of_elements(bricks::pick(words, step % 2 * 2), bricks::pick(words, step % 2 * 2 + 1), upper, lower);
@@ -100,13 +100,9 @@ struct BrickBytes<IntKind::q8_0> {
 };
 
 template <>
-struct BrickBytes<IntKind::iq4_nl> {
+struct BrickBytes<IntKind::iq4_nl> : LoadedCodes<bricks::BrickIQ4_NL> {
   static constexpr int kLower = 1, kZero = 128, kScales = 1024;
-  bricks::BrickIQ4_NL::Codes codes;
 
-  __device__ void load(const uint8_t* brick, int chunk, int lane) {
-    codes = bricks::BrickIQ4_NL::load(brick, chunk, lane);
-  }
   __device__ void rows(int step, uint32_t& upper, uint32_t& lower) const {
     uint32_t bytes[2];
     bricks::BrickIQ4_NL::level_bytes(codes, step, bytes);

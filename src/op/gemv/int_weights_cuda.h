@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "gpu/device.h"
 
@@ -21,6 +22,14 @@ namespace ridge {
 
 enum class IntKind : uint8_t { int4_g128, ternary, q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl };
 constexpr bool is_brick_kind(IntKind kind) { return kind >= IntKind::q4_k; }
+/// The kind of a weight format that has one, by its name (format/list.h); for constants.
+constexpr IntKind int_kind_of(std::string_view format) {
+  constexpr std::string_view kNames[] = {"int4_g128", "i2_s", "q4_k", "q5_k", "q6_k",  "q8_0",
+                                         "q4_0",      "q4_1", "q5_0", "q5_1", "iq4_nl"};
+  int i = 0;
+  while (kNames[i] != format) ++i;  // past the last one the compiler refuses it
+  return IntKind(i);
+}
 /// Bricks of super-blocks of 256 columns, or of blocks of 32, four in a row of a brick.
 constexpr bool is_super_block_kind(IntKind kind) { return is_brick_kind(kind) && kind <= IntKind::q6_k; }
 constexpr bool is_block_kind(IntKind kind) { return kind >= IntKind::q8_0; }
