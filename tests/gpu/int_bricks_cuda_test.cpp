@@ -1,6 +1,7 @@
 // Integer products with bricks of the k-quants and of formats of 32 columns a scale against double arithmetic, within
 // bounds that follow from the steps of the activations.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -202,7 +203,7 @@ TEST_F(IntBricksCuda, EveryPlan) {
         for (const auto& [most_rows, blocks, warps, split] :
              {std::array{10, 1, 12, 1}, std::array{10, 4, 3, 2}, std::array{2, 5, 11, 5}, std::array{2, 5, 1, 1},
               std::array{1, 10, 2, 3}}) {
-          const IntPlan plan = {.tiles_of_8 = n_tokens > 8 ? 4 : n_tokens > 4 ? 2 : 1,
+          const IntPlan plan = {.tiles_of_8 = int(std::bit_ceil(unsigned(n_tokens + 3) / 4)),
                                 .rows = most_rows,
                                 .blocks = blocks,
                                 .warps = warps,
@@ -272,7 +273,6 @@ TEST_F(IntBricksCuda, OnlyOneTokenRunsSideBySide) {
 TEST_F(IntBricksCuda, LongRows) {
   for (const char* format : kFormats)
     for (const int n_tokens : {1, 4, 8, 16}) {  // four do not fit beside each other, but parts of their rows do
-      if (gpu::most_shared_bytes() < gpu::kAmpereSharedBytes) GTEST_SKIP() << "not even one fits";
       const BrickRows rows(format, 17, 28672, 3);
       check({&rows}, bricks({&rows}), {.n_tokens = n_tokens, .norm = true}, 11);
     }
@@ -383,6 +383,12 @@ TEST_F(IntBricksCuda, PlansFitEveryShapeInUse) {
         ASSERT_TRUE(p.split == 1 || !p.quantize_inside);
         const int64_t most = n_tokens == 1 && p.blocks > 132 ? 113 << 10 : 227 << 10;
         ASSERT_LE(int_gemv_shared_bytes(kind, p, n_in, n_tokens, 2), most) << n_out << " x " << n_in;
+        // A device with as little shared memory as an AMD card has, where long rows need many parts.
+        const IntDevice small = {.n_processors = 48, .shared_bytes = 64 << 10};
+        const IntPlan q = plan_int_gemv(kind, n_row_tiles, n_in, n_tokens, 2, small);
+        ASSERT_TRUE(q.warps > 0 && q.warps <= kIntMostWarps) << n_out << " x " << n_in << ", " << n_tokens;
+        ASSERT_GE(int64_t(q.rows) * q.blocks, n_row_tiles);
+        ASSERT_LE(int_gemv_shared_bytes(kind, q, n_in, n_tokens, 2), small.shared_bytes) << n_out << " x " << n_in;
       }
 }
 

@@ -76,8 +76,8 @@ TEST_F(OpBenchCuda, EveryMatmulKernelPasses) {
     params.weights.push_back(find_weight_format(name).or_throw());
   // Where there is cuBLASLt, its baselines too: cublaslt of f16, two-op of int4_g128.
   const size_t of_library = LibraryGemm::why_not().empty() ? 2 : 0;
-  // f32: one kernel; f16, bf16, q8_0, q4_k: bricks with and without overlap, of q8_0 and q4_k up to eight tokens as
-  // integers too; int4_g128: bricks and three of integers; i2_s: ternary with and without overlap.
+  // f32: one kernel; f16, bf16, q8_0, q4_k: bricks with and without overlap, of q8_0 and q4_k as integers too;
+  // int4_g128: bricks and three of integers; i2_s: ternary with and without overlap.
   expect_timed(run(params), 2 * (1 + 2 + 2 + 4 + 4 + 5 + 2 + of_library));
 }
 

@@ -37,8 +37,8 @@ inline bool is_int_expert(const BrickMatrix& w) {
   return false;
 }
 
-/// The integers of kTokens tokens for a brick: values, then steps. Of int4_g128 (op/gemv/int_tokens.h) the steps of both
-/// planes; of others the sums of x for every scale, then the fine steps (op/gemv/int_brick_sums.h).
+/// The integers of kTokens tokens for a brick: values, then steps. Of int4_g128 (op/gemv/int_tokens.h) the steps of
+/// both planes; of others the sums of x for every scale, then the fine steps (op/gemv/int_brick_sums.h).
 template <IntKind kKind, int kTokens = 1>
 struct ExpertImage {
   static constexpr bool kInt4 = kKind == IntKind::int4_g128;

@@ -1,5 +1,6 @@
 // Matmuls of some tokens with their experts on a device, weights of int_formats.h times integers: an expert's weights
-// are read once for up to four tokens that take it. Activations are rounded as op/gemv/int_gemv_cuda.h has it, in two planes.
+// are read once for up to four tokens that take it. Activations are rounded as op/gemv/int_gemv_cuda.h has it, in two
+// planes.
 #pragma once
 
 #include "op/experts/experts_cuda.h"

@@ -95,20 +95,25 @@ IntPlan plan_int_gemv(IntKind kind, int64_t n_row_tiles, int64_t n_in, int n_tok
   IntPlan best = plan;
   best.warps = 0;
   double least = 0;
-  for (int split = 1; split <= std::min<int64_t>(kMostSplit, row_slots); ++split)
-    for (int turns = 1; turns <= kMostTurns; ++turns) {
-      IntPlan p = plan;
-      p.split = split;
-      p.rows = int(ceil_div(n_row_tiles, std::max<int64_t>(device.n_processors * int64_t(turns) / split, 1)));
-      p.blocks = int(ceil_div(n_row_tiles, p.rows));
-      const int64_t part_slots = ceil_div(row_slots, split);
-      p.warps = int(std::min<int64_t>(kIntMostWarps, p.rows * part_slots));
-      p = take_fitting_warps(p);
-      if (p.warps == 0) continue;
-      const double clocks = clocks_of(kind, p, part_slots, n_tokens, planes) *
-                            double(ceil_div(int64_t(p.blocks) * split, device.n_processors));
-      if (best.warps == 0 || clocks < least) best = p, least = clocks;
-    }
+  const auto search = [&](int most_split, int most_turns) {
+    for (int split = 1; split <= std::min<int64_t>(most_split, row_slots); ++split)
+      for (int turns = 1; turns <= most_turns; ++turns) {
+        IntPlan p = plan;
+        p.split = split;
+        p.rows = int(ceil_div(n_row_tiles, std::max<int64_t>(device.n_processors * int64_t(turns) / split, 1)));
+        p.blocks = int(ceil_div(n_row_tiles, p.rows));
+        const int64_t part_slots = ceil_div(row_slots, split);
+        p.warps = int(std::min<int64_t>(kIntMostWarps, p.rows * part_slots));
+        p = take_fitting_warps(p);
+        if (p.warps == 0) continue;
+        const double clocks = clocks_of(kind, p, part_slots, n_tokens, planes) *
+                              double(ceil_div(int64_t(p.blocks) * split, device.n_processors));
+        if (best.warps == 0 || clocks < least) best = p, least = clocks;
+      }
+  };
+  search(kMostSplit, kMostTurns);
+  // Of 64 KB many tokens of the longest rows need shorter parts.
+  if (best.warps == 0) search(8 * kMostSplit, 16 * kMostTurns);
   return best;
 }
 

@@ -50,8 +50,8 @@ __device__ void copy_image(const IntImage& from, const IntImage& to, int n_value
   for (int i = thread + n_threads; i < n_scales; i += n_threads) reinterpret_cast<float4*>(to.scales)[i] = scales[i];
 }
 
-/// kColumns: eights of columns, 1, 2, 4 or 8; of bricks, the most tokens: 1, 2, 4, 8 or 16. kDepth: slots of a ring. kOne: a single
-/// token, which every block quantises; kColumns is 1.
+/// kColumns: eights of columns, 1, 2, 4 or 8; of bricks, the most tokens: 1, 2, 4, 8 or 16. kDepth: slots of a ring.
+/// kOne: a single token, which every block quantises; kColumns is 1.
 template <IntKind kKind, int kColumns, int kDepth, bool kOne>
 __global__ void __launch_bounds__(kThreads, kColumns == 1 ? 2 : 1) int_stream_kernel(const __grid_constant__ Work w) {
   constexpr bool kBricks = is_brick_kind(kKind);
