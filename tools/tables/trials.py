@@ -88,6 +88,27 @@ def integer_bricks():
             table(["model", "sequences", "bricks, tok/s", "bricks-int8, tok/s", ""], whole))
 
 
+def more_tokens():
+    """Matmuls of 16 tokens and batches, by the kernels before parts of rows and now."""
+    def problem(r):
+        return r["n_out"], r["n_in"], r["n_tokens"], r["weight_format"]
+
+    def batch(r):
+        return r["model_filename"], r["n_seq"], str(r["prompts"]), r["type_k"], r["type_v"]
+
+    us = {problem(r): r["median_us"] for r in stored("op-cuda") if r["op"] == "gemv"}
+    speeds = {batch(r): r["speed_tg"] for r in stored("batch-cuda")}
+    cells, models = {}, []
+    for r in stored("checks/int-tokens-cuda"):
+        if "speed_tg" in r:
+            models.append([model_text(r["model_filename"]), r["n_seq"], f"{r['speed_tg']:.0f}", f"{speeds[batch(r)]:.0f}", f"{speeds[batch(r)] / r['speed_tg']:.2f}x"])
+        else:
+            cells.setdefault((f"{r['n_out']}x{r['n_in']}", r["n_tokens"]), {})[r["weight_format"]] = f"{r['median_us']:.1f}, {us[problem(r)]:.1f}"
+    kinds = list(dict.fromkeys(kind for by in cells.values() for kind in by))
+    return (table(["shape", "tokens", f"{kinds[0]} us: before, now", *kinds[1:]], [[*key, *(by.get(kind, "") for kind in kinds)] for key, by in cells.items()]) + [""] +
+            table(["model", "sequences", "before, tok/s", "now, tok/s", ""], models))
+
+
 def products():
     """A line a problem and state of its buffers; a column a kernel, microseconds."""
     problems, columns = {}, []
@@ -205,7 +226,7 @@ TABLES = {
     "amx-tried-cpu": amx,
     "attention-tried-cuda": attention,
     "packs-tried-cuda": packs,
-    "k-quants-cuda": k_quants, "k-quants-blocks-cuda": integer_bricks,
+    "k-quants-cuda": k_quants, "k-quants-blocks-cuda": integer_bricks, "int-tokens-cuda": more_tokens,
     "experts-cuda": experts,
     "baselines-cuda": products,
     "baseline-attention-cuda": baseline_attention,
