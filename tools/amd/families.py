@@ -35,13 +35,13 @@ FAMILIES = {
     "append": Family(("cache/append_cuda.cu", "cache/append_rows_exact.cu", "cache/append_tiles_exact.cu", "cache/leaving_tiles_exact.cu",
                       "cache/calibrate_exact.cu", "cache/copy_parts_cuda.cu", "cache/fill_tiles_cuda.cu"),
                      "AppendCuda.NormsAndTurns*:AppendCuda.PoolsDo*:AppendCuda.FillIsValid*", "append_kernel", "v_cvt_f16_f32"),
-    "gemv_int": Family(("gemv/int_gemv_cuda.cu", "gemv/int_weights_cuda.cu", "gemv/int_stream_cuda.cu", "gemv/int_chunks_cuda.cu"),
+    "gemv_int": Family(("gemv/int_gemv_cuda.cu", "gemv/int_weights_cuda.cu", "gemv/int_stream_cuda.cu"),
                        "IntGemvCuda.EveryNibble*:IntGemvCuda.TinyAndZero*:IntGemvCuda.OneBadToken*:IntGemvCuda.ANorm*:"
                        "IntGemvCuda.TernaryLargestSums*:IntGemvCuda.Int4IsWithinItsStepsAtEveryBatch", "int_stream_kernel", "v_dot4_i32_iu8"),
     "gemv_bricks": Family(("gemv/f16_gemv_cuda.cu", "gemv/bricks_cuda.cu"),
                           "F16GemvCuda.BothPlanes*:F16GemvCuda.XOfEverySize:F16GemvCuda.ABadToken*:F16GemvCuda.ANorm*:F16GemvCuda.Several*:"
                           "F16GemvCuda.GatedPairs", "gemv_kernel", "v_dot2acc"),
-    "gemv_stream": Family(("gemv/int_stream_cuda.cu", "gemv/bricks_cuda.cu", "gemv/int_chunks_cuda.cu", "gemv/int_weights_cuda.cu"),
+    "gemv_stream": Family(("gemv/int_stream_cuda.cu", "gemv/bricks_cuda.cu", "gemv/int_weights_cuda.cu"),
                           "IntBricksCuda.LargestSums*:IntBricksCuda.ABadToken*:IntBricksCuda.XOfEverySize", "int_stream_kernel", "v_dot4_i32_iu8"),
     "gemm": Family(("gemm/gemm_cuda.cu",), "OpsCuda.GemmRows*", "gemm_kernel", "v_(fma|fmac|dual_fmac)_f32"),
     "gemm_int": Family(("gemm/int_gemm_cuda.cu", "gemv/int_weights_cuda.cu"), "IntGemmCuda.OneBadToken*:IntGemmCuda.Int4IsWithinItsRoundings*", "gemm_kernel", "v_dot2acc|v_dot4"),

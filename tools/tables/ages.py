@@ -33,11 +33,11 @@ PATHS = {
 FILES = {  # the first part of a file's name that fits decides
     "bandwidth": "bandwidth", "batch": "forward", "centre": "forward", "busy-threads": "threads", "floors": "quality", "panels": "ops", "real-files": "forward", "collective": "ops", "decode": "forward", "host-experts": "forward", "expert-cache": "forward", "mamba-chunks": "forward", "exact": "speculation", "kv": "quality", "op": "ops", "ppl": "quality",
     "profile": "forward", "ranks": "ranks", "serve": "server", "service": "server", "sweep": "ops", "amd-emulated": "ops", "amd-programs": "forward", "append": "ops", "attention": "ops", "baselines": "ops",
-    "coding-share": "forward", "coding": "ops", "counters": "forward", "crowd": "server", "decisions": "forward", "int4-planes": "quality", "mask-cost": "grammar", "mtp-head": "head",
+    "coding-share": "forward", "coding": "ops", "counters": "forward", "crowd": "server", "decisions": "forward", "int-tokens": "ops", "int4-planes": "quality", "mask-cost": "grammar", "mtp-head": "head",
     "plan": "plan", "sampling": "forward", "spec": "speculation", "speculation": "speculation", "ternary": "ops", "vocab-share": "vocab",
 }
 # Records of a choice: what was tried once, on builds that were not kept. They do not age.
-TRIALS = ("attention-tried", "k-quants", "experts", "packs-tried", "kv-integers", "kv-centre-before", "kv-trellis", "amx-tried", "attention-kernels", "int4-planes")
+TRIALS = ("attention-tried", "k-quants", "experts", "packs-tried", "kv-integers", "kv-centre-before", "kv-trellis", "amx-tried", "attention-kernels", "int-tokens", "int4-planes")
 ONLY_CPU = ("*_avx2.cpp", "*_avxvnni.cpp", "*_avx512.cpp", "cpu_*")
 ONLY_ARM = ("*_neon.cpp", "neon.h", "bytes_neon.h")  # no row was measured there
 ONLY_GPU = ("*_cuda.*", "*.cu", "cuda_*", "device_*", "int_brick_*.h", "int_shared.h", "int_sums.h", "int_tokens.h")
