@@ -1,5 +1,4 @@
 // The scheduler and the runtime API behind cuda_runtime.h.
-#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -37,9 +36,12 @@ struct Copy {
   int bytes;
 };
 
+/// For the compiler's own setjmp: a function keeps its registers itself, so that a switch costs a few instructions.
+using Registers = void* [5];
+
 struct Fiber {
   ucontext_t first;  // entered once; later switches save and restore registers only
-  jmp_buf registers;
+  Registers registers;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   bool started = false, done = false;
   uint3 thread;
@@ -109,7 +111,7 @@ struct Packet {
 // Of the host thread that works on a device.
 constinit thread_local Block* block = nullptr;
 constinit thread_local Fiber* running = nullptr;
-thread_local jmp_buf scheduler;
+constinit thread_local Registers scheduler{};
 constinit thread_local uint64_t random_state = 0x9E3779B97F4A7C15u;
 thread_local std::vector<std::unique_ptr<Block>> idle_blocks;
 thread_local std::vector<Packet> packets;  // under way
@@ -120,8 +122,15 @@ uint64_t next_random() {
   return random_state ^= random_state << 17;
 }
 
-void yield() {
-  if (_setjmp(running->registers) == 0) _longjmp(scheduler, 1);
+/// Compilers see no other code between a switch away and the switch back: that it changes memory has to be said.
+void others_ran() { asm volatile("" ::: "memory"); }
+
+/// Never a part of the function that sets up: the compiler's own jumps must leave from another one.
+[[noreturn, gnu::noinline]] void go_to(Registers& registers) { __builtin_longjmp(registers, 1); }
+
+[[gnu::noinline]] void yield() {
+  if (__builtin_setjmp(running->registers) == 0) go_to(scheduler);
+  others_ran();
 }
 
 /// A fiber outlives its block and runs a thread of the next one.
@@ -135,11 +144,11 @@ void entry() {
   }
 }
 
-void resume(Fiber& fiber) {
+[[gnu::noinline]] void resume(Fiber& fiber) {
   running = &fiber;
   threadIdx = fiber.thread;
-  if (_setjmp(scheduler) != 0) return;
-  if (fiber.started) _longjmp(fiber.registers, 1);
+  if (__builtin_setjmp(scheduler) != 0) return others_ran();
+  if (fiber.started) go_to(fiber.registers);
   fiber.started = true;
   getcontext(&fiber.first);
   fiber.first.uc_stack.ss_sp = fiber.stack.get();

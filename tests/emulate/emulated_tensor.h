@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "base/f16.h"
@@ -15,7 +16,27 @@ struct MmaIn {
   uint32_t a[4], b[2];
 };
 
-/// Value(word, i, is_a) gives element i of a word.
+/// As many columns as 16 bytes hold: a register at any level of optimisation.
+template <class Number>
+using Columns [[gnu::vector_size(16)]] = Number;
+
+/// sums[row][column] += rows[row][k] * columns[k][column] of 16 rows and 8 columns, for k in their order.
+template <int kDepth, class Number>
+void add_products(Number (&sums)[16][8], const Number (&rows)[16][kDepth], const Number (&columns)[kDepth][8]) {
+  constexpr int kWide = 16 / sizeof(Number);
+  for (int row = 0; row < 16; ++row)
+    for (int first = 0; first < 8; first += kWide) {
+      Columns<Number> sum, column;
+      std::memcpy(&sum, &sums[row][first], 16);
+      for (int k = 0; k < kDepth; ++k) {
+        std::memcpy(&column, &columns[k][first], 16);
+        sum += rows[row][k] * column;
+      }
+      std::memcpy(&sums[row][first], &sum, 16);
+    }
+}
+
+/// Value(word, i, is_a) gives element i of a word. A float holds every sum of 32 products of bytes exactly.
 template <class Sum, int kPerWord, class Value>
 void mma(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value) {
   struct Out {
@@ -23,24 +44,28 @@ void mma(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value) {
   };
   MmaIn<Sum> mine{{d[0], d[1], d[2], d[3]}, {a[0], a[1], a[2], a[3]}, {b0, b1}};
   const Out out = emulate::collective<MmaIn<Sum>, Out>(mine, [](auto& in, auto& outs) {
+    constexpr bool kExact = std::is_integral_v<Sum>;
+    using Number = std::conditional_t<kExact, float, double>;
+    Number rows[16][8 * kPerWord], columns[8 * kPerWord][8], sums[16][8] = {};
     for (int lane = 0; lane < 32; ++lane) {
-      const int r = lane / 4, c = lane % 4;
+      const int at = lane / 4, quad = lane % 4 * 2 * kPerWord;
+      for (int half = 0; half < 2; ++half)
+        for (int e = 0; e < kPerWord; ++e) {
+          const int k = quad + half * kPerWord + e;
+          rows[at][k] = Number(Value()(in[lane]->a[2 * half], e, true));
+          rows[at + 8][k] = Number(Value()(in[lane]->a[2 * half + 1], e, true));
+          columns[k][at] = Number(Value()(in[lane]->b[half], e, false));
+        }
+      if constexpr (!kExact)
+        for (int i = 0; i < 4; ++i) sums[at + 8 * (i / 2)][lane % 4 * 2 + i % 2] = Number(in[lane]->d[i]);
+    }
+    add_products(sums, rows, columns);
+    for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i) {
-        const int row = r + 8 * (i / 2), column = 2 * c + i % 2;
-        double sum = double(in[lane]->d[i]);
-        int64_t exact = 0;
-        for (int quad = 0; quad < 4; ++quad)
-          for (int half = 0; half < 2; ++half)
-            for (int e = 0; e < kPerWord; ++e) {
-              const auto x = Value()(in[4 * (row % 8) + quad]->a[2 * half + row / 8], e, true);
-              const auto y = Value()(in[4 * column + quad]->b[half], e, false);
-              if constexpr (std::is_integral_v<Sum>) exact += int64_t(x) * y;
-              else sum += double(x) * double(y);
-            }
-        if constexpr (std::is_integral_v<Sum>) outs[lane]->d[i] = Sum(in[lane]->d[i] + exact);
+        const Number sum = sums[lane / 4 + 8 * (i / 2)][lane % 4 * 2 + i % 2];
+        if constexpr (kExact) outs[lane]->d[i] = Sum(in[lane]->d[i] + int64_t(sum));
         else outs[lane]->d[i] = Sum(sum);
       }
-    }
   });
   for (int i = 0; i < 4; ++i) d[i] = out.d[i];
 }

@@ -22,29 +22,31 @@ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint
   };
   struct Out {};
   (void)emulate::collective<In, Out>(In{{a[0], a[1], a[2], a[3]}, d, b}, [](auto& in, auto&) {
-    static thread_local float rows[16][16], columns[8 * kColumnTiles][16];
+    static thread_local double rows[16][16], columns[16][8], sums[16][8];
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i) {
         const float2 two = unpack_f16(in[lane]->a[i]);
-        float* at = &rows[lane / 4 + 8 * (i % 2)][8 * (i / 2) + lane % 4 * 2];
+        double* at = &rows[lane / 4 + 8 * (i % 2)][8 * (i / 2) + lane % 4 * 2];
         at[0] = two.x, at[1] = two.y;
       }
     const bool is_short = in[0]->b & kShortColumns;
     const uintptr_t first = in[0]->b & ~kShortColumns;
-    for (int n = 0; n < 8 * kColumnTiles; ++n)
-      for (int k = 0; k < 16; ++k) {
-        const uintptr_t at = first + uintptr_t(n * (is_short ? 64 : 128) + k * 2);
-        columns[n][k] = f16_to_f32(*reinterpret_cast<const uint16_t*>(at ^ (at >> 7 & (is_short ? 3 : 7)) << 4));
-      }
-    for (int lane = 0; lane < 32; ++lane)
-      for (int n = 0; n < kColumnTiles; ++n)
-        for (int i = 0; i < 4; ++i) {
-          const float* row = rows[lane / 4 + 8 * (i / 2)];
-          const float* column = columns[8 * n + lane % 4 * 2 + i % 2];
-          double sum = kAdds ? double(in[lane]->d[n][i]) : 0;
-          for (int k = 0; k < 16; ++k) sum += double(row[k]) * double(column[k]);
-          in[lane]->d[n][i] = float(sum);
+    for (int n = 0; n < kColumnTiles; ++n) {
+      for (int column = 0; column < 8; ++column)
+        for (int k = 0; k < 16; ++k) {
+          const uintptr_t at = first + uintptr_t((8 * n + column) * (is_short ? 64 : 128) + k * 2);
+          columns[k][column] =
+              f16_to_f32(*reinterpret_cast<const uint16_t*>(at ^ (at >> 7 & (is_short ? 3 : 7)) << 4));
         }
+      const auto sum_of = [&](int lane, int i) -> double& {
+        return sums[lane / 4 + 8 * (i / 2)][lane % 4 * 2 + i % 2];
+      };
+      for (int lane = 0; lane < 32; ++lane)
+        for (int i = 0; i < 4; ++i) sum_of(lane, i) = kAdds ? double(in[lane]->d[n][i]) : 0;
+      emulated::add_products(sums, rows, columns);
+      for (int lane = 0; lane < 32; ++lane)
+        for (int i = 0; i < 4; ++i) in[lane]->d[n][i] = float(sum_of(lane, i));
+    }
   });
 }
 inline void warpgroup_fence() {}
