@@ -35,8 +35,7 @@ void warpgroup_mma_f16(float (&d)[kColumnTiles][4], const uint32_t (&a)[4], uint
       for (int column = 0; column < 8; ++column)
         for (int k = 0; k < 16; ++k) {
           const uintptr_t at = first + uintptr_t((8 * n + column) * (is_short ? 64 : 128) + k * 2);
-          columns[k][column] =
-              f16_to_f32(*reinterpret_cast<const uint16_t*>(at ^ (at >> 7 & (is_short ? 3 : 7)) << 4));
+          columns[k][column] = f16_to_f32(*reinterpret_cast<const uint16_t*>(at ^ (at >> 7 & (is_short ? 3 : 7)) << 4));
         }
       const auto sum_of = [&](int lane, int i) -> double& {
         return sums[lane / 4 + 8 * (i / 2)][lane % 4 * 2 + i % 2];
