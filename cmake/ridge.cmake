@@ -57,12 +57,31 @@ function(ridge_quick_build name)
                                          $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Debug>>:${ARGN}>)
 endfunction()
 
-# Several files of a layer as one: what their headers' templates make is made once for all of them. Names in unnamed
-# namespaces must differ between the files of such a layer. The joined file includes its parts by their names under src/,
-# so that it is the same in every copy of the tree and the compiler's cache has its object. A file whose definitions a
-# test or a device build replaces stays alone: it has a twin X_cuda.cpp, is one, or is named in ARGN.
-function(ridge_joined name)
+# Several sources of a target as one: what their headers' templates make is made once for all of them. Names in unnamed
+# namespaces must differ between the files of a folder. The joined file includes its parts by their names under ROOT, so
+# that it is the same in every copy of the tree and the compiler's cache has its object. ARGN: the sources.
+function(ridge_join target root)
   set(batch_size 8)
+  set(parts ${ARGN})
+  # Headers to the build, but shown by editors as the target's.
+  set_source_files_properties(${parts} PROPERTIES HEADER_FILE_ONLY ON)
+  set(index 0)
+  while(parts)
+    list(SUBLIST parts 0 ${batch_size} batch)
+    list(REMOVE_ITEM parts ${batch})
+    list(TRANSFORM batch REPLACE "^${root}/(.*)$" "#include \"\\1\"")
+    list(JOIN batch "\n" text)
+    string(REPLACE "ridge_" "" name ${target})
+    set(joined ${PROJECT_BINARY_DIR}/generated/joined/${name}_${index}.cpp)
+    file(CONFIGURE OUTPUT ${joined} CONTENT "${text}\n" @ONLY)
+    target_sources(${target} PRIVATE ${joined})
+    math(EXPR index "${index} + 1")
+  endwhile()
+endfunction()
+
+# A layer's files, joined. A file whose definitions a test or a device build replaces stays alone: it has a twin
+# X_cuda.cpp, is one, or is named in ARGN.
+function(ridge_joined name)
   get_target_property(sources ridge_${name} SOURCES)
   set(parts)
   foreach(source IN LISTS sources)
@@ -72,19 +91,7 @@ function(ridge_joined name)
       list(APPEND parts ${source})
     endif()
   endforeach()
-  # Headers to the build, but shown by editors as the target's.
-  set_source_files_properties(${parts} PROPERTIES HEADER_FILE_ONLY ON)
-  set(index 0)
-  while(parts)
-    list(SUBLIST parts 0 ${batch_size} batch)
-    list(REMOVE_ITEM parts ${batch})
-    list(TRANSFORM batch REPLACE "^${PROJECT_SOURCE_DIR}/src/(.*)$" "#include \"\\1\"")
-    list(JOIN batch "\n" text)
-    set(joined ${PROJECT_BINARY_DIR}/generated/joined/${name}_${index}.cpp)
-    file(CONFIGURE OUTPUT ${joined} CONTENT "${text}\n" @ONLY)
-    target_sources(ridge_${name} PRIVATE ${joined})
-    math(EXPR index "${index} + 1")
-  endwhile()
+  ridge_join(ridge_${name} ${PROJECT_SOURCE_DIR}/src ${parts})
 endfunction()
 
 # Files ending in _avx2.cpp, _avxvnni.cpp, _avx512.cpp or _neon.cpp get their ISA's flags and must be reached only after a
@@ -187,6 +194,12 @@ function(ridge_test name)
     target_precompile_headers(test_${name} REUSE_FROM test_base)
   endif()
   ridge_quick_build(test_${name} -O0)
+  if(NOT name STREQUAL "gpu") # whose files test_emulated compiles as well
+    set(parts ${sources})
+    list(FILTER parts INCLUDE REGEX "_test\\.cpp$")
+    list(FILTER parts EXCLUDE REGEX "_cuda_test\\.cpp$")
+    ridge_join(test_${name} ${PROJECT_SOURCE_DIR}/tests ${parts})
+  endif()
   # Threads that outnumber the processors wait for each other's turns: with another test beside them these take twenty
   # times as long as alone.
   set(alone "Models/Invariance.*:SpeculationSlow.*")
@@ -250,6 +263,8 @@ function(ridge_emulated_gpu_test)
   ridge_precompiled(test_emulated <gtest/gtest.h> <gmock/gmock.h>)
   ridge_quick_build(test_emulated)
   target_compile_options(test_emulated PRIVATE -ffp-contract=off -Wno-unknown-pragmas -U_FORTIFY_SOURCE)
+  list(FILTER tests INCLUDE REGEX "/gpu/.*\\.cpp$")
+  ridge_join(test_emulated ${PROJECT_SOURCE_DIR}/tests ${tests})
   # Whole models take minutes here; their kernels are the same.
   gtest_discover_tests(test_emulated TEST_PREFIX "emulated/" TEST_FILTER "-OpBenchCuda.Attention*:ModelCuda.Logits*:ModelCuda.AShipped*:ModelCuda.Recorded*:ModelCuda.Prompts*:ModelCuda.Samples*:RaggedCuda.StepsOfPacked*:EvaluateCuda.*" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
   # Kernels that cut their work by a device's shared memory, with that of sm_86, sm_89 and sm_120, and with AMD's.

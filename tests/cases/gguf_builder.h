@@ -119,6 +119,12 @@ struct GgufBuilder {
   }
 };
 
+/// The value of a pair: its type and a number.
+template <class T>
+std::string number_value(GgufBuilder::Type type, T value) {
+  return ByteString().number(uint32_t(type)).number(value).str();
+}
+
 /// A small valid file: every kind of metadata value and two tensors, under 1 KiB.
 inline GgufBuilder small_gguf() {
   GgufBuilder gguf;

@@ -23,7 +23,7 @@ using testing::Not;
 
 constexpr const char* kNoTokenizer = "synth:qwen2.5-0.5b@layers=1@weights=q4_0";
 
-Outcome run_with(std::vector<std::string> more, const RunOptions& options = {}) {
+Outcome run_tiny_with(std::vector<std::string> more, const RunOptions& options = {}) {
   std::vector<std::string> args{"run", "-m", kTinyModel, "--temp", "0", "-n", "8"};
   args.insert(args.end(), more.begin(), more.end());
   return run_ridge(args, options);
@@ -31,25 +31,25 @@ Outcome run_with(std::vector<std::string> more, const RunOptions& options = {}) 
 
 TEST(PromptIds, ListsFilesAndStdinAreTheSame) {
   const TempDir dir;
-  const std::string text = run_with({"--quiet", "--prompt-ids", "1,403,407,261"}).out;
+  const std::string text = run_tiny_with({"--quiet", "--prompt-ids", "1,403,407,261"}).out;
   EXPECT_NE(text, "");
-  EXPECT_EQ(run_with({"--quiet", "--prompt-ids", " 1 403\t407, 261 "}).out, text);
-  EXPECT_EQ(run_with({"--quiet", "--prompt-ids", "[1, 403, 407, 261]"}).out, text);
-  EXPECT_EQ(run_with({"--quiet", "--prompt-ids", "-"}, {.input = "[1,403,407,261]\n"}).out, text);
+  EXPECT_EQ(run_tiny_with({"--quiet", "--prompt-ids", " 1 403\t407, 261 "}).out, text);
+  EXPECT_EQ(run_tiny_with({"--quiet", "--prompt-ids", "[1, 403, 407, 261]"}).out, text);
+  EXPECT_EQ(run_tiny_with({"--quiet", "--prompt-ids", "-"}, {.input = "[1,403,407,261]\n"}).out, text);
   const std::string file = dir.write("ids", std::string_view("1 403\n407 261\n")).native();
-  EXPECT_EQ(run_with({"--quiet", "--prompt-ids", file}).out, text);
+  EXPECT_EQ(run_tiny_with({"--quiet", "--prompt-ids", file}).out, text);
 }
 
 TEST(PromptIds, WhatIsNoIdIsRefused) {
   const TempDir dir;
   const std::string file = dir.write("ids", std::string_view("1 two 3")).native();
-  EXPECT_THAT(run_with({"--prompt-ids", file}).err, HasSubstr("--prompt-ids: 'two' is not a token id"));
+  EXPECT_THAT(run_tiny_with({"--prompt-ids", file}).err, HasSubstr("--prompt-ids: 'two' is not a token id"));
   for (const char* ids : {"1,99999999999", "1,[2]", "512", "[]", "/nowhere/ids"}) {
-    const Outcome outcome = run_with({"--prompt-ids", ids});
+    const Outcome outcome = run_tiny_with({"--prompt-ids", ids});
     EXPECT_TRUE(outcome.code == 2 || outcome.code == 4) << ids << outcome.err;
     EXPECT_EQ(outcome.out, "") << ids;
   }
-  EXPECT_EQ(run_with({"--prompt-ids", "1", "-p", "x"}).code, 2);
+  EXPECT_EQ(run_tiny_with({"--prompt-ids", "1", "-p", "x"}).code, 2);
 }
 
 TEST(PromptIds, AModelWithoutATokenizerAnswersInIds) {
@@ -63,22 +63,22 @@ TEST(PromptIds, AModelWithoutATokenizerAnswersInIds) {
 }
 
 TEST(Bare, IdsThenNumbersAndNothingElse) {
-  const Outcome outcome = run_with({"--bare", "-p", "Once upon a time"});
+  const Outcome outcome = run_tiny_with({"--bare", "-p", "Once upon a time"});
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.err, "");
   EXPECT_THAT(outcome.out, testing::MatchesRegex("[0-9]+( [0-9]+){7}\n5 8 [0-9.]+ [0-9.]+\n"));
-  const json row = json::parse(run_with({"--json", "--quiet", "-p", "Once upon a time"}).out);
+  const json row = json::parse(run_tiny_with({"--json", "--quiet", "-p", "Once upon a time"}).out);
   std::istringstream ids(outcome.out.substr(0, outcome.out.find('\n')));
   EXPECT_EQ(std::vector<int>(std::istream_iterator<int>(ids), {}), row["tokens"].get<std::vector<int>>());
 }
 
 TEST(RunChat, TheMessageIsWrappedAndTheAnswerEnds) {
-  const Outcome outcome = run_with({"--chat", "--system", "Be kind", "-p", "Hello"});
+  const Outcome outcome = run_tiny_with({"--chat", "--system", "Be kind", "-p", "Hello"});
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.err, HasSubstr("as there is no chat template"));
-  EXPECT_EQ(outcome.out, run_with({"--quiet", "-p", "System: Be kind\nUser: Hello\nAssistant:"}).out);
-  EXPECT_EQ(run_with({"--chat", "--prompt-ids", "1"}).code, 2);
-  EXPECT_EQ(run_with({"--system", "x", "-p", "Hello"}).code, 2);
+  EXPECT_EQ(outcome.out, run_tiny_with({"--quiet", "-p", "System: Be kind\nUser: Hello\nAssistant:"}).out);
+  EXPECT_EQ(run_tiny_with({"--chat", "--prompt-ids", "1"}).code, 2);
+  EXPECT_EQ(run_tiny_with({"--system", "x", "-p", "Hello"}).code, 2);
 }
 
 constexpr const char* kTags =
@@ -113,7 +113,7 @@ TEST_F(RunTemplate, IsAppliedWhereTheFileHasOne) {
 
 TEST_F(RunTemplate, RawIsThePlainTextOfAnyModel) {
   const Outcome raw = run({"-p", "Once upon a time", "--raw"});
-  EXPECT_EQ(raw.out, run_with({"-p", "Once upon a time"}).out);
+  EXPECT_EQ(raw.out, run_tiny_with({"-p", "Once upon a time"}).out);
   EXPECT_THAT(raw.err, HasSubstr("tokens, plain text; greedy"));
   EXPECT_NE(raw.out, run({"-p", "Once upon a time"}).out);
   EXPECT_EQ(run({"-p", "x", "--raw", "--chat"}).code, 2);
@@ -128,7 +128,7 @@ TEST_F(RunTemplate, TextThatIsNoMessageStaysPlainAndSaysSo) {
   const Outcome loaded = run({"-p", " upon", "--load-state", state});
   EXPECT_THAT(loaded.err, HasSubstr("plain text, without the chat template"));
   EXPECT_EQ(loaded.out, run({"-p", " upon", "--load-state", state, "--raw"}).out);
-  EXPECT_EQ(run({"--prompt-ids", "1,403"}).out, run_with({"--prompt-ids", "1,403"}).out);
+  EXPECT_EQ(run({"--prompt-ids", "1,403"}).out, run_tiny_with({"--prompt-ids", "1,403"}).out);
   for (std::vector<std::string> plain :
        {std::vector<std::string>{"-p", "x", "--special"}, {"--prompt-ids", "1"}, {"-p", "x", "--load-state", state}}) {
     plain.insert(plain.end(), {"--system", "Be kind"});
@@ -138,7 +138,7 @@ TEST_F(RunTemplate, TextThatIsNoMessageStaysPlainAndSaysSo) {
 
 int n_prompt(std::vector<std::string> more, const std::string& input = "") {
   more.insert(more.end(), {"--json", "--quiet"});
-  return json::parse(run_with(more, {.input = input}).out)["n_prompt"];
+  return json::parse(run_tiny_with(more, {.input = input}).out)["n_prompt"];
 }
 
 TEST(RunFile, OneLineBreakAtTheEndIsLeftOut) {
@@ -193,14 +193,14 @@ class PromptCacheTest : public testing::Test {
  protected:
   Outcome run(const std::string& prompt, std::vector<std::string> more = {}) {
     more.insert(more.end(), {"-p", prompt, "--prompt-cache", file});
-    return run_with(more);
+    return run_tiny_with(more);
   }
   const TempDir dir;
   const std::string file = (dir / "prompt.kv").native();
 };
 
 TEST_F(PromptCacheTest, TheLongestCommonBeginIsTakenAndTheTextIsTheSame) {
-  const std::string whole = run_with({"-p", "Once upon a time there was"}).out;
+  const std::string whole = run_tiny_with({"-p", "Once upon a time there was"}).out;
   const Outcome first = run("Once upon a time");
   EXPECT_THAT(first.err, HasSubstr("does not exist yet"));
   EXPECT_EQ(dir.names(), (std::vector<std::string>{"prompt.kv", "prompt.kv.ids"}));
@@ -236,7 +236,7 @@ TEST_F(PromptCacheTest, DamagedOrMismatchedFilesAreNotUsed) {
   };
   dir.write("prompt.kv", state.substr(0, state.size() - 1));
   afresh("a state that was cut");
-  run_with({"-p", "A dog", "--prompt-cache", (dir / "other.kv").native()});
+  run_tiny_with({"-p", "A dog", "--prompt-cache", (dir / "other.kv").native()});
   std::filesystem::copy_file(dir / "other.kv", file, std::filesystem::copy_options::overwrite_existing);
   afresh("another prompt's state");
   dir.write("prompt.kv.ids", std::string_view("{\"version\": 1, \"tokens\": [1, \"x\"]}"));

@@ -19,7 +19,7 @@ constexpr const char* kSchema =
     R"("required":["name","age"],"additionalProperties":false})";
 constexpr const char* kGrammar = R"(root ::= ("yes" | "no") ", " [a-z]{3} ".")";
 
-Outcome run_with(std::vector<std::string> more, const RunOptions& options = {}) {
+Outcome run_structured_with(std::vector<std::string> more, const RunOptions& options = {}) {
   std::vector<std::string> args{"run", "-m", kTinyModel, "--quiet", "-p", "Once upon a time", "--seed", "4"};
   args.insert(args.end(), more.begin(), more.end());
   return run_ridge(args, options);
@@ -36,24 +36,26 @@ TEST(Structure, AnswersHaveTheSchemaOfATextOrAFile) {
   const TempDir dir;
   const std::string file = dir.write("schema.json", std::string_view(kSchema)).native();
   for (const char* temperature : {"0", "1.5"}) {
-    const Outcome text = run_with({"--temp", temperature, "-n", "80", "--json-schema", kSchema});
+    const Outcome text = run_structured_with({"--temp", temperature, "-n", "80", "--json-schema", kSchema});
     EXPECT_EQ(text.code, 0) << text.err;
     expect_person(text.out);
-    EXPECT_EQ(run_with({"--temp", temperature, "-n", "80", "-j", file}).out, text.out);
-    EXPECT_EQ(run_with({"--temp", temperature, "-n", "80", "-j", file, "--spec-type", "lookup"}).out, text.out);
+    EXPECT_EQ(run_structured_with({"--temp", temperature, "-n", "80", "-j", file}).out, text.out);
+    EXPECT_EQ(run_structured_with({"--temp", temperature, "-n", "80", "-j", file, "--spec-type", "lookup"}).out,
+              text.out);
   }
-  expect_person(run_with({"-n", "24", "--json-schema", kSchema}).out);  // the limit brings the text to its end
+  expect_person(
+      run_structured_with({"-n", "24", "--json-schema", kSchema}).out);  // the limit brings the text to its end
 }
 
 TEST(Structure, AnswersAreTextsOfTheGrammar) {
   const TempDir dir;
   const std::string file = dir.write("answer.gbnf", std::string_view(kGrammar)).native();
-  const Outcome text = run_with({"--grammar", kGrammar, "--json"});
+  const Outcome text = run_structured_with({"--grammar", kGrammar, "--json"});
   ASSERT_EQ(text.code, 0) << text.err;
   const json row = json::parse(text.out);
   EXPECT_THAT(row["text"].get<std::string>(), MatchesRegex("(yes|no), [a-z][a-z][a-z]\\."));
   EXPECT_EQ(row["stopped"], "end token");
-  EXPECT_EQ(json::parse(run_with({"--grammar-file", file, "--json"}).out)["text"], row["text"]);
+  EXPECT_EQ(json::parse(run_structured_with({"--grammar-file", file, "--json"}).out)["text"], row["text"]);
 }
 
 /// The structure is the answer's; the reasoning in front is as free as without, also where it takes all tokens.
@@ -62,7 +64,7 @@ TEST(Structure, BeginsBehindTheReasoning) {
   const auto answer_behind = [&](const std::string& mark, std::vector<std::string> more) {
     const std::string file = dir.write("form.jinja", "{{ messages[0].content }}" + mark + "\n").native();
     more.insert(more.end(), {"--chat", "--chat-template", file, "-n", "40", "--temp", "0.9", "--json"});
-    const Outcome outcome = run_with(more);
+    const Outcome outcome = run_structured_with(more);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return json::parse(outcome.out);
   };
@@ -86,7 +88,7 @@ TEST(Structure, EveryAnswerOfAChatHasIt) {
 
 TEST(Structure, WhatCannotBeOneIsRefused) {
   const auto expect_refused = [](std::vector<std::string> flags, const std::string& why) {
-    const Outcome outcome = run_with(std::move(flags));
+    const Outcome outcome = run_structured_with(std::move(flags));
     EXPECT_EQ(outcome.code, 2) << why;
     EXPECT_THAT(outcome.err, HasSubstr(why));
     EXPECT_EQ(outcome.out, "");

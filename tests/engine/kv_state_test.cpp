@@ -17,8 +17,8 @@ namespace ridge {
 namespace {
 
 using testing::HasSubstr;
-constexpr int kHeads = 2, kDim = 32, kContext = 400;
-constexpr uint64_t kModel = 0x1234;
+constexpr int kHeads = 2, kDim = 32, kStateContext = 400;
+constexpr uint64_t kStateModel = 0x1234;
 
 KvSideConfig side(std::string_view name) {
   const KvFormat* format = find_kv_format(name).or_throw();
@@ -82,12 +82,12 @@ struct Pool {
   std::vector<std::byte> file() {
     const TempDir dir;
     const auto path = dir.path() / "state.kv";
-    save_kv_state(pool->memory().layouts(), pool->save(seq), kModel, path).or_throw();
+    save_kv_state(pool->memory().layouts(), pool->save(seq), kStateModel, path).or_throw();
     const io::MappedFile mapped = io::MappedFile::open(path).or_throw();
     return {mapped.bytes().begin(), mapped.bytes().end()};
   }
   /// Loads a file as `seq`; why not, or nothing.
-  std::string restore(std::span<const std::byte> bytes, uint64_t model = kModel, int n_ctx = kContext) {
+  std::string restore(std::span<const std::byte> bytes, uint64_t model = kStateModel, int n_ctx = kStateContext) {
     const Result<SequenceImage> image = read_kv_state(*pool, n_ctx, model, bytes, "state.kv");
     if (!image) {
       EXPECT_EQ(image.error().kind, ErrorKind::bad_file);
@@ -302,8 +302,8 @@ TEST(KvState, FilesBeforeTheCentreTurnedAreReadWhereNoSideIsCentred) {
 
 TEST(KvState, WhatDiffersIsNamed) {
   const SmallState state;
-  const auto refused_by = [&](const std::vector<KvLayerConfig>& layers, int n_ctx = kContext) {
-    return Pool(layers).restore(state.file, kModel, n_ctx);
+  const auto refused_by = [&](const std::vector<KvLayerConfig>& layers, int n_ctx = kStateContext) {
+    return Pool(layers).restore(state.file, kStateModel, n_ctx);
   };
   const auto changed = [&](const auto& change) {
     std::vector<KvLayerConfig> layers = state.layers;
@@ -324,7 +324,7 @@ TEST(KvState, WhatDiffersIsNamed) {
   EXPECT_THAT(refused_by({state.layers[0], state.layers[0]}), HasSubstr("n_layers is 1"));
   EXPECT_THAT(refused_by(state.layers, 65), HasSubstr("n_past is 66, this cache holds 65"));
   Pool pool(state.layers);
-  EXPECT_THAT(pool.restore(state.file, kModel + 1), HasSubstr("model hash"));
+  EXPECT_THAT(pool.restore(state.file, kStateModel + 1), HasSubstr("model hash"));
   std::vector<std::byte> file = state.file;
   file[8] = std::byte(9);
   EXPECT_THAT(pool.restore(file), HasSubstr("version 9"));
@@ -340,7 +340,7 @@ TEST(KvState, TheFuzzSeedsAreMadeHere) {
     const auto path = std::filesystem::path(RIDGE_SOURCE_DIR) / "tests/fuzz/corpus/kv_state" / fmt::format("n{}", n);
     if (std::getenv("RIDGE_BLESS")) {
       std::filesystem::create_directories(path.parent_path());
-      save_kv_state(pool.pool->memory().layouts(), pool.pool->save(pool.seq), kModel, path).or_throw();
+      save_kv_state(pool.pool->memory().layouts(), pool.pool->save(pool.seq), kStateModel, path).or_throw();
     }
     const io::MappedFile file = io::MappedFile::open(path).or_throw();
     EXPECT_EQ(restored.restore(file.bytes()), "") << "the committed seeds are still read";

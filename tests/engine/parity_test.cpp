@@ -14,15 +14,15 @@
 namespace ridge {
 namespace {
 
-struct Golden {
+struct GoldenFile {
   std::string ids = "input_ids", logits = "logits", greedy = "greedy_ids";
 };
 struct Case {
   std::string name;
-  Golden golden = {};                                ///< of the Hugging Face directory
-  std::string gguf = "";                             ///< the twin's file; empty: there is none
-  std::optional<Golden> gguf_golden = std::nullopt;  ///< where the GGUF file means something else
-  bool is_written = false;                           ///< as GGUF, without a twin
+  GoldenFile golden = {};                                ///< of the Hugging Face directory
+  std::string gguf = "";                                 ///< the twin's file; empty: there is none
+  std::optional<GoldenFile> gguf_golden = std::nullopt;  ///< where the GGUF file means something else
+  bool is_written = false;                               ///< as GGUF, without a twin
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << c.golden.logits; }
 
@@ -39,7 +39,7 @@ class Parity : public testing::TestWithParam<Case> {
     return values_of<T>(tensors_.at(name));
   }
   /// The largest difference from the golden logits, as one prompt or token by token.
-  void expect_golden(const Model& model, const Golden& golden, double bound = logit_bound(GetParam().name)) const {
+  void expect_golden(const Model& model, const GoldenFile& golden, double bound = logit_bound(GetParam().name)) const {
     const std::vector<int32_t> ids = tensor<int32_t>(golden.ids);
     const std::vector<float> expected = tensor<float>(golden.logits);
     const std::vector<int32_t> greedy = golden.greedy.empty() ? std::vector<int32_t>() : tensor<int32_t>(golden.greedy);
@@ -210,19 +210,19 @@ TEST(PackedParity, AWrittenCheckpointOfNvfp4KeepsBlocksAndScales) {
   }
 }
 
-const Golden kShort{.ids = "input_ids_short", .logits = "logits_short", .greedy = ""};
+const GoldenFile kShort{.ids = "input_ids_short", .logits = "logits_short", .greedy = ""};
 INSTANTIATE_TEST_SUITE_P(
     Models, Parity,
     testing::Values(
         Case{"mistral", {}, "model-bf16.gguf"}, Case{"llama3", {}, "model-bf16.gguf"},
-        Case{"mistral_swa", {}, "model-f32.gguf", Golden{.logits = "logits_no_window", .greedy = ""}},
+        Case{"mistral_swa", {}, "model-f32.gguf", GoldenFile{.logits = "logits_no_window", .greedy = ""}},
         Case{"granite", {}, "model-bf16.gguf"}, Case{"phi3", {}, "model-bf16.gguf"},
         Case{"phi3_longrope", {}, "model-bf16.gguf"}, Case{"phi3_longrope", kShort, "model-bf16.gguf"},
         Case{"olmo2", {}, "model-bf16.gguf"}, Case{"gemma3", {}, "model-bf16.gguf"},
         Case{"qwen3_moe", {}, "model-bf16.gguf"}, Case{"qwen3_moe_dense"}, Case{"qwen2_moe", {}, "model-bf16.gguf"},
         Case{"qwen3_5", {}, "model-f32.gguf"}, Case{"qwen3_5_moe", {}, "model-bf16.gguf"},
         Case{"qwen3_5_mtp", {}, "model-bf16.gguf"}, Case{"qwen3_next", {}, "model-bf16.gguf"},
-        Case{"gpt_oss", {}, "model-bf16.gguf", Golden{.logits = "logits_truncate", .greedy = ""}},
+        Case{"gpt_oss", {}, "model-bf16.gguf", GoldenFile{.logits = "logits_truncate", .greedy = ""}},
         Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}, Case{"deepseek_v3", {}, "model-bf16.gguf"},
         Case{"deepseek_v32", {}, "", std::nullopt, true}, Case{"glm_moe_dsa", {}, "model-bf16.gguf"},
         Case{"mixtral", {}, "model-bf16.gguf"}, Case{"qwen3_vl", {}, "model-bf16.gguf"},
@@ -237,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(
         packed("nvfp4_ct"), packed("nvfp4_modelopt", "model-bf16.gguf"), Case{"gemma4", {}, "model-bf16.gguf"},
         Case{"gemma4_moe", {}, "model-bf16.gguf"}, Case{"gemma4_e", {}, "model-bf16.gguf"},
         Case{"nemotron_h", {}, "model-bf16.gguf"}, Case{"nemotron_h_moe", {}, "model-bf16.gguf"},
-        Case{"mistral4", {}, "model-bf16.gguf", Golden{.logits = "logits_no_position_scale", .greedy = ""}}),
+        Case{"mistral4", {}, "model-bf16.gguf", GoldenFile{.logits = "logits_no_position_scale", .greedy = ""}}),
     [](const auto& of) { return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short"); });
 
 }  // namespace

@@ -11,42 +11,42 @@
 namespace ridge {
 namespace {
 
-using Bytes = std::vector<uint8_t>;
+using Block = std::vector<uint8_t>;
 
 const WeightFormat& format_named(std::string_view name) { return **find_weight_format(name); }
 
-std::vector<float> decode(const WeightFormat& format, const Bytes& block) {
+std::vector<float> decode(const WeightFormat& format, const Block& block) {
   EXPECT_EQ(int(block.size()), format.block_bytes);
   std::vector<float> out(size_t(format.group), NAN);
   format.decode(reinterpret_cast<const std::byte*>(block.data()), format.group, out.data());
   return out;
 }
 
-Bytes encode(const WeightFormat& format, const std::vector<float>& values) {
-  Bytes block(size_t(format.block_bytes));
+Block encoded(const WeightFormat& format, const std::vector<float>& values) {
+  Block block(size_t(format.block_bytes));
   format.encode(values.data(), format.group, reinterpret_cast<std::byte*>(block.data()));
   return block;
 }
 
-Status check(const WeightFormat& format, const Bytes& blocks) {
+Status check(const WeightFormat& format, const Block& blocks) {
   return format.check(reinterpret_cast<const std::byte*>(blocks.data()),
                       int64_t(blocks.size()) / format.block_bytes * format.group);
 }
 
-void set_scale(Bytes& block, uint16_t scale) {
+void set_scale(Block& block, uint16_t scale) {
   block[block.size() - 2] = uint8_t(scale);
   block[block.size() - 1] = uint8_t(scale >> 8);
 }
 
 /// A block of code 0 everywhere.
-Bytes zero_block(const WeightFormat& format) { return encode(format, std::vector<float>(size_t(format.group), 0.0f)); }
+Block zero_block(const WeightFormat& format) { return encoded(format, std::vector<float>(size_t(format.group), 0.0f)); }
 
 TEST(Tq2_0, EveryByteAtEveryPlaceDecodesToItsDefinition) {
   const WeightFormat& format = format_named("tq2_0");
   for (const uint16_t scale : kF16Classes)
     for (int place = 0; place < 64; ++place)
       for (int byte = 0; byte < 256; ++byte) {
-        Bytes block(66, 0x55);
+        Block block(66, 0x55);
         set_scale(block, scale);
         block[size_t(place)] = uint8_t(byte);
         const std::vector<float> out = decode(format, block);
@@ -62,10 +62,10 @@ TEST(Tq2_0, EveryByteAtEveryPlaceDecodesToItsDefinition) {
 
 TEST(Tq1_0, EveryByteAtEveryPlaceDecodesToItsDefinition) {
   const WeightFormat& format = format_named("tq1_0");
-  const Bytes zeros = zero_block(format);
+  const Block zeros = zero_block(format);
   for (int place = 0; place < 52; ++place)
     for (int byte = 0; byte < 256; ++byte) {
-      Bytes block = zeros;
+      Block block = zeros;
       set_scale(block, 0x3C00);
       block[size_t(place)] = uint8_t(byte);
       const std::vector<float> out = decode(format, block);
@@ -89,7 +89,7 @@ TEST(Tq1_0, EveryRowOfFiveDigitsComesBackAtEveryPlace) {
     for (int place = 0, rest = digits; place < 256; ++place, rest = (rest * 7 + 11) % 243)
       in[size_t(place)] = float(rest % 3 - 1) * 0.25f;
     in[0] = 0.25f;
-    EXPECT_EQ(decode(format, encode(format, in)), in) << digits;
+    EXPECT_EQ(decode(format, encoded(format, in)), in) << digits;
   }
 }
 
@@ -97,7 +97,7 @@ TEST(I2_S, EveryByteAtEveryPlaceDecodesToItsDefinition) {
   const WeightFormat& format = format_named("i2_s");
   for (int place = 0; place < 32; ++place)
     for (int byte = 0; byte < 256; ++byte) {
-      Bytes block(32, 0x55);
+      Block block(32, 0x55);
       block[size_t(place)] = uint8_t(byte);
       const std::vector<float> out = decode(format, block);
       for (int i = 0; i < 128; ++i) {
@@ -111,33 +111,33 @@ TEST(TernaryFormats, BlocksMadeByHand) {
   // Weights 1, -1, 0, 0, ... with +1 again at the last place, in units of 0.5.
   std::vector<float> in(256, 0.0f);
   in[0] = 0.5f, in[1] = -0.5f, in[255] = 0.5f;
-  Bytes tq2(66, 0x55);
+  Block tq2(66, 0x55);
   tq2[0] = 0x56;   // 01 01 01 10
   tq2[1] = 0x54;   // 01 01 01 00
   tq2[63] = 0x95;  // 10 01 01 01
   set_scale(tq2, 0x3800);
-  EXPECT_EQ(encode(format_named("tq2_0"), in), tq2);
+  EXPECT_EQ(encoded(format_named("tq2_0"), in), tq2);
   EXPECT_EQ(decode(format_named("tq2_0"), tq2), in);
 
   // Five zeros are digits 11111 = 121: ceil(121 * 256 / 243) = 128. 21111 = 202 gives 213, 01111 = 40 gives 43. Four
   // zeros are 11110 = 120: 127; 11120 = 123: 130.
-  Bytes tq1(54, 128);
+  Block tq1(54, 128);
   std::fill(tq1.begin() + 48, tq1.begin() + 52, uint8_t(127));
   tq1[0] = 213;
   tq1[1] = 43;
   tq1[51] = 130;
   set_scale(tq1, 0x3800);
-  EXPECT_EQ(encode(format_named("tq1_0"), in), tq1);
+  EXPECT_EQ(encoded(format_named("tq1_0"), in), tq1);
   EXPECT_EQ(decode(format_named("tq1_0"), tq1), in);
 
   std::vector<float> half(in.begin(), in.begin() + 128);
   for (float& weight : half) weight *= 2;
   half[127] = 1;
-  Bytes i2_s(32, 0x55);
+  Block i2_s(32, 0x55);
   i2_s[0] = 0x95;   // 10 01 01 01
   i2_s[1] = 0x15;   // 00 01 01 01
   i2_s[31] = 0x56;  // 01 01 01 10
-  EXPECT_EQ(encode(format_named("i2_s"), half), i2_s);
+  EXPECT_EQ(encoded(format_named("i2_s"), half), i2_s);
   EXPECT_EQ(decode(format_named("i2_s"), i2_s), half);
 }
 
@@ -145,7 +145,7 @@ TEST(TernaryFormats, TheScaleHasTheLeastSquaredErrorOfAll) {
   for (const char* name : {"tq1_0", "tq2_0"})
     for (const Fill kind : {Fill::normal, Fill::outliers}) {
       const std::vector<float> in = random_floats(3, 256, kind),
-                               out = decode(format_named(name), encode(format_named(name), in));
+                               out = decode(format_named(name), encoded(format_named(name), in));
       const auto error = [&](double scale) {
         double sum = 0;
         for (const float w : in) sum += std::min(double(w) * w, std::pow(std::abs(w) - scale, 2));
@@ -161,10 +161,10 @@ TEST(TernaryFormats, TheScaleHasTheLeastSquaredErrorOfAll) {
 TEST(TernaryFormats, ImpossibleCodesAndScalesAreRefusedWithTheirPlace) {
   for (const char* name : {"tq2_0", "i2_s"}) {
     const WeightFormat& format = format_named(name);
-    const Bytes good = zero_block(format);
+    const Block good = zero_block(format);
     for (size_t place = 0; place < (format.group == 256 ? 64u : 32u); ++place)
       for (int k = 0; k < 4; ++k) {
-        Bytes blocks = good;
+        Block blocks = good;
         blocks.insert(blocks.end(), good.begin(), good.end());
         EXPECT_TRUE(check(format, blocks));
         blocks[good.size() + place] |= uint8_t(3 << (2 * k));
@@ -177,7 +177,7 @@ TEST(TernaryFormats, ImpossibleCodesAndScalesAreRefusedWithTheirPlace) {
   }
   for (const char* name : {"tq1_0", "tq2_0"}) {
     const WeightFormat& format = format_named(name);
-    Bytes block = zero_block(format);
+    Block block = zero_block(format);
     for (const uint16_t good : kF16Classes) {
       set_scale(block, good);
       EXPECT_TRUE(check(format, block)) << good;

@@ -36,7 +36,7 @@ bool has_minimum(const WeightFormat& format) {
 }
 
 /// Half the distance between neighbouring fp16 numbers at x: what rounding a scale can cost.
-double half_ulp_f16(double x) { return std::max(std::abs(x) * 0x1p-11, 0x1p-25); }
+double most_rounding_f16(double x) { return std::max(std::abs(x) * 0x1p-11, 0x1p-25); }
 
 class EveryWeightFormat : public testing::TestWithParam<const WeightFormat*> {
  protected:
@@ -335,7 +335,7 @@ TEST(HalfWeights, ErrorIsHalfAUnitInTheLastPlace) {
     const std::vector<float> f16 = decode(**find_weight_format("f16"), encode(**find_weight_format("f16"), in));
     const std::vector<float> bf16 = decode(**find_weight_format("bf16"), encode(**find_weight_format("bf16"), in));
     for (size_t i = 0; i < in.size(); ++i) {
-      ASSERT_LE(std::abs(f16[i] - in[i]), half_ulp_f16(in[i]));
+      ASSERT_LE(std::abs(f16[i] - in[i]), most_rounding_f16(in[i]));
       ASSERT_LE(std::abs(bf16[i] - in[i]), std::abs(in[i]) * 0x1p-8);
     }
   }
@@ -384,7 +384,7 @@ TEST(Q8_0Weights, ErrorIsWithinItsBound) {
       const std::vector<float> out = decode(**find_weight_format("q8_0"), encode(**find_weight_format("q8_0"), in));
       double top = 0;
       for (const float x : in) top = std::max(top, double(std::abs(x)));
-      const double scale = top / 127, bound = scale * (0.5 + 1e-4) + 127 * half_ulp_f16(scale);
+      const double scale = top / 127, bound = scale * (0.5 + 1e-4) + 127 * most_rounding_f16(scale);
       for (size_t i = 0; i < 32; ++i) ASSERT_LE(std::abs(out[i] - in[i]), bound) << fill_name(kind);
     }
 }
@@ -401,7 +401,7 @@ TEST(Q4_0Weights, ErrorIsWithinItsBound) {
       const double scale = extreme / -8;
       for (size_t i = 0; i < 32; ++i) {
         const double steps = scale == 0 ? 0 : in[i] / scale;
-        const double bound = std::abs(scale) * (std::max(0.5, steps - 7) + 1e-5) + 8 * half_ulp_f16(scale);
+        const double bound = std::abs(scale) * (std::max(0.5, steps - 7) + 1e-5) + 8 * most_rounding_f16(scale);
         ASSERT_LE(std::abs(out[i] - in[i]), bound) << fill_name(kind) << " " << in[i];
       }
     }

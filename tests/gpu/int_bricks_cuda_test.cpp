@@ -18,7 +18,6 @@ namespace {
 using Floats = std::vector<float>;
 
 constexpr const char* kFormats[] = {"q4_k", "q5_k", "q6_k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"};
-constexpr float kEps = kIntCaseEps;
 using Case = IntCase;
 using Operands = IntOperands;
 
@@ -64,7 +63,7 @@ class IntBricksCuda : public OnBricks {
       IntCall call = {.n_tokens = c.n_tokens,
                       .x = x.as<float>(),
                       .norm_weight = c.norm ? norm.as<float>() : nullptr,
-                      .norm_eps = kEps,
+                      .norm_eps = kIntCaseEps,
                       .planes = 2,
                       .bias = c.bias ? bias.as<float>() : nullptr,
                       .output = c.output,
@@ -110,7 +109,7 @@ class IntBricksCuda : public OnBricks {
       const float* x = &o.x[size_t(t * n_in)];
       double squares = 0;
       for (int64_t k = 0; k < n_in; ++k) squares += double(x[k]) * x[k];
-      const double factor = 1 / std::sqrt(squares / double(n_in) + kEps);
+      const double factor = 1 / std::sqrt(squares / double(n_in) + kIntCaseEps);
       for (int64_t row = 0; row < n_out; ++row) {
         const auto at = size_t(t * n_out + row);
         Bounded e;

@@ -15,9 +15,9 @@ namespace {
 
 using Floats = std::vector<float>;
 
-constexpr float kEps = 1e-5f, kGuard = 7.0f;
+constexpr float kGemmEps = 1e-5f, kGemmGuard = 7.0f;
 
-struct Case {
+struct GemmCase {
   int64_t n_tokens = 65;
   bool norm = false, bias = false;
   IntOutput output = IntOutput::store;
@@ -71,7 +71,7 @@ class IntGemmCuda : public OnDevice {
   struct Operands {
     Floats x, norm, bias, y;
   };
-  static Operands operands(const IntWeights& w, const Case& c) {
+  static Operands operands(const IntWeights& w, const GemmCase& c) {
     const auto seed = uint64_t(w.n_out + c.n_tokens);
     Operands o{.x = normal_floats(seed, c.n_tokens * w.n_in),
                .norm = c.norm ? normal_floats(seed + 1, w.n_in) : Floats(),
@@ -85,13 +85,13 @@ class IntGemmCuda : public OnDevice {
 
   /// [n_tokens, n_out] with the parts beside each other. Run twice: the same bits, nothing written around y, counters
   /// back at zero.
-  Floats run(const IntWeights& w, const Case& c, const Operands& o) {
+  Floats run(const IntWeights& w, const GemmCase& c, const Operands& o) {
     const std::vector<int64_t> parts = c.parts.empty() ? std::vector{w.n_out} : c.parts;
     const gpu::Buffer x = up(o.x), norm = up(o.norm), bias = up(o.bias);
     Floats results[2];
     for (Floats& result : results) {
       result.resize(o.y.size());
-      IntGemmCall call{.n_tokens = c.n_tokens, .x = x.as<float>(), .norm_eps = kEps, .output = c.output};
+      IntGemmCall call{.n_tokens = c.n_tokens, .x = x.as<float>(), .norm_eps = kGemmEps, .output = c.output};
       call.norm_weight = c.norm ? norm.as<float>() : nullptr;
       call.bias = c.bias ? bias.as<float>() : nullptr;
       call.n_blocks = c.n_blocks;
@@ -101,10 +101,10 @@ class IntGemmCuda : public OnDevice {
       std::vector<gpu::Buffer> ys;
       int64_t at = 0;
       for (size_t i = 0; i < parts.size(); at += parts[i++]) {
-        Floats guarded(1, kGuard);
+        Floats guarded(1, kGemmGuard);
         for (int64_t t = 0; t < c.n_tokens; ++t)
           for (int64_t r = 0; r < parts[i]; ++r) guarded.push_back(o.y[size_t(t * w.n_out + at + r)]);
-        guarded.push_back(kGuard);
+        guarded.push_back(kGemmGuard);
         ys.push_back(up(guarded));
         call.n_out[i] = parts[i];
         call.y[i] = ys.back().as<float>() + 1;
@@ -113,8 +113,8 @@ class IntGemmCuda : public OnDevice {
       at = 0;
       for (size_t i = 0; i < parts.size(); at += parts[i++]) {
         const Floats got = down(ys[i].as<float>(), c.n_tokens * parts[i] + 2);
-        EXPECT_EQ(got.front(), kGuard);
-        EXPECT_EQ(got.back(), kGuard);
+        EXPECT_EQ(got.front(), kGemmGuard);
+        EXPECT_EQ(got.back(), kGemmGuard);
         for (int64_t t = 0; t < c.n_tokens; ++t)
           for (int64_t r = 0; r < parts[i]; ++r)
             result[size_t(t * w.n_out + at + r)] = got[size_t(1 + t * parts[i] + r)];
@@ -141,7 +141,7 @@ class IntGemmCuda : public OnDevice {
     double squares = 0, top = 0, size = 0, weights = 0;
     const float* x = &o.x[size_t(t * n_in)];
     for (int64_t i = 0; i < n_in; ++i) squares += double(x[i]) * x[i];
-    const double by = o.norm.empty() ? 1 : 1 / std::sqrt(squares / double(n_in) + kEps);
+    const double by = o.norm.empty() ? 1 : 1 / std::sqrt(squares / double(n_in) + kGemmEps);
     Bounded p{0, 0};
     for (int64_t i = 0; i < n_in; ++i) {
       const double w = values[size_t(row * n_in + i)], v = x[i] * by * (o.norm.empty() ? 1.0 : o.norm[size_t(i)]);
@@ -155,7 +155,7 @@ class IntGemmCuda : public OnDevice {
     return p;
   }
 
-  void check_int4(const std::vector<int64_t>& n_out, int64_t n_in, const Case& c) {
+  void check_int4(const std::vector<int64_t>& n_out, int64_t n_in, const GemmCase& c) {
     const bool gated = c.output == IntOutput::silu_glu || c.output == IntOutput::relu2_glu;
     const IntWeights w = weights(IntKind::int4_g128, n_out, n_in, gated);
     const Operands o = operands(w, c);
@@ -225,7 +225,7 @@ TEST_F(IntGemmCuda, BlocksOfAClusterShareAnArea) {
 TEST_F(IntGemmCuda, RowsThatAThreadDoesNotKeep) { check_int4({40}, 16384 + 640, {.n_tokens = 3, .norm = true}); }
 
 TEST_F(IntGemmCuda, TernaryIsTheProductOfAFewTokens) {
-  const auto check = [&](const std::vector<int64_t>& n_out, int64_t n_in, const Case& c) {
+  const auto check = [&](const std::vector<int64_t>& n_out, int64_t n_in, const GemmCase& c) {
     const bool gated = c.output == IntOutput::silu_glu || c.output == IntOutput::relu2_glu;
     const IntWeights w = weights(IntKind::ternary, n_out, n_in, gated);
     const Operands o = operands(w, c);
@@ -234,7 +234,7 @@ TEST_F(IntGemmCuda, TernaryIsTheProductOfAFewTokens) {
                     {.n_tokens = c.n_tokens,
                      .x = x.as<float>(),
                      .norm_weight = c.norm ? norm.as<float>() : nullptr,
-                     .norm_eps = kEps,
+                     .norm_eps = kGemmEps,
                      .bias = c.bias ? bias.as<float>() : nullptr,
                      .output = c.output,
                      .n_out = {w.n_out},
@@ -270,7 +270,7 @@ TEST_F(IntGemmCuda, TernaryIsTheProductOfAFewTokens) {
 TEST_F(IntGemmCuda, OneBadTokenIsNanAndItsNeighboursAreNot) {
   for (const IntKind kind : {IntKind::int4_g128, IntKind::ternary})
     for (const float bad : {std::nanf(""), -INFINITY}) {
-      const Case c{.n_tokens = 70};
+      const GemmCase c{.n_tokens = 70};
       const IntWeights w = weights(kind, {40}, 256);
       Operands o = operands(w, c);
       o.x[256 * 9 + 77] = bad;

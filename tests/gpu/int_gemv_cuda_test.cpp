@@ -80,8 +80,6 @@ testing::AssertionResult same_bits(const Floats& got, const Floats& expected) {
   return testing::AssertionSuccess();
 }
 
-constexpr float kEps = kIntCaseEps;
-
 class IntGemvCuda : public OnDevice {
  protected:
   IntWeights pack(IntKind kind, int64_t n_in, const std::vector<IntRows>& matrices, bool is_gated = false) const {
@@ -120,7 +118,7 @@ class IntGemvCuda : public OnDevice {
       const IntCall call = {.n_tokens = c.n_tokens,
                             .x = x.as<float>(),
                             .norm_weight = c.norm ? norm.as<float>() : nullptr,
-                            .norm_eps = kEps,
+                            .norm_eps = kIntCaseEps,
                             .planes = c.planes,
                             .bias = c.bias ? bias.as<float>() : nullptr,
                             .output = c.output,
@@ -181,7 +179,7 @@ void IntGemvCuda::check_int4(const std::vector<const Int4Matrix*>& matrices, con
     const float* x = &o.x[size_t(t * n_in)];
     double squares = 0;
     for (int64_t i = 0; i < n_in; ++i) squares += double(x[i]) * x[i];
-    const double factor = 1 / std::sqrt(squares / double(n_in) + kEps);
+    const double factor = 1 / std::sqrt(squares / double(n_in) + kIntCaseEps);
     for (int64_t row = 0; row < w.n_out; ++row) {
       const int64_t at = t * w.n_out + row;
       Bounded e;
@@ -413,7 +411,7 @@ Floats ternary_reference(const std::vector<const TernaryMatrix*>& matrices, cons
   static CpuContext context(2);
   const int64_t n_in = matrices[0]->n_in;
   for (int64_t t = 0; t < c.n_tokens && c.norm; ++t)
-    rms_norm_ref(&o.x[size_t(t * n_in)], o.norm.data(), kEps, n_in, &o.x[size_t(t * n_in)]);
+    rms_norm_ref(&o.x[size_t(t * n_in)], o.norm.data(), kIntCaseEps, n_in, &o.x[size_t(t * n_in)]);
   std::vector<Floats> products;
   for (const TernaryMatrix* m : matrices) products.push_back(m->product(o.x));
   if (gated(c.output)) {

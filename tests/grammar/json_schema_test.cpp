@@ -8,13 +8,13 @@
 namespace ridge::grammar {
 namespace {
 
-struct Case {
+struct SchemaCase {
   const char* schema;
   std::vector<std::string> good, bad;
 };
 
-void check(const std::vector<Case>& cases) {
-  for (const Case& one : cases) {
+void check(const std::vector<SchemaCase>& cases) {
+  for (const SchemaCase& one : cases) {
     const Json schema = Json::parse(one.schema);
     const auto grammar = grammar_of_schema(schema);
     ASSERT_TRUE(grammar) << one.schema << ": " << grammar.error().message;

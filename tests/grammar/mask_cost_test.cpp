@@ -65,12 +65,12 @@ number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1
 ws ::= | " " | "\n" [ \t]{0,20}
 )";
 
-struct Case {
+struct CostCase {
   const char* name;
   Grammar grammar;
 };
 
-std::vector<Case> cases() {
+std::vector<CostCase> cases() {
   return {{"schema", grammar_of_schema(Json::parse(kOrder)).or_throw()},
           {"any object", any_json_object().or_throw()},
           {"gbnf json", parse_gbnf(kJsonGbnf).or_throw()},

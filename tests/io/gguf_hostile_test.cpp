@@ -33,11 +33,6 @@ TEST_P(HostileGgufTest, IsRefusedWithTheReason) {
   expect_refused(gguf, "bad GGUF file: evil.gguf: ");
 }
 
-template <class T>
-std::string number_value(Builder::Type type, T value) {
-  return ByteString().number(uint32_t(type)).number(value).str();
-}
-
 /// A case that adds the key general.alignment.
 HostileCase alignment_case(const char* name, std::string value, const char* message) {
   return {name, [value](Builder& b) { b.pairs.push_back({"general.alignment", value}); }, message};

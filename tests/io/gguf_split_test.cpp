@@ -41,11 +41,6 @@ std::string& value_of(GgufBuilder& shard, std::string_view key) {
   throw std::runtime_error("no such key");
 }
 
-template <class T>
-std::string number_value(GgufBuilder::Type type, T value) {
-  return ByteString().number(uint32_t(type)).number(value).str();
-}
-
 TEST(GgufSplit, AnyShardOpensTheWholeModel) {
   const TempDir dir;
   write(dir, shards());

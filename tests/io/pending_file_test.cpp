@@ -25,7 +25,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-std::string text_of(const std::filesystem::path& path) { return read_text_file(path, 1 << 20).or_throw(); }
+std::string content_of(const std::filesystem::path& path) { return read_text_file(path, 1 << 20).or_throw(); }
 
 Status write_file(const std::filesystem::path& path, std::string_view text, bool named = false) {
   PendingFile file(path);
@@ -78,9 +78,9 @@ TEST_P(PendingFiles, AppearWhenTheyAreComplete) {
     file.write("two").or_throw();
     file.commit().or_throw();
   }
-  EXPECT_EQ(text_of(dir / "a"), "one two");
+  EXPECT_EQ(content_of(dir / "a"), "one two");
   write_file(dir / "a", "three", named()).or_throw();
-  EXPECT_EQ(text_of(dir / "a"), "three");
+  EXPECT_EQ(content_of(dir / "a"), "three");
   EXPECT_THAT(dir.names(), ElementsAre("a"));
 }
 
@@ -121,9 +121,9 @@ TEST_P(PendingFiles, OfOthersAreLeftAlone) {
 TEST_P(PendingFiles, TakeTheLongestNamesAndRefuseLongerOnesAtOnce) {
   const std::string longest(255, 'x'), longer(256, 'x');
   write_file(dir / longest, "text", named()).or_throw();
-  EXPECT_EQ(text_of(dir / longest), "text");
+  EXPECT_EQ(content_of(dir / longest), "text");
   write_file(dir / longest, "again", named()).or_throw();
-  EXPECT_EQ(text_of(dir / longest), "again");
+  EXPECT_EQ(content_of(dir / longest), "again");
   PendingFile file(dir / longer);
   if (named()) file.use_named_temporary();
   const Status refused = file.create();
@@ -181,7 +181,7 @@ TEST_P(PendingFiles, LeaveTheOldFileWhereTheDiskIsFull) {
   ::signal(SIGXFSZ, old_handler);
   ASSERT_FALSE(status);
   EXPECT_THAT(status.error().message, HasSubstr("File too large"));
-  EXPECT_EQ(text_of(dir / "a"), "old");
+  EXPECT_EQ(content_of(dir / "a"), "old");
   EXPECT_THAT(dir.names(), ElementsAre("a"));
 }
 
@@ -203,7 +203,7 @@ TEST(PendingFileProcesses, WriteOneFileAtOnce) {
     ::waitpid(child, &status, 0);
     EXPECT_EQ(status, 0);
   }
-  const std::string text = text_of(dir / "a");
+  const std::string text = content_of(dir / "a");
   EXPECT_EQ(text, std::string(1000, text[0]));
   EXPECT_THAT(dir.names(), ElementsAre("a"));
 }

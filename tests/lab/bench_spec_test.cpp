@@ -8,7 +8,7 @@
 namespace ridge::lab {
 namespace {
 
-SpecBenchParams tiny() {
+SpecBenchParams tiny_spec() {
   SpecBenchParams params{.models = {RIDGE_SOURCE_DIR "/models/stories260K.gguf"}};
   for (int i = 0; i < 40; ++i) params.text += "Once upon a time there was a little girl who lived in a house. ";
   params.text_name = "girl.txt";
@@ -23,7 +23,7 @@ SpecBenchParams tiny() {
 }
 
 TEST(SpecBench, BothWaysAreTimedOverOneText) {
-  const SpecBenchParams params = tiny();
+  const SpecBenchParams params = tiny_spec();
   std::vector<SpecBenchRow> rows;
   SpecBenchHooks hooks;
   hooks.on_row = [&](const SpecBenchRow& row) { rows.push_back(row); };
@@ -58,7 +58,7 @@ TEST(SpecBench, TheShareOfTextThatRepeatsIsOfEightTokens) {
 }
 
 TEST(SpecBench, ForcedAcceptanceIsTimedOnRandomTokensAtADepth) {
-  SpecBenchParams params = tiny();
+  SpecBenchParams params = tiny_spec();
   params.models = {"synth:tiny@mtp=1"};
   params.text.clear();
   params.n_depth = {0, 200};
@@ -96,11 +96,11 @@ TEST(SpecBench, ForcedAcceptanceIsTimedOnRandomTokensAtADepth) {
 }
 
 TEST(SpecBench, RefusesWhatHasNoRealText) {
-  SpecBenchParams params = tiny();
+  SpecBenchParams params = tiny_spec();
   params.check = false;
   params.n_prompt = {100000};
   EXPECT_THROW(run_spec_bench(params, {}), Error) << "longer than the text";
-  params = tiny();
+  params = tiny_spec();
   params.check = false;
   params.models = {"synth:tiny"};
   EXPECT_THROW(run_spec_bench(params, {}), Error) << "no tokenizer";

@@ -12,7 +12,7 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-using Answer = Crossover::Answer;
+using Crossed = Crossover::Answer;
 
 /// A sweep's row: 40 samples around `us`, 0.5 % wide.
 Row gemv_row(int batch, std::string_view format, double us, std::string_view build = "abc", bool control = false) {
@@ -45,7 +45,7 @@ Crossover only(const std::vector<Row>& rows, const CrossoverOptions& options = {
 
 TEST(Crossover, UpToABatch) {
   const Crossover c = only(sweep_rows({{1, 3.0}, {2, 2.5}, {4, 2.0}, {16, 1.2}, {32, 0.93}, {64, 0.5}}));
-  EXPECT_EQ(c.answer, Answer::up_to);
+  EXPECT_EQ(c.answer, Crossed::up_to);
   EXPECT_EQ(c.between_low, 16);
   EXPECT_EQ(c.between_high, 32);
   EXPECT_THAT(sentence(c), testing::MatchesRegex(
@@ -56,34 +56,34 @@ TEST(Crossover, UpToABatch) {
 
 TEST(Crossover, FromABatchAlwaysNeverMixed) {
   const Crossover from = only(sweep_rows({{1, 0.5}, {8, 0.8}, {16, 1.5}, {64, 2}}));
-  EXPECT_EQ(from.answer, Answer::from);
+  EXPECT_EQ(from.answer, Crossed::from);
   EXPECT_EQ(from.between_high, 16);
   EXPECT_THAT(sentence(from), HasSubstr("int4_g128 beats f16 from batch 16 on gemv"));
   const Crossover always = only(sweep_rows({{1, 2}, {8, 2}, {64, 1.5}}));
-  EXPECT_EQ(always.answer, Answer::always);
+  EXPECT_EQ(always.answer, Crossed::always);
   EXPECT_FALSE(always.between_low);
   EXPECT_THAT(sentence(always), HasSubstr("int4_g128 beats f16 always in the measured range, batch 1 to 64 on gemv"));
   EXPECT_THAT(sentence(always), Not(HasSubstr("at 8 ")));
   const Crossover never = only(sweep_rows({{1, 0.9}, {64, 0.5}}));
-  EXPECT_EQ(never.answer, Answer::never);
+  EXPECT_EQ(never.answer, Crossed::never);
   EXPECT_THAT(sentence(never), HasSubstr("int4_g128 never beats f16 in the measured range, batch 1 to 64 on"));
   const Crossover mixed = only(sweep_rows({{1, 2}, {8, 0.5}, {16, 2}, {32, 2}}));
-  EXPECT_EQ(mixed.answer, Answer::mixed);
+  EXPECT_EQ(mixed.answer, Crossed::mixed);
   EXPECT_THAT(sentence(mixed), HasSubstr("beats f16 at batch 1, 16, 32 and loses at 8 on"));
 }
 
 TEST(Crossover, ACellInsideTheNoiseWidensTheInterval) {
   const Crossover c = only(sweep_rows({{1, 2}, {8, 1.3}, {16, 1.002}, {32, 0.8}}));
-  EXPECT_EQ(c.answer, Answer::up_to);
+  EXPECT_EQ(c.answer, Crossed::up_to);
   EXPECT_EQ(c.between_low, 8);
   EXPECT_EQ(c.between_high, 32);
   EXPECT_THAT(sentence(c), HasSubstr("at 16 1.0"));
   EXPECT_THAT(sentence(c), HasSubstr("inside the noise at batch 16"));
   const Crossover tail = only(sweep_rows({{1, 2}, {8, 1.3}, {16, 1.001}}));
-  EXPECT_EQ(tail.answer, Answer::always);
+  EXPECT_EQ(tail.answer, Crossed::always);
   EXPECT_THAT(sentence(tail), HasSubstr("wherever it is decided"));
   const Crossover nothing = only(sweep_rows({{1, 1.001}, {8, 1.0}}));
-  EXPECT_EQ(nothing.answer, Answer::undecided);
+  EXPECT_EQ(nothing.answer, Crossed::undecided);
   EXPECT_THAT(sentence(nothing), HasSubstr("int4_g128 and f16 cannot be told apart, batch 1 to 8"));
 }
 
@@ -103,7 +103,7 @@ TEST(Crossover, CellsWithoutTimesAreSaid) {
   failed["reason"] = "NMSE 0.2 over 1e-5";
   rows.erase(rows.begin() + 7);
   const Crossover c = only(rows);
-  EXPECT_EQ(c.answer, Answer::always);
+  EXPECT_EQ(c.answer, Crossed::always);
   EXPECT_THAT(sentence(c), HasSubstr("no comparison at batch 8: int4_g128: failed: NMSE 0.2 over 1e-5"));
   EXPECT_THAT(sentence(c), HasSubstr("at 64 nothing; no comparison"));
   EXPECT_THAT(sentence(c), HasSubstr("no comparison at batch 64: int4_g128: not measured"));
@@ -116,7 +116,7 @@ TEST(Crossover, BuildsAndDevicesAreNotMixed) {
     rows.push_back(gemv_row(batch, "f16", 100, "old"));
     rows.push_back(gemv_row(batch, "int4_g128", 200, "old"));
   }
-  EXPECT_EQ(only(rows).answer, Answer::always);
+  EXPECT_EQ(only(rows).answer, Crossed::always);
   for (Row row : sweep_rows({{1, 0.5}, {8, 0.5}})) {
     row["cell"]["device_name"] = "cuda:0 NVIDIA H200";
     row["cell"]["n_threads"] = 0;
@@ -141,7 +141,7 @@ TEST(Crossover, PairsAndKernels) {
   const auto against = find_crossovers(rows, {.baseline = "int4_g128 (two-op)"});
   ASSERT_EQ(against.size(), 2u);
   EXPECT_EQ(against[1].format, "int4_g128");
-  EXPECT_EQ(against[1].answer, Answer::always);
+  EXPECT_EQ(against[1].answer, Crossed::always);
   EXPECT_TRUE(find_crossovers(rows, {.baseline = "q8_0"}).empty());
 }
 
@@ -151,7 +151,7 @@ TEST(Crossover, TheOtherSidesControlCountsToo) {
   ASSERT_EQ(found.size(), 1u);
   const Crossover& c = found[0];
   EXPECT_EQ(c.format, "f16");
-  EXPECT_EQ(c.answer, Answer::from);
+  EXPECT_EQ(c.answer, Crossed::from);
   EXPECT_TRUE(c.points[0].verdict.has_control);
   EXPECT_NEAR(c.points[0].verdict.ratio, 0.5, 0.02);
   EXPECT_LE(c.points[0].verdict.low, c.points[0].verdict.ratio);
@@ -175,7 +175,7 @@ TEST(Crossover, DepthsOfAttentionAndDecode) {
   ASSERT_EQ(found.size(), 2u) << "one batch is no axis";
   for (const Crossover& c : found) {
     EXPECT_EQ(c.axis, "depth");
-    EXPECT_EQ(c.answer, Answer::from);
+    EXPECT_EQ(c.answer, Crossed::from);
     EXPECT_EQ(c.between_high, 4096);
   }
   EXPECT_THAT(sentence(found[0]) + sentence(found[1]),

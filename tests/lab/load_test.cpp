@@ -135,7 +135,7 @@ TEST(Load, PercentilesAreInterpolated) {
   EXPECT_DOUBLE_EQ(percentile(values, 0.95), 4.8);
   EXPECT_DOUBLE_EQ(percentile(values, 1), 5);
   EXPECT_DOUBLE_EQ(percentile(std::vector<double>{7}, 0.99), 7);
-  EXPECT_TRUE(std::isnan(percentile({}, 0.5)));
+  EXPECT_TRUE(std::isnan(percentile(std::vector<double>(), 0.5)));
   EXPECT_DOUBLE_EQ(percentiles({5, 1, 4, 2, 3}).p50, 3);
 }
 

@@ -11,15 +11,15 @@
 namespace ridge::lab {
 namespace {
 
-constexpr int kVocab = 5;
+constexpr int kSmallVocab = 5;
 
 /// Sequences that after token t are `sure` of token t + 1 and share the rest. They remember what they were fed.
 class Cyclic : public Timelines {
  public:
   explicit Cyclic(double sure, int n_seq = 1) : fed(size_t(n_seq)) {
-    for (int t = 0; t < kVocab; ++t)
-      for (int next = 0; next < kVocab; ++next)
-        rows_[t][next] = float(std::log(next == (t + 1) % kVocab ? sure : (1 - sure) / (kVocab - 1)));
+    for (int t = 0; t < kSmallVocab; ++t)
+      for (int next = 0; next < kSmallVocab; ++next)
+        rows_[t][next] = float(std::log(next == (t + 1) % kSmallVocab ? sure : (1 - sure) / (kSmallVocab - 1)));
   }
   int n_seq() const override { return int(fed.size()); }
   void reset(int n_active) override {
@@ -36,17 +36,17 @@ class Cyclic : public Timelines {
     for (size_t i = 0; i < tokens.size(); ++i) {
       fed[i / n].push_back(tokens[i]);
       const float* const row = row_after(fed[i / n]);
-      if (with_logits) logits_.insert(logits_.end(), row, row + kVocab);
+      if (with_logits) logits_.insert(logits_.end(), row, row + kSmallVocab);
     }
   }
-  View2<const float> logits() override { return {logits_.data(), ssize(logits_) / kVocab, kVocab}; }
+  View2<const float> logits() override { return {logits_.data(), ssize(logits_) / kSmallVocab, kSmallVocab}; }
 
   std::vector<std::vector<int32_t>> fed;  // of each sequence since reset()
   int resets = 0, runs_with_logits = 0, runs_without_logits = 0, most_tokens = 0;
 
  protected:
   virtual const float* row_after(const std::vector<int32_t>& tokens) { return rows_[tokens.back()]; }
-  float rows_[kVocab][kVocab];
+  float rows_[kSmallVocab][kSmallVocab];
 
  private:
   int n_active_ = 0;
@@ -55,7 +55,7 @@ class Cyclic : public Timelines {
 
 std::vector<int32_t> cycle(int n) {
   std::vector<int32_t> tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back(i % kVocab);
+  for (int i = 0; i < n; ++i) tokens.push_back(i % kSmallVocab);
   return tokens;
 }
 
@@ -104,14 +104,14 @@ TEST_P(BothPaths, SequencesSideBySideScoreAsOneAfterAnother) {
     using Cyclic::Cyclic;
     const float* row_after(const std::vector<int32_t>& tokens) override {
       const int sum = std::accumulate(tokens.begin(), tokens.end(), 0);
-      std::copy_n(rows_[tokens.back()], kVocab, row_);
-      row_[sum % kVocab] += float(0.01 * (sum % 17));
+      std::copy_n(rows_[tokens.back()], kSmallVocab, row_);
+      row_[sum % kSmallVocab] += float(0.01 * (sum % 17));
       return row_;
     }
-    float row_[kVocab];
+    float row_[kSmallVocab];
   };
   std::vector<int32_t> text;
-  for (int i = 0; i < 7 * 20 + 3; ++i) text.push_back(i * i % 11 % kVocab);
+  for (int i = 0; i < 7 * 20 + 3; ++i) text.push_back(i * i % 11 % kSmallVocab);
   const Windows windows = plan_windows(ssize(text), 20, -1, 4).or_throw();
   std::vector<std::vector<Scores>> results;
   for (const int n_seq : {1, 2, 3, 7, 9}) {
@@ -252,11 +252,11 @@ TEST_P(BothPaths, ABaseOfLogProbabilitiesScoresAsTheTimelineItWasTakenFrom) {
     saved.insert(saved.end(), rows.data, rows.data + rows.rows * rows.cols);
   };
   run_windows(windows, text, &base, candidates, options, scores_);
-  ASSERT_EQ(saved.size(), size_t(2 * 9 * kVocab));
+  ASSERT_EQ(saved.size(), size_t(2 * 9 * kSmallVocab));
 
   options.on_base_rows = {};
   options.base_log_probs = [&](int64_t row, std::span<float> out) {
-    std::copy_n(saved.begin() + row * kVocab, kVocab, out.begin());
+    std::copy_n(saved.begin() + row * kSmallVocab, kSmallVocab, out.begin());
   };
   std::vector<Scores> from_rows;
   run_windows(windows, text, nullptr, candidates, options, from_rows);

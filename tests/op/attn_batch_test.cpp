@@ -92,7 +92,7 @@ void expect_same_bits(const KvLayerConfig& layer, const AttnCase& shape, std::sp
   }
 }
 
-const KvPolicy kPolicies[] = {kPlainPolicy, kWindowPolicy, kFullPolicy};
+const KvPolicy kBatchPolicies[] = {kPlainPolicy, kWindowPolicy, kFullPolicy};
 
 /// Every third pair of formats, so that sanitizers take seconds for each share.
 void check_pairs(size_t share) {
@@ -100,7 +100,8 @@ void check_pairs(size_t share) {
   for (const KvFormat& k : kv_formats())
     for (const KvFormat& v : kv_formats()) {
       if (++turn % 3 != share) continue;
-      const KvLayerConfig layer{side_of(k, kPolicies[turn / 3 % 3]), side_of(v, kPolicies[turn / 9 % 3]), 1, 64};
+      const KvLayerConfig layer{side_of(k, kBatchPolicies[turn / 3 % 3]), side_of(v, kBatchPolicies[turn / 9 % 3]), 1,
+                                64};
       SCOPED_TRACE(fmt::format("K {} V {}, policies {} and {}", k.name, v.name, turn / 3 % 3, turn / 9 % 3));
       expect_same_bits(layer, {{turn % 2 ? 3 : 2, 1}, 64, 101}, {{101, 37}}, turn % 20 == 0);
       if (testing::Test::HasFatalFailure()) return;
@@ -113,8 +114,8 @@ TEST(AttentionBatch, EveryPairOfFormatsGivesTheSameBitsInEveryCut2) { check_pair
 TEST(AttentionBatch, LongSequencesOfEveryHeadSize) {
   const auto check = [](const char* k, const char* v, int policy, HeadLayout heads, int head_dim) {
     SCOPED_TRACE(fmt::format("K {} V {} head_dim {}", k, v, head_dim));
-    const KvLayerConfig layer{side_of(kv(k), kPolicies[policy]), side_of(kv(v), kPolicies[policy]), heads.n_kv_heads,
-                              head_dim};
+    const KvLayerConfig layer{side_of(kv(k), kBatchPolicies[policy]), side_of(kv(v), kBatchPolicies[policy]),
+                              heads.n_kv_heads, head_dim};
     expect_same_bits(layer, {heads, head_dim, 540}, {{540, 130, 2}}, false);
   };
   check("f16", "f16", 0, {4, 2}, 96);

@@ -64,13 +64,13 @@ IntRow row_of(const KvTiles& t, const KvSpan& span, int kv_head, int position, i
 }
 
 /// One sequence, whose newest token asks.
-struct Problem {
+struct IntProblem {
   AttnCase shape;
   TokenRows rows;
   Caches caches;
   KvSpan span;
 
-  Problem(HeadLayout heads, int head_dim, int n_keys, const KvSideConfig& k, const KvSideConfig& v, uint64_t seed)
+  IntProblem(HeadLayout heads, int head_dim, int n_keys, const KvSideConfig& k, const KvSideConfig& v, uint64_t seed)
       : shape{heads, head_dim, n_keys},
         rows(shape, 1, seed),
         caches({.k = k, .v = v, .n_kv_heads = heads.n_kv_heads, .head_dim = head_dim, .rope = rope_of(head_dim, seed)},
@@ -156,7 +156,7 @@ void expect_attention(const Attention& a, const KvSpan& span) {
   }
 }
 
-void expect_every_variant(Problem p) {
+void expect_every_variant(IntProblem p) {
   const Attention a = p.ask();
   for (const AttentionVariant* variant : rounding_variants()) {
     CpuContext context(2);
@@ -212,7 +212,7 @@ TEST(AttnInt, OneKeyThatTakesAllLeavesTheOthersTheirWeight) {
   // rounding takes must not be lost. Values are 1 everywhere, so the output is the sum of the weights.
   for (const char* name : {"q4_0", "rotor-3s", "q8_0"}) {
     const int n_keys = 640;
-    Problem p({2, 1}, 64, n_keys, side_of(kv("q8_0")), side_of(kv(name)), 16);
+    IntProblem p({2, 1}, 64, n_keys, side_of(kv("q8_0")), side_of(kv(name)), 16);
     for (int i = 0; i < n_keys * 64; ++i) {
       p.rows.k[0][size_t(i)] = i % (64 * 64) == 0 ? 8.0f : 0.0f;
       p.rows.v[0][size_t(i)] = 1;

@@ -8,7 +8,7 @@
 namespace ridge {
 namespace {
 
-constexpr int kHeads = 2, kDim = 32, kContext = 330;
+constexpr int kAppendHeads = 2, kAppendDim = 32, kContext = 330;
 
 KvSideConfig with(const char* name, const KvPolicy& policy) { return {&kv(name), policy}; }
 
@@ -43,10 +43,10 @@ std::string name_of(const KvSideConfig& c) {
 /// A form far from the identity, for sides that round weighted: one direction that every query looks at.
 std::vector<float> metric_of_model() {
   std::vector<float> form;
-  for (uint64_t h = 0; h < kHeads; ++h) {
-    const std::vector<float> seen = random_floats(99 + h, kDim);
-    for (size_t i = 0; i < kDim; ++i)
-      for (size_t j = 0; j < kDim; ++j) form.push_back(seen[i] * seen[j] + (i == j ? 0.2f : 0.0f));
+  for (uint64_t h = 0; h < kAppendHeads; ++h) {
+    const std::vector<float> seen = random_floats(99 + h, kAppendDim);
+    for (size_t i = 0; i < kAppendDim; ++i)
+      for (size_t j = 0; j < kAppendDim; ++j) form.push_back(seen[i] * seen[j] + (i == j ? 0.2f : 0.0f));
   }
   return form;
 }
@@ -57,12 +57,12 @@ struct Twins : Caches {
   Twins(const KvSideConfig& side, const TokenRows& rows, uint64_t order = 1)
       : Caches({.k = side,
                 .v = side,
-                .n_kv_heads = kHeads,
-                .head_dim = kDim,
-                .rope = rope_of(kDim, uint64_t(side.policy.window / 32 + side.policy.sinks))},
+                .n_kv_heads = kAppendHeads,
+                .head_dim = kAppendDim,
+                .rope = rope_of(kAppendDim, uint64_t(side.policy.window / 32 + side.policy.sinks))},
                rows, order) {
     if (side.policy.rounding != KvRounding::weighted) return;
-    metric = metric_in_cache_space(k.rotation, kDim, metric_of_model());
+    metric = metric_in_cache_space(k.rotation, kAppendDim, metric_of_model());
     k.tiles.metric = v.tiles.metric = metric.data();
   }
 };
@@ -92,7 +92,7 @@ Bytes held(const FencedSide& side, const KvSpan& at) {
 
 TEST(KvAppend, HoldsTheSameBitsHoweverTokensAreBatched) {
   CpuContext one(1), three(3);
-  const TokenRows rows({{kHeads, kHeads}, kDim, kContext}, 2);
+  const TokenRows rows({{kAppendHeads, kAppendHeads}, kAppendDim, kContext}, 2);
   for (const KvSideConfig& side : all_sides()) {
     Twins alone(side, rows);
     for (int n = 0; n < kContext; ++n) alone.bring(one, {{Bring{0, 1}}});
@@ -123,13 +123,13 @@ struct Rules {
   float scale = 0;
 
   Rules(const FencedSide& of, const KvSpan& span, int h, const std::vector<float>& rows)
-      : side(of), at(span), head(h), centre(kDim, 0.0f) {
+      : side(of), at(span), head(h), centre(kAppendDim, 0.0f) {
     const KvTiles& t = side.tiles;
     const bool calibrates = side.layout.calibrates();
     for (int p = 0; p < at.n_past; ++p) {
-      const auto from = rows.begin() + (int64_t(p) * kHeads + head) * kDim;
-      std::vector<float>& row = exact.emplace_back(from, from + kDim);
-      for (size_t d = 0; d < kDim; ++d) row[d] -= centre_at(p)[d];
+      const auto from = rows.begin() + (int64_t(p) * kAppendHeads + head) * kAppendDim;
+      std::vector<float>& row = exact.emplace_back(from, from + kAppendDim);
+      for (size_t d = 0; d < kAppendDim; ++d) row[d] -= centre_at(p)[d];
       side.rotation.forward(row.data());
       if (calibrates && p < kCalibration) row = rounded(rounded(row, p), p);
       if (calibrates && p == kCalibration - 1) calibrate();
@@ -140,10 +140,10 @@ struct Rules {
   std::vector<float> rounded(const std::vector<float>& row, int position) const {
     const KvTiles& t = side.tiles;
     const KvFormat& format = position < t.n_sinks || t.ring_tiles == 0 ? kv("f16") : kv_formats()[size_t(t.recent)];
-    std::vector<std::byte> bytes(size_t(format.row_bytes(kDim)));
+    std::vector<std::byte> bytes(size_t(format.row_bytes(kAppendDim)));
     std::vector<float> out(row.size());
-    format.encode(row.data(), kDim, {.scale = format.policy.scale}, bytes.data());
-    format.decode(bytes.data(), kDim, {}, out.data());
+    format.encode(row.data(), kAppendDim, {.scale = format.policy.scale}, bytes.data());
+    format.decode(bytes.data(), kAppendDim, {}, out.data());
     return out;
   }
   /// The centre turned to the tile of a position.
@@ -162,31 +162,31 @@ struct Rules {
   /// The mean of the rows without sinks before RoPE, and the root mean square around it; rows move to the centre.
   void calibrate() {
     const KvTiles& t = side.tiles;
-    std::vector<double> sum(kDim, 0.0);
+    std::vector<double> sum(kAppendDim, 0.0);
     double size2 = 0;
     const int n = kCalibration - t.n_sinks;
     for (int p = t.n_sinks; p < kCalibration && t.centre; ++p) {
       std::vector<float> row = exact[size_t(p)];
       side.rotation.backward(row.data());
       t.turn.backward(t.turn.position(p), row.data());
-      for (size_t d = 0; d < kDim; ++d) sum[d] += row[d];
+      for (size_t d = 0; d < kAppendDim; ++d) sum[d] += row[d];
     }
-    for (size_t d = 0; d < kDim; ++d) centre[d] = float(sum[d] / n);
+    for (size_t d = 0; d < kAppendDim; ++d) centre[d] = float(sum[d] / n);
     for (int p = 0; p < kCalibration; ++p) {
       std::vector<float> turned = centre_at(p);
       side.rotation.forward(turned.data());
       std::vector<float>& row = exact[size_t(p)];
-      for (size_t d = 0; d < kDim; ++d) row[d] -= turned[d];
+      for (size_t d = 0; d < kAppendDim; ++d) row[d] -= turned[d];
       for (const float x : row) size2 += p >= t.n_sinks ? double(x) * x : 0;
       if (t.centre) row = rounded(row, p);
     }
-    scale = float(std::sqrt(size2 / (double(n) * kDim)));
+    scale = float(std::sqrt(size2 / (double(n) * kAppendDim)));
   }
 };
 
 TEST(KvAppend, EveryRowIsWhereItBelongsAndWhatItsFormatMakesOfIt) {
   CpuContext context(2);
-  const TokenRows rows({{kHeads, kHeads}, kDim, kContext}, 1);
+  const TokenRows rows({{kAppendHeads, kAppendHeads}, kAppendDim, kContext}, 1);
   for (const KvSideConfig& config : all_sides())
     for (const int n : {40, 63, 64, 129, kContext}) {
       SCOPED_TRACE(fmt::format("{} at {}", name_of(config), n));
@@ -197,23 +197,23 @@ TEST(KvAppend, EveryRowIsWhereItBelongsAndWhatItsFormatMakesOfIt) {
         const KvTiles& t = side->tiles;
         const int coded_end = t.retention.coded_end(n);
         std::vector<double> norm2(size_t(pages_for(t.retention, n)), 0.0), error2 = norm2;
-        for (int h = 0; h < kHeads; ++h) {
+        for (int h = 0; h < kAppendHeads; ++h) {
           const Rules rules(*side, at, h, side == &caches.k ? rows.k[0] : rows.v[0]);
           if (t.centre) {
-            ASSERT_TRUE(std::ranges::equal(rules.centre, std::span(t.centre_of(at.slot, h), kDim)));
+            ASSERT_TRUE(std::ranges::equal(rules.centre, std::span(t.centre_of(at.slot, h), kAppendDim)));
           }
           if (t.head_scale && n >= kCalibration) {
-            ASSERT_NEAR(t.head_scale[at.slot * kHeads + h], rules.scale, 1e-6 * rules.scale);
+            ASSERT_NEAR(t.head_scale[at.slot * kAppendHeads + h], rules.scale, 1e-6 * rules.scale);
           }
           for (int p = 0; p < n; ++p) {
             const std::vector<float>& row = rules.exact[size_t(p)];
-            std::vector<float> read(kDim), decoded(kDim);
+            std::vector<float> read(kAppendDim), decoded(kAppendDim);
             if (p < coded_end) {
               Bytes bytes(size_t(t.row_bytes));
-              config.format->encode(row.data(), kDim, t.coding(at.slot, h), bytes.data());
+              config.format->encode(row.data(), kAppendDim, t.coding(at.slot, h), bytes.data());
               ASSERT_EQ(std::memcmp(bytes.data(), t.coded_row(at.pages, h, p), bytes.size()), 0) << "position " << p;
-              config.format->decode(bytes.data(), kDim, t.coding(at.slot, h), decoded.data());
-              for (size_t d = 0; d < kDim; ++d) {
+              config.format->decode(bytes.data(), kAppendDim, t.coding(at.slot, h), decoded.data());
+              for (size_t d = 0; d < kAppendDim; ++d) {
                 norm2[size_t(p / kPagePositions)] += double(row[d]) * row[d];
                 error2[size_t(p / kPagePositions)] += std::pow(double(row[d]) - decoded[d], 2);
               }
@@ -232,8 +232,8 @@ TEST(KvAppend, EveryRowIsWhereItBelongsAndWhatItsFormatMakesOfIt) {
         // Float sums of 32 values, 2 heads and up to 128 rows, all of one sign.
         for (size_t page = 0; page < norm2.size(); ++page) {
           const PageCounts& counts = t.counts[at.pages[page]];
-          EXPECT_NEAR(counts.norm2, norm2[page], (kDim + 2 + 128 + 2) * 0x1p-24 * norm2[page]) << "page " << page;
-          EXPECT_NEAR(counts.error2, error2[page], (kDim + 2 + 128 + 4) * 0x1p-24 * error2[page] + 1e-30);
+          EXPECT_NEAR(counts.norm2, norm2[page], (kAppendDim + 2 + 128 + 2) * 0x1p-24 * norm2[page]) << "page " << page;
+          EXPECT_NEAR(counts.error2, error2[page], (kAppendDim + 2 + 128 + 4) * 0x1p-24 * error2[page] + 1e-30);
         }
       }
     }
@@ -241,7 +241,7 @@ TEST(KvAppend, EveryRowIsWhereItBelongsAndWhatItsFormatMakesOfIt) {
 
 TEST(KvAppend, TouchesItsOwnPagesAndSlotOnly) {
   CpuContext context(2);
-  const TokenRows rows({{kHeads, kHeads}, kDim, kContext}, 3);
+  const TokenRows rows({{kAppendHeads, kAppendHeads}, kAppendDim, kContext}, 3);
   for (const KvSideConfig& config : all_sides()) {
     Twins caches(config, rows);
     caches.bring(context, {{Bring{0, 200}, Bring{2, 33}}});
@@ -270,28 +270,28 @@ TEST(KvAppend, TouchesItsOwnPagesAndSlotOnly) {
 
 TEST(KvAppend, RowsAreLeftInCacheSpaceAsTheCacheReadsThem) {
   CpuContext context(1);
-  const TokenRows rows({{kHeads, kHeads}, kDim, 64}, 1);
+  const TokenRows rows({{kAppendHeads, kAppendHeads}, kAppendDim, 64}, 1);
   const KvSideConfig side = with("rotor-3", {.rotation = Rotation::hadamard, .window = 32, .recent = "i8r"});
   Twins caches(side, rows);
-  std::vector<float> k(rows.k[0].begin(), rows.k[0].begin() + 5 * kHeads * kDim), v = k;
+  std::vector<float> k(rows.k[0].begin(), rows.k[0].begin() + 5 * kAppendHeads * kAppendDim), v = k;
   const KvSpan span = caches.span(0, 0, 5);
-  kv_append(context, caches.k.tiles, caches.v.tiles, {&span, 1}, {k.data(), 5, kHeads * kDim},
-            {v.data(), 5, kHeads * kDim});
+  kv_append(context, caches.k.tiles, caches.v.tiles, {&span, 1}, {k.data(), 5, kAppendHeads * kAppendDim},
+            {v.data(), 5, kAppendHeads * kAppendDim});
   for (int p = 0; p < 5; ++p)
-    for (int h = 0; h < kHeads; ++h) {
-      std::vector<float> read(kDim);
+    for (int h = 0; h < kAppendHeads; ++h) {
+      std::vector<float> read(kAppendDim);
       read_cached_row(caches.k.tiles, span, h, p, 5, read.data());
-      EXPECT_TRUE(std::equal(read.begin(), read.end(), &k[size_t(p * kHeads + h) * kDim]));
+      EXPECT_TRUE(std::equal(read.begin(), read.end(), &k[size_t(p * kAppendHeads + h) * kAppendDim]));
     }
 }
 
 TEST(KvAppend, NonFiniteRowsAreCountedAndDoNotSpread) {
   CpuContext context(2);
-  TokenRows rows({{kHeads, kHeads}, kDim, 100}, 1);
+  TokenRows rows({{kAppendHeads, kAppendHeads}, kAppendDim, 100}, 1);
   for (auto* side : {&rows.k[0], &rows.v[0]}) {
-    (*side)[size_t(70 * kHeads * kDim + 5)] = NAN;
-    (*side)[size_t(71 * kHeads * kDim + 6)] = INFINITY;
-    (*side)[size_t(71 * kHeads * kDim + 7)] = 1e6f;
+    (*side)[size_t(70 * kAppendHeads * kAppendDim + 5)] = NAN;
+    (*side)[size_t(71 * kAppendHeads * kAppendDim + 6)] = INFINITY;
+    (*side)[size_t(71 * kAppendHeads * kAppendDim + 7)] = 1e6f;
   }
   for (const KvSideConfig& config : all_sides()) {
     Twins caches(config, rows);
@@ -302,9 +302,9 @@ TEST(KvAppend, NonFiniteRowsAreCountedAndDoNotSpread) {
         EXPECT_EQ(side->saturated, 3u);
       }
       const KvSpan at = caches.span(0, 0, 0);
-      std::vector<float> row(kDim);
+      std::vector<float> row(kAppendDim);
       for (int p = 0; p < 100; ++p)
-        for (int h = 0; h < kHeads; ++h) {
+        for (int h = 0; h < kAppendHeads; ++h) {
           read_cached_row(side->tiles, at, h, p, 100, row.data());
           for (const float x : row) ASSERT_TRUE(std::isfinite(x)) << name_of(config) << " position " << p;
         }
@@ -363,11 +363,13 @@ TEST(KvLayout, BytesAreThePublishedOnes) {
 
 TEST(KvLayout, ReadBytesAreTheRowsThatAQueryReads) {
   for (const KvSideConfig& config : all_sides()) {
-    const KvTiles t = KvLayout({config, config, kHeads, kDim}, KvSide::k, false).tiles;
+    const KvTiles t = KvLayout({config, config, kAppendHeads, kAppendDim}, KvSide::k, false).tiles;
     for (const int n : {1, 4, 40, 64, 130, kContext}) {
       int64_t bytes = 0;
       for (int p = 0; p < n; ++p)
-        bytes += kHeads * (p < t.n_sinks ? 2 * kDim : p < t.retention.coded_end(n) ? t.row_bytes : t.recent_row_bytes);
+        bytes += kAppendHeads * (p < t.n_sinks                  ? 2 * kAppendDim
+                                 : p < t.retention.coded_end(n) ? t.row_bytes
+                                                                : t.recent_row_bytes);
       EXPECT_EQ(kv_read_bytes(t, n), bytes) << name_of(config) << " at " << n;
     }
   }

@@ -12,10 +12,10 @@ namespace ridge {
 namespace {
 
 using testing::HasSubstr;
-constexpr int kHeads = 2, kDim = 64, kLength = 150;
+constexpr int kMemoryHeads = 2, kMemoryDim = 64, kLength = 150;
 
 TEST(SequenceImage, HoldsEveryRowInTheOrderOfItsHeader) {
-  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
+  const std::vector<KvLayerConfig> layers = all_layers(kMemoryHeads, kMemoryDim);
   Host host(layers, {2, 0});
   host.append(kLength, 1);
   const SequenceImage image = host.image();
@@ -27,10 +27,10 @@ TEST(SequenceImage, HoldsEveryRowInTheOrderOfItsHeader) {
       const auto* const first = static_cast<const std::byte*>(from);
       expected.insert(expected.end(), first, first + n);
     };
-    if (t.centre) add(t.centre_of(1, 0), 4 * kHeads * kDim);
-    if (t.head_scale) add(t.head_scale + kHeads, 4 * kHeads);
-    for (int h = 0; h < kHeads; ++h) {
-      for (int p = 0; p < t.n_sinks; ++p) add(t.sink_row(1, h, p), 2 * kDim);
+    if (t.centre) add(t.centre_of(1, 0), 4 * kMemoryHeads * kMemoryDim);
+    if (t.head_scale) add(t.head_scale + kMemoryHeads, 4 * kMemoryHeads);
+    for (int h = 0; h < kMemoryHeads; ++h) {
+      for (int p = 0; p < t.n_sinks; ++p) add(t.sink_row(1, h, p), 2 * kMemoryDim);
       if (t.ring_tiles > 0)
         for (int p = std::max(t.n_sinks, host.ring_first[i]); p < kLength; ++p)
           add(t.ring_row(1, h, p), t.recent_row_bytes);
@@ -44,7 +44,7 @@ TEST(SequenceImage, HoldsEveryRowInTheOrderOfItsHeader) {
 }
 
 TEST(SequenceImage, ComesBackBitForBitElsewhereAndGoesOnAsIfNothingHadHappened) {
-  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
+  const std::vector<KvLayerConfig> layers = all_layers(kMemoryHeads, kMemoryDim);
   for (const int n : {1, 3, 40, 63, 64, 100, kLength}) {
     Host original(layers, {2, 0}), other(layers, {1, 3});
     original.append(n, 1);
@@ -64,7 +64,7 @@ TEST(SequenceImage, IsTheSameWhateverTheOrderOfTiles) {
     for (const KvFormat& format : kv_formats()) {
       KvPolicy policy{.rotation = Rotation::hadamard, .centre = true, .window = 32, .sinks = 4};
       policy.recent = recent;
-      const KvLayerConfig layer{side_of(format, policy), side_of(format, policy), kHeads, kDim};
+      const KvLayerConfig layer{side_of(format, policy), side_of(format, policy), kMemoryHeads, kMemoryDim};
       const int number = int(&format - kv_formats().data());
       ASSERT_EQ(device_tiles(layer).ok, tile_kind_of(number).has_value()) << format.name;
       if (!device_tiles(layer).ok) continue;
@@ -93,7 +93,7 @@ TEST(SequenceImage, IsTheSameWhateverTheOrderOfTiles) {
 }
 
 TEST(SequenceImage, StatesThatCannotBeAreRefused) {
-  const KvLayerConfig layer{side_of(kv("rotor-3s"), kFullPolicy), side_of(kv("f16")), kHeads, kDim};
+  const KvLayerConfig layer{side_of(kv("rotor-3s"), kFullPolicy), side_of(kv("f16")), kMemoryHeads, kMemoryDim};
   const KvLayouts layouts(layer, false);
   const auto message = [](const Status& status) { return status ? std::string() : status.error().message; };
   // A ring of 96 rows: at 200 positions coded up to 160, at least 104 and at most 160 is its first.
@@ -108,24 +108,24 @@ TEST(SequenceImage, StatesThatCannotBeAreRefused) {
   EXPECT_NE(message(check_side_state(layouts.v, 10, 1, false)), "") << "f16 has no ring";
   EXPECT_EQ(message(check_side_state(layouts.v, 10, 0, false)), "");
 
-  std::vector<float> floats(kHeads * kDim + kHeads, -1.5f);
+  std::vector<float> floats(kMemoryHeads * kMemoryDim + kMemoryHeads, -1.5f);
   const auto check = [&](size_t at, float value) {
     std::vector<float> changed = floats;
-    for (size_t h = 0; h < kHeads; ++h) changed[kHeads * kDim + h] = 2;
+    for (size_t h = 0; h < kMemoryHeads; ++h) changed[kMemoryHeads * kMemoryDim + h] = 2;
     changed[at] = value;
     return message(check_side_floats(layouts.k, reinterpret_cast<const std::byte*>(changed.data())));
   };
   EXPECT_EQ(check(0, -3), "");
   for (const float hostile : {NAN, INFINITY, -INFINITY}) {
     EXPECT_THAT(check(5, hostile), HasSubstr("centre 5 is"));
-    EXPECT_THAT(check(kHeads * kDim + 1, hostile), HasSubstr("head scale 1 is"));
+    EXPECT_THAT(check(kMemoryHeads * kMemoryDim + 1, hostile), HasSubstr("head scale 1 is"));
   }
-  EXPECT_THAT(check(kHeads * kDim, -1), HasSubstr("head scale 0 is -1"));
-  EXPECT_EQ(check(kHeads * kDim, 0), "");
+  EXPECT_THAT(check(kMemoryHeads * kMemoryDim, -1), HasSubstr("head scale 0 is -1"));
+  EXPECT_EQ(check(kMemoryHeads * kMemoryDim, 0), "");
 }
 
 TEST(HostKvMemory, AllocatesWhatTheFormulaSaysAndItsPadding) {
-  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
+  const std::vector<KvLayerConfig> layers = all_layers(kMemoryHeads, kMemoryDim);
   const HostKvMemory memory(layers, {}, nullptr, 4, 3);
   int64_t overhead = 0, page = 0, slot = 0;
   for (int layer = 0; layer < memory.n_layers(); ++layer)
@@ -142,7 +142,7 @@ TEST(HostKvMemory, AllocatesWhatTheFormulaSaysAndItsPadding) {
 }
 
 TEST(HostKvMemory, AClearedSlotForgetsItsCalibration) {
-  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
+  const std::vector<KvLayerConfig> layers = all_layers(kMemoryHeads, kMemoryDim);
   Host used(layers, {0, 1}), fresh(layers, {0, 1});
   used.append(100, 5);
   used.memory.clear_slot(1);
@@ -152,7 +152,7 @@ TEST(HostKvMemory, AClearedSlotForgetsItsCalibration) {
 }
 
 TEST(HostKvMemory, CopiesOfSlotsAndPagesAreTheSequenceAndCountsStartAgain) {
-  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
+  const std::vector<KvLayerConfig> layers = all_layers(kMemoryHeads, kMemoryDim);
   Host host(layers, {2, 0});
   host.append(kLength, 7);
   const SequenceImage image = host.image();
@@ -169,7 +169,7 @@ TEST(HostKvMemory, CopiesOfSlotsAndPagesAreTheSequenceAndCountsStartAgain) {
 }
 
 TEST(HostKvMemory, FilledSequencesAreValidAndTheSameForASeed) {
-  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
+  const std::vector<KvLayerConfig> layers = all_layers(kMemoryHeads, kMemoryDim);
   Host a(layers, {2, 0}), b(layers, {1, 3}), c(layers, {1, 3});
   for (Host* host : {&a, &b, &c}) {
     host->n = 250;
@@ -181,7 +181,7 @@ TEST(HostKvMemory, FilledSequencesAreValidAndTheSameForASeed) {
   }
   EXPECT_TRUE(same_bytes(a.image(), b.image()));
   EXPECT_FALSE(same_bytes(a.image(), c.image()));
-  std::vector<float> row(kDim);
+  std::vector<float> row(kMemoryDim);
   const KvSpan at{.n_past = 250, .slot = 1, .pages = a.pages.data()};
   for (int layer = 0; layer < a.memory.n_layers(); ++layer)
     for (int p = 0; p < 250; ++p) {

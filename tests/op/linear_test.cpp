@@ -34,7 +34,7 @@ constexpr double kUnit = 0x1p-24;
 constexpr double kLeast = 0x1p-149;  // smallest float: what an underflowing product or sum can lose
 
 /// One product with its oracle: y, and the magnitudes the bounds are made of.
-struct Problem {
+struct LinearProblem {
   const WeightFormat& format;
   LinearCase shape;
   FencedBytes rows, panels;
@@ -47,7 +47,7 @@ struct Problem {
   };
   Integers integers[2];
 
-  Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed);
+  LinearProblem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed);
   void sum_integers(int planes, Integers& out) const;
   Linear linear() const {
     return {.format = &format,
@@ -90,7 +90,7 @@ double largest_minimum(const WeightFormat& format, const std::byte* block) {
   return 0;
 }
 
-Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed)
+LinearProblem::LinearProblem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t seed)
     : format(f),
       shape(c),
       rows(c.n_out * f.row_bytes(c.n_in)),
@@ -118,7 +118,7 @@ Problem::Problem(const WeightFormat& f, const LinearCase& c, Fill kind, uint64_t
     for (const int planes : {1, 2}) sum_integers(planes, integers[planes - 1]);
 }
 
-void Problem::sum_integers(int planes, Integers& out) const {
+void LinearProblem::sum_integers(int planes, Integers& out) const {
   const int64_t n_in = shape.n_in, n_groups = n_in / kPanelGroup;
   std::vector<int> q(x.size());
   std::vector<float> scale(x.size() / kPanelGroup), row(size_t(n_in), 0.0f);
@@ -156,7 +156,7 @@ void Problem::sum_integers(int planes, Integers& out) const {
 }
 
 /// Runs a kernel on strided, guarded matrices and gives y.
-std::vector<float> run_guarded(const LinearVariant& variant, const Problem& p) {
+std::vector<float> run_guarded(const LinearVariant& variant, const LinearProblem& p) {
   const LinearCase& c = p.shape;
   GuardedMatrix x(c.n_tokens, c.n_in, 5, 1), y(c.n_tokens, c.n_out, 3, 1);
   for (int64_t t = 0; t < c.n_tokens; ++t) std::copy_n(&p.x[size_t(t * c.n_in)], c.n_in, &x.view()(t, 0));
@@ -167,7 +167,7 @@ std::vector<float> run_guarded(const LinearVariant& variant, const Problem& p) {
   return y.values();
 }
 
-void expect_within_bounds(const LinearVariant& variant, const Problem& p) {
+void expect_within_bounds(const LinearVariant& variant, const LinearProblem& p) {
   const std::vector<float> y = run_guarded(variant, p);
   const int64_t n_in = p.shape.n_in, n_groups = n_in / kPanelGroup;
   int n_bad = 0;
@@ -179,7 +179,7 @@ void expect_within_bounds(const LinearVariant& variant, const Problem& p) {
   };
   for (size_t i = 0; i < y.size(); ++i) {
     if (variant.planes > 0) {
-      const Problem::Integers& of = p.integers[variant.planes - 1];
+      const LinearProblem::Integers& of = p.integers[variant.planes - 1];
       const double bound = double(4 * n_groups + 3) * kUnit * of.magnitude[i] + double(n_groups) * 1e6 * kLeast;
       check("integer arithmetic", i, of.y[i], bound);
       check("exact", i, p.y[i], bound + of.rounding[i] + double(n_groups) * 1e6 * kLeast);
@@ -213,7 +213,7 @@ TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryShape) {
   int n_run = 0;
   for (const LinearCase& c : linear_cases()) {
     if (c.n_in % format.group != 0) continue;
-    const Problem p(format, c, Fill::normal, ++seed);
+    const LinearProblem p(format, c, Fill::normal, ++seed);
     for (const LinearVariant& variant : gemm_variants()) {
       if (!runnable(variant, p.linear())) continue;
       SCOPED_TRACE(fmt::format("{} {} {}", variant.name, format.name, c.name()));
@@ -228,7 +228,7 @@ TEST_P(LinearOfFormat, EveryKernelIsWithinItsBoundOnEveryKindOfData) {
   const WeightFormat& format = *GetParam();
   for (const Fill kind : kFills)
     for (const LinearCase c : {fitted(format, {33, 544, 1}), fitted(format, {33, 544, 9})}) {
-      const Problem p(format, c, kind, 42);
+      const LinearProblem p(format, c, kind, 42);
       for (const LinearVariant& variant : gemm_variants()) {
         if (!runnable(variant, p.linear())) continue;
         SCOPED_TRACE(fmt::format("{} {} {} {}", variant.name, format.name, c.name(), fill_name(kind)));
@@ -246,7 +246,7 @@ TEST_P(LinearOfFormat, ATokensResultsAreTheSameBitsAloneAndAmongOthers) {
   CpuContext contexts[] = {CpuContext(1), CpuContext(2), CpuContext(3)};
   for (const int n_in : {41, 1100, 2048}) {
     const LinearCase shape = fitted(format, {kOut, n_in, 1});
-    const Problem p(format, shape, Fill::normal, 6);
+    const LinearProblem p(format, shape, Fill::normal, 6);
     const std::vector<float> x = random_floats(7, int64_t(kMostTokens) * shape.n_in);
     for (const LinearVariant& variant : gemm_variants()) {
       if (!runnable(variant, p.linear())) continue;
@@ -273,7 +273,7 @@ TEST_P(LinearOfFormat, ATokensResultsAreTheSameBitsAloneAndAmongOthers) {
 
 TEST_P(LinearOfFormat, ANanActivationReachesEveryOutputOfItsTokenOnly) {
   const WeightFormat& format = *GetParam();
-  Problem p(format, fitted(format, {17, 64, 9}), Fill::normal, 9);
+  LinearProblem p(format, fitted(format, {17, 64, 9}), Fill::normal, 9);
   p.x[size_t(3 * p.shape.n_in + 40)] = NAN;
   for (const LinearVariant& variant : gemm_variants()) {
     if (!runnable(variant, p.linear())) continue;
@@ -289,7 +289,7 @@ TEST_P(LinearOfFormat, AFewTokensMoreThanTheFewGiveTheSameProductWithinTheBound)
   const WeightFormat& format = *GetParam();
   for (const int n_tokens : {16, 17, 32, 33, 47})
     for (const int n_in : {549, 1100}) {
-      const Problem p(format, fitted(format, {50, n_in, n_tokens}), Fill::normal, 21);
+      const LinearProblem p(format, fitted(format, {50, n_in, n_tokens}), Fill::normal, 21);
       for (const LinearVariant& variant : gemm_variants()) {
         if (!runnable(variant, p.linear())) continue;
         SCOPED_TRACE(fmt::format("{} {} tokens", variant.name, n_tokens));
@@ -302,7 +302,7 @@ TEST_P(LinearOfFormat, UnalignedRowsAreRead) {
   // A safetensors file may put a tensor at any byte.
   const WeightFormat& format = *GetParam();
   for (const int n_tokens : {2, 40}) {
-    const Problem p(format, fitted(format, {17, 96, n_tokens}), Fill::normal, 8);
+    const LinearProblem p(format, fitted(format, {17, 96, n_tokens}), Fill::normal, 8);
     Linear w = p.linear();
     std::vector<std::byte> shifted(size_t(w.bytes()) + 1);
     std::memcpy(shifted.data() + 1, w.rows, size_t(w.bytes()));
@@ -326,7 +326,7 @@ TEST(Panels, Avx2AndAvx512GiveTheSameBits) {
     if (!has_panels(format)) continue;
     ++n_formats;
     for (const int n_tokens : {1, 9}) {
-      const Problem p(format, fitted(format, {172, 2176, n_tokens}), Fill::outliers, 11);
+      const LinearProblem p(format, fitted(format, {172, 2176, n_tokens}), Fill::outliers, 11);
       const bool of_floats = has_float_panels(format);
       for (const int planes : of_floats ? std::vector{0} : std::vector{1, 2}) {
         std::vector<std::vector<float>> y;
@@ -347,7 +347,7 @@ TEST(Panels, Avx2AndAvx512GiveTheSameBits) {
 TEST(Linears, SortedColumnsMeetTheirX) {
   for (const char* name : {"f32", "q5_0"}) {
     const WeightFormat& format = *find_weight_format(name).or_throw();
-    const Problem p(format, {37, 96, 3}, Fill::normal, 5);
+    const LinearProblem p(format, {37, 96, 3}, Fill::normal, 5);
     std::vector<int32_t> order(96);
     for (int i = 0; i < 96; ++i) order[size_t(i)] = (i * 35 + 7) % 96;  // 35 and 96 have no common factor
     Linear plain = p.linear(), sorted = plain;
@@ -408,7 +408,7 @@ void expect_same_bits(LinearsKernel& known, LinearsKernel& kernel, std::initiali
     if (!has_integer_panels(format)) continue;
     for (const int n_tokens : n_tokens_of) {
       const LinearCase c = fitted(format, {53, 544, 1});
-      const Problem p(format, c, Fill::outliers, 17);
+      const LinearProblem p(format, c, Fill::outliers, 17);
       const std::vector<float> x = random_floats(18, int64_t(n_tokens) * c.n_in, Fill::outliers);
       const Linear w = p.linear();
       std::vector<float> expected(size_t(n_tokens * c.n_out), NAN), y(expected);
@@ -443,7 +443,7 @@ TEST(Linears, RowsOfOneInputGiveTheBitsOfSingleCalls) {
   constexpr int64_t kTokens = 12;
   for (const WeightFormat& format : weight_formats()) {
     const LinearCase c = fitted(format, {53, 544, int(kTokens)});
-    const Problem p(format, c, Fill::normal, 23);
+    const LinearProblem p(format, c, Fill::normal, 23);
     const Linear w = p.linear();
     const View2<const float> x(p.x.data(), kTokens, c.n_in);
     std::vector<std::vector<float>> together, alone;
@@ -466,10 +466,10 @@ TEST(Linears, MatricesOfOneInputGiveTheBitsOfSingleCalls) {
                                                      {"q4_1", "f16", "q4_1"},
                                                      {"fp8_g32", "fp8_g32", "fp8_g32"}})
     for (const int n_tokens : {1, 3, 40}) {
-      std::vector<std::unique_ptr<Problem>> problems;
+      std::vector<std::unique_ptr<LinearProblem>> problems;
       for (const int n_out : {53, 17, 160})
-        problems.push_back(std::make_unique<Problem>(*find_weight_format(names[problems.size()]).or_throw(),
-                                                     LinearCase{n_out, kIn, n_tokens}, Fill::normal, 31));
+        problems.push_back(std::make_unique<LinearProblem>(*find_weight_format(names[problems.size()]).or_throw(),
+                                                           LinearCase{n_out, kIn, n_tokens}, Fill::normal, 31));
       const View2<const float> x(problems[0]->x.data(), n_tokens, kIn);
       std::vector<Linear> w;
       std::vector<std::vector<float>> together, alone;
@@ -640,7 +640,7 @@ std::string message_of(const std::function<void()>& call, ErrorKind kind) {
 class LinearSelection : public testing::Test {
  protected:
   void run() { linear(context_, w_, {p_.x.data(), n_tokens_, 64}, {y_.data(), n_tokens_, 17}); }
-  Problem p_{**find_weight_format("q4_0"), {17, 64, 2}, Fill::normal, 1};
+  LinearProblem p_{**find_weight_format("q4_0"), {17, 64, 2}, Fill::normal, 1};
   Linear w_ = p_.linear();
   int n_tokens_ = 1;
   std::vector<float> y_ = std::vector<float>(34, NAN);

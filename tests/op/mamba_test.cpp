@@ -11,12 +11,12 @@
 namespace ridge {
 namespace {
 
-struct Problem {
+struct MambaProblem {
   MambaShape shape;
   int n = 0;
   std::vector<float> conv, conv_bias, decay, dt_bias, d, in;
 
-  Problem(MambaShape of, int n_tokens) : shape(of), n(n_tokens) {
+  MambaProblem(MambaShape of, int n_tokens) : shape(of), n(n_tokens) {
     conv = random_floats(1, shape.kernel * shape.channels());
     conv_bias = random_floats(2, shape.channels());
     decay = random_floats(3, shape.n_heads);
@@ -88,7 +88,7 @@ constexpr MambaShape kShapes[] = {{.n_heads = 1, .head_dim = 1, .n_groups = 1, .
 
 TEST(Mamba, IsItsRecurrence) {
   for (const MambaShape& shape : kShapes) {
-    const Problem problem(shape, 11);
+    const MambaProblem problem(shape, 11);
     const std::vector<float> out = problem.run(cut_steps({}, 11), 2);
     const std::vector<double> expected = problem.expected();
     double largest = 0;
@@ -101,7 +101,7 @@ TEST(Mamba, IsItsRecurrence) {
 
 TEST(Mamba, HasTheSameBitsHoweverTheTokensAreCut) {
   for (const MambaShape& shape : kShapes) {
-    const Problem problem(shape, 11);
+    const MambaProblem problem(shape, 11);
     const std::vector<float> whole = problem.run(cut_steps({}, 11), 1);
     EXPECT_EQ(problem.run(cut_steps({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 11), 1), whole);
     EXPECT_EQ(problem.run(cut_steps({2, 9}, 11), 3), whole);

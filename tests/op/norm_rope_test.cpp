@@ -9,7 +9,7 @@
 namespace ridge {
 namespace {
 
-constexpr double kUnit = 0x1p-24;
+constexpr double kRounding = 0x1p-24;
 
 template <class Body>
 void for_each_runnable(const Body& body) {
@@ -35,7 +35,7 @@ TEST(RmsNorm, EveryKernelIsWithinTheBoundOfItsSum) {
           const double root = std::sqrt(sum / n + eps);
           for (int i = 0; i < n; ++i) {
             const double expected = x[size_t(i)] / root * weight[size_t(i)];
-            ASSERT_LE(std::abs(out[i] - expected), ((n + 1) / 2.0 + 6) * kUnit * std::abs(expected) + 1e-44)
+            ASSERT_LE(std::abs(out[i] - expected), ((n + 1) / 2.0 + 6) * kRounding * std::abs(expected) + 1e-44)
                 << "n " << n << " " << fill_name(kind) << " element " << i;
           }
         }
@@ -68,7 +68,7 @@ TEST(SoftCap, IsTheTangentTimesTheCapInEveryBlockOfARow) {
   for (size_t i = 0; i < x.size(); ++i) {
     const double expected = 12 * std::tanh(double(before[i]) / 12);
     if (std::isnan(expected)) EXPECT_TRUE(std::isnan(x[i]));
-    else EXPECT_NEAR(x[i], expected, 12 * 4 * kUnit) << i;  // a division, the tangent within two units, a product
+    else EXPECT_NEAR(x[i], expected, 12 * 4 * kRounding) << i;  // a division, the tangent within two units, a product
   }
 }
 
@@ -92,7 +92,7 @@ TEST(TakeMeanOff, LeavesRowsWithAMeanOfZeroAlsoInPlace) {
     double mean = 0;
     for (int64_t i = 0; i < 37; ++i) mean += double(before[size_t(37 * t + i)]) / 37;
     for (int64_t i = 0; i < 37; ++i)
-      EXPECT_NEAR(y[size_t(37 * t + i)], before[size_t(37 * t + i)] - mean, 1100 * 2 * kUnit) << t << " " << i;
+      EXPECT_NEAR(y[size_t(37 * t + i)], before[size_t(37 * t + i)] - mean, 1100 * 2 * kRounding) << t << " " << i;
   }
   take_mean_off(context, View2<const float>(x.data(), 3, 37), View2<float>(x.data(), 3, 37));
   EXPECT_EQ(x, y);
@@ -112,7 +112,7 @@ TEST(Swiglu, EveryKernelIsCloseFromMinus100To100) {
         // Below -87 the exponential stands still: silu is at most 100 e^-87 off, which is less than any normal weight
         // sees.
         ASSERT_LE(std::abs(out[i] - expected),
-                  (1.5e-7 + 4 * kUnit) * std::abs(expected) + 2e-36 * std::abs(up[size_t(i)]))
+                  (1.5e-7 + 4 * kRounding) * std::abs(expected) + 2e-36 * std::abs(up[size_t(i)]))
             << "n " << n << " gate " << g << " up " << up[size_t(i)];
       }
     }
@@ -170,7 +170,7 @@ TEST(ApplyRope, TurnsEveryPairByItsAngle) {
                 const double expected = magnitude * (second ? a * std::sin(angle) + b * std::cos(angle)
                                                             : a * std::cos(angle) - b * std::sin(angle));
                 // cos, its scaling, two products and a sum: five roundings on each term.
-                ASSERT_LE(std::abs(out - expected), 5 * kUnit * magnitude * (std::abs(a) + std::abs(b)))
+                ASSERT_LE(std::abs(out - expected), 5 * kRounding * magnitude * (std::abs(a) + std::abs(b)))
                     << "token " << t << " head " << h << " element " << i;
               }
         }

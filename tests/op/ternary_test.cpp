@@ -19,13 +19,13 @@ CpuContext& test_context() {
   return context;
 }
 
-struct Problem {
+struct TernaryProblem {
   LinearCase shape;
   std::vector<int> codes;  ///< [n_out, n_in]
   FencedBytes rows, panels;
   float scale = 0.0677f;
 
-  Problem(const LinearCase& c, uint64_t seed, int only = 2)
+  TernaryProblem(const LinearCase& c, uint64_t seed, int only = 2)
       : shape(c), rows(int64_t(c.n_out) * c.n_in / 4), panels(ternary_panel_bytes(c.n_out, c.n_in)) {
     Rng rng(seed);
     std::vector<float> values;
@@ -76,7 +76,8 @@ void for_each_ternary(const Linear& w, int n_tokens, const Body& body) {
   EXPECT_EQ(n, std::ranges::count_if(isas(), [](Isa isa) { return isa <= detect_isa(); }));
 }
 
-std::vector<float> run_guarded(const LinearVariant& variant, const Problem& p, const std::vector<float>& x_values) {
+std::vector<float> run_guarded(const LinearVariant& variant, const TernaryProblem& p,
+                               const std::vector<float>& x_values) {
   const LinearCase& c = p.shape;
   GuardedMatrix x(c.n_tokens, c.n_in, 5, 1), y(c.n_tokens, c.n_out, 3, 1);
   for (int64_t t = 0; t < c.n_tokens; ++t) std::copy_n(&x_values[size_t(t * c.n_in)], c.n_in, &x.view()(t, 0));
@@ -92,7 +93,7 @@ TEST(TernaryLinear, EveryKernelEqualsTheRuleOnEveryShape) {
   for (const int n_tokens : {1, 2, 4, 7, 8, 9, 17})
     for (const int n_out : {1, 15, 16, 17, 33})
       for (const int n_in : {128, 384, 1280}) {
-        const Problem p({n_out, n_in, n_tokens}, ++seed);
+        const TernaryProblem p({n_out, n_in, n_tokens}, ++seed);
         const std::vector<float> x = random_floats(seed, int64_t(n_tokens) * n_in), expected = p.expected(x);
         for_each_ternary(p.linear(), n_tokens,
                          [&](const LinearVariant& variant) { ASSERT_EQ(run_guarded(variant, p, x), expected); });
@@ -102,7 +103,7 @@ TEST(TernaryLinear, EveryKernelEqualsTheRuleOnEveryShape) {
 TEST(TernaryLinear, EveryKernelEqualsTheRuleOnEveryKindOfData) {
   for (const Fill kind : kFills)
     for (const int n_tokens : {1, 9}) {
-      const Problem p({33, 512, n_tokens}, 7);
+      const TernaryProblem p({33, 512, n_tokens}, 7);
       const std::vector<float> x = random_floats(8, n_tokens * 512, kind), expected = p.expected(x);
       for_each_ternary(p.linear(), n_tokens,
                        [&](const LinearVariant& variant) { ASSERT_EQ(run_guarded(variant, p, x), expected); });
@@ -113,7 +114,7 @@ TEST(TernaryLinear, ExtremeSumsAreExact) {
   // All codes and all activations at one end: the largest sum a row of this length can have.
   for (const int code : {-1, 1})
     for (const float value : {-3.5f, 3.5f}) {
-      const Problem p({17, 6912, 8}, 1, code);
+      const TernaryProblem p({17, 6912, 8}, 1, code);
       const std::vector<float> x(8 * 6912, value);
       const float expected = float(6912 * 127 * code * (value > 0 ? 1 : -1)) * (3.5f / 127.0f) * p.scale;
       for_each_ternary(p.linear(), 8, [&](const LinearVariant& variant) {
@@ -123,7 +124,7 @@ TEST(TernaryLinear, ExtremeSumsAreExact) {
 }
 
 TEST(TernaryLinear, TiesGoToEvenAndTinyTokensHaveTheLeastScale) {
-  const Problem p({16, 128, 1}, 2, 1);
+  const TernaryProblem p({16, 128, 1}, 2, 1);
   std::vector<float> x(128, 0.0f);
   x[0] = 127, x[1] = 0.5f, x[2] = 1.5f, x[3] = -2.5f;  // 127 + 0 + 2 - 2
   for_each_ternary(p.linear(), 1, [&](const LinearVariant& variant) {
@@ -137,7 +138,7 @@ TEST(TernaryLinear, TiesGoToEvenAndTinyTokensHaveTheLeastScale) {
 }
 
 TEST(TernaryLinear, NanAndInfinityReachEveryOutputOfTheirTokenOnly) {
-  const Problem p({17, 256, 9}, 3);
+  const TernaryProblem p({17, 256, 9}, 3);
   for (const float bad : {NAN, INFINITY, -INFINITY})
     for (const int at : {0, 5, 255}) {
       std::vector<float> x = random_floats(4, 9 * 256);
@@ -151,7 +152,7 @@ TEST(TernaryLinear, NanAndInfinityReachEveryOutputOfTheirTokenOnly) {
 }
 
 TEST(TernaryLinear, ResultsDoNotDependOnTheNumberOfThreads) {
-  const Problem p({172, 512, 19}, 5);
+  const TernaryProblem p({172, 512, 19}, 5);
   const std::vector<float> x = random_floats(6, 19 * 512), expected = p.expected(x);
   for (const int n_threads : {1, 3}) {
     CpuContext context(n_threads);
@@ -162,7 +163,7 @@ TEST(TernaryLinear, ResultsDoNotDependOnTheNumberOfThreads) {
 }
 
 TEST(TernaryLinear, PanelsHaveTheDocumentedLayout) {
-  const Problem p({33, 256, 1}, 9);
+  const TernaryProblem p({33, 256, 1}, 9);
   const auto* bytes = reinterpret_cast<const uint8_t*>(p.panels.data());
   ASSERT_EQ(p.panels.bytes(), 3 * 16 * 256 / 4);
   for (int row = 0; row < 48; ++row)
@@ -174,7 +175,7 @@ TEST(TernaryLinear, PanelsHaveTheDocumentedLayout) {
 }
 
 TEST(TernaryLinear, InFloatTheScaleIsAppliedOnce) {
-  const Problem p({17, 256, 3}, 10);
+  const TernaryProblem p({17, 256, 3}, 10);
   Linear w = p.linear();
   w.int8_activations = false;
   const std::vector<float> x = random_floats(11, 3 * 256);

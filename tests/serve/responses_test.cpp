@@ -9,7 +9,8 @@ using testing::ElementsAre;
 
 constexpr const char* kPath = "/v1/responses";
 constexpr std::string_view kCall = "{\"name\": \"f\", \"arguments\": {\"n\": 1}}";
-const Json kTools = Json::parse(R"([{"type": "function", "name": "f", "description": "d", "strict": true, "parameters":
+const Json kResponseTools =
+    Json::parse(R"([{"type": "function", "name": "f", "description": "d", "strict": true, "parameters":
     {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "additionalProperties": false}}])");
 
 Json request(Json more = Json::object()) {
@@ -72,7 +73,7 @@ class ResponsesApi : public ScriptedServer {
 
 TEST_F(ResponsesApi, EventsOfReasoningTextAndACall) {
   open_thinker();
-  std::vector<std::string> lines = events(kPath, request({{"tools", kTools}}));
+  std::vector<std::string> lines = events(kPath, request({{"tools", kResponseTools}}));
   ASSERT_EQ(lines.size(), 20u);
   // The whole response stands in the first two events and in the last one.
   std::vector<Json> responses;
@@ -109,11 +110,11 @@ TEST_F(ResponsesApi, EventsOfReasoningTextAndACall) {
           R"(response.output_item.done {"type":"response.output_item.done","sequence_number":18,"output_index":2,"item":{"id":"fc_ID","type":"function_call","status":"completed","call_id":"CALL","name":"f","arguments":"{\"n\":1}"}})",
           R"(response.completed {"type":"response.completed","sequence_number":19,"response":"completed"})"));
   EXPECT_EQ(responses[0]["output"], Json::array());
-  EXPECT_EQ(responses[0]["tools"], kTools);
+  EXPECT_EQ(responses[0]["tools"], kResponseTools);
   EXPECT_EQ(responses[2]["output"].size(), 3u);
   EXPECT_EQ(responses[2]["usage"]["output_tokens"], 10);
   EXPECT_EQ(responses[2]["usage"]["output_tokens_details"]["reasoning_tokens"], 7) << "bytes of a text without merges";
-  const Json whole = ok(kPath, request({{"tools", kTools}}));
+  const Json whole = ok(kPath, request({{"tools", kResponseTools}}));
   EXPECT_EQ(whole["object"], "response");
   EXPECT_EQ(whole["status"], "completed");
   EXPECT_EQ(whole["output"][0]["content"][0]["text"], "I think");
@@ -142,7 +143,7 @@ TEST_F(ResponsesApi, FormsAndForcedCalls) {
   EXPECT_EQ(output({{"text", {{"format", {{"type", "text"}}}}}})["content"][0]["text"], "Hello you");
   const Json f = {{"type", "function"}, {"name", "f"}};
   for (const Json& choice : {Json("required"), f})
-    EXPECT_EQ(output({{"tools", kTools}, {"tool_choice", choice}})["arguments"], "{\"n\":1}");
+    EXPECT_EQ(output({{"tools", kResponseTools}, {"tool_choice", choice}})["arguments"], "{\"n\":1}");
 }
 
 TEST_F(ResponsesApi, ConversationsGoOnFromStoredAnswers) {
@@ -209,7 +210,7 @@ TEST_F(ResponsesApi, FaultsAreNamed) {
   EXPECT_EQ(of_item({{"type", "function_call_output"}, {"call_id", "c"}}), "\"input[0].output\"");
   EXPECT_EQ(of_item({{"type", "function_call_output"}, {"output", "c"}}), "\"input[0].call_id\"");
   EXPECT_EQ(fault({{"tools", {{{"type", "web_search"}}}}}), "\"tools[0].type\"");
-  Json tools = kTools;
+  Json tools = kResponseTools;
   tools[0]["parameters"] = 5;
   EXPECT_EQ(fault({{"tools", tools}}), "\"tools[0].parameters\"");
   EXPECT_EQ(fault({{"tool_choice", {{"type", "allowed_tools"}}}}), "\"tool_choice\"");
