@@ -28,7 +28,7 @@ void write_model(const std::filesystem::path& path, const std::string& chat_temp
   }).or_throw();
 }
 
-Outcome chat(const std::string& model, std::vector<std::string> more = {}) {
+Outcome run_chat(const std::string& model, std::vector<std::string> more = {}) {
   std::vector<std::string> args{"run", "-m", model, "--chat", "-p", "upon a time", "-n", "4", "--temp", "0"};
   args.insert(args.end(), more.begin(), more.end());
   return run_ridge(args);
@@ -41,7 +41,7 @@ TEST(ChatTemplateFlag, TakesAFileANameOfTheModelOrAStandardForm) {
   dir.write("file", "Once {{ messages[0].content }}");
   const auto n_prompt = [&](std::vector<std::string> more) {
     more.push_back("--json");
-    const Outcome outcome = chat(model, more);
+    const Outcome outcome = run_chat(model, more);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return nlohmann::json::parse(outcome.out).value("n_prompt", 0);
   };
@@ -49,16 +49,16 @@ TEST(ChatTemplateFlag, TakesAFileANameOfTheModelOrAStandardForm) {
   EXPECT_GT(own, named);
   EXPECT_GT(named, 1);
   EXPECT_EQ(n_prompt({"--chat-template", (dir / "file").native()}), named);
-  EXPECT_EQ(chat(kTinyModel, {"--chat-template", "chatml"}).code, 0);
+  EXPECT_EQ(run_chat(kTinyModel, {"--chat-template", "chatml"}).code, 0);
 }
 
 TEST(ChatTemplateFlag, WhatIsNoTemplateIsRefused) {
   const TempDir dir;
   dir.write("broken", "{% for %}");
-  Outcome outcome = chat(kTinyModel, {"--chat-template", "absent"});
+  Outcome outcome = run_chat(kTinyModel, {"--chat-template", "absent"});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("chatml"));
-  outcome = chat(kTinyModel, {"--chat-template", (dir / "broken").native()});
+  outcome = run_chat(kTinyModel, {"--chat-template", (dir / "broken").native()});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("line 1, column 8"));
 }
@@ -71,25 +71,25 @@ TEST(ChatTemplateFlag, AModelWithABrokenTemplateTakesPlainTextAndAnotherTemplate
   EXPECT_EQ(plain.code, 0) << plain.err;
   EXPECT_NE(plain.out, "");
   EXPECT_THAT(plain.err, HasSubstr("warning: plain text: ")) << "a template is never dropped without a word";
-  const Outcome refused = chat(model);
+  const Outcome refused = run_chat(model);
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, HasSubstr("chat template: line 1, column 8"));
   EXPECT_THAT(refused.err, HasSubstr("--chat-template"));
-  EXPECT_EQ(chat(model, {"--chat-template", "other"}).code, 0);
+  EXPECT_EQ(run_chat(model, {"--chat-template", "other"}).code, 0);
   EXPECT_EQ(run_ridge({"chat", "-m", model}, {.input = "Hi\n"}).code, 2);
 }
 
 TEST(ModelFlag, FoldersAndNamesOfDownloads) {
   const TempDir dir;
   write_model(dir / "sha256-0123", "{{ messages[0].content }}");
-  Outcome outcome = chat(dir.path().native());
+  Outcome outcome = run_chat(dir.path().native());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   write_model(dir / "second.gguf", "{{ messages[0].content }}");
-  outcome = chat(dir.path().native());
+  outcome = run_chat(dir.path().native());
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("second.gguf, sha256-0123"));
   for (const char* given : {"HuggingFaceTB/SmolLM2-135M", "https://huggingface.co/a/b"}) {
-    outcome = chat(given);
+    outcome = run_chat(given);
     EXPECT_EQ(outcome.code, 2) << given;
     EXPECT_THAT(outcome.err, HasSubstr("downloads nothing"));
   }

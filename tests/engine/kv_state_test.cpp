@@ -17,7 +17,7 @@ namespace ridge {
 namespace {
 
 using testing::HasSubstr;
-constexpr int kHeads = 2, kDim = 32, kStateContext = 400;
+constexpr int kStateHeads = 2, kStateDim = 32, kStateContext = 400;
 constexpr uint64_t kStateModel = 0x1234;
 
 KvSideConfig side(std::string_view name) {
@@ -30,10 +30,10 @@ KvSideConfig side(std::string_view name, const KvPolicy& policy) { return {find_
 std::vector<KvLayerConfig> all_layers() {
   std::vector<KvLayerConfig> layers;
   for (const KvFormat& format : kv_formats())
-    layers.push_back(
-        {side(format.name), side(format.name, {Rotation::hadamard, true, 32, 4, format.policy.scale}), kHeads, kDim});
+    layers.push_back({side(format.name), side(format.name, {Rotation::hadamard, true, 32, 4, format.policy.scale}),
+                      kStateHeads, kStateDim});
   layers.push_back({side("q8_0", {Rotation::none, false, 0, 5, KvScale::absmax}),
-                    side("rotor-3", {Rotation::planar, true, 0, 0, KvScale::lsq}), kHeads, kDim});
+                    side("rotor-3", {Rotation::planar, true, 0, 0, KvScale::lsq}), kStateHeads, kStateDim});
   return layers;
 }
 
@@ -41,20 +41,20 @@ std::vector<KvLayerConfig> all_layers() {
 std::vector<KvMetricView> metrics(const std::vector<KvLayerConfig>& layers) {
   static const std::vector<float> form = [] {
     std::vector<float> values;
-    for (int h = 0; h < kHeads; ++h)
-      for (int i = 0; i < kDim; ++i)
-        for (int j = 0; j < kDim; ++j) values.push_back(i == j ? 1.0f : std::abs(i - j) == 1 ? 0.4f : 0.0f);
+    for (int h = 0; h < kStateHeads; ++h)
+      for (int i = 0; i < kStateDim; ++i)
+        for (int j = 0; j < kStateDim; ++j) values.push_back(i == j ? 1.0f : std::abs(i - j) == 1 ? 0.4f : 0.0f);
     return values;
   }();
-  const auto of_heads = std::span(form).first(size_t(layers[0].n_kv_heads * kDim * kDim));
+  const auto of_heads = std::span(form).first(size_t(layers[0].n_kv_heads * kStateDim * kStateDim));
   return std::vector<KvMetricView>(layers.size(), {of_heads, of_heads});
 }
 
-struct Pool {
+struct StatePool {
   std::unique_ptr<SequencePool> pool;
   SeqId seq;
 
-  explicit Pool(const std::vector<KvLayerConfig>& layers, int n_pages = 8)
+  explicit StatePool(const std::vector<KvLayerConfig>& layers, int n_pages = 8)
       : pool(host_pool(layers, metrics(layers), n_pages, 3)), seq(pool->open().or_throw()) {}
 
   /// Values depend on the position and the seed alone.
@@ -103,7 +103,7 @@ struct Pool {
 TEST(KvState, ComesBackBitForBitAndGoesOnAsIfNothingHadHappened) {
   const std::vector<KvLayerConfig> layers = all_layers();
   for (const int n : {0, 1, 3, 40, 63, 64, 100, 161}) {
-    Pool original(layers), restored(layers, 6);
+    StatePool original(layers), restored(layers, 6);
     original.append(n, 1);
     const std::vector<std::byte> file = original.file();
     restored.append(77, 9);  // into a used pool of another size
@@ -111,7 +111,7 @@ TEST(KvState, ComesBackBitForBitAndGoesOnAsIfNothingHadHappened) {
     ASSERT_EQ(restored.pool->length(restored.seq), n);
     EXPECT_EQ(restored.rows(), original.rows()) << n;
     EXPECT_EQ(restored.file(), file) << "saving again gives the same file";
-    for (Pool* pool : {&original, &restored}) {
+    for (StatePool* pool : {&original, &restored}) {
       pool->append(1, 2);
       pool->append(70, 3);
     }
@@ -123,9 +123,9 @@ TEST(KvState, ComesBackBitForBitAndGoesOnAsIfNothingHadHappened) {
 /// Files of sliding layers have the rows that a sequence holds, and say from which position on.
 TEST(KvState, SlidingLayersBeginWhereTheirRowsAreHeld) {
   std::vector<KvLayerConfig> layers = {
-      {side("f16"), side("q8_0", {Rotation::hadamard, true, 32, 4, KvScale::absmax}), 1, kDim, 50},
-      {side("f16"), side("f16"), 1, kDim}};
-  Pool original(layers), restored(layers);
+      {side("f16"), side("q8_0", {Rotation::hadamard, true, 32, 4, KvScale::absmax}), 1, kStateDim, 50},
+      {side("f16"), side("f16"), 1, kStateDim}};
+  StatePool original(layers), restored(layers);
   original.append(390, 1);
   const std::vector<std::byte> file = original.file();
   ASSERT_EQ(restored.restore(file), "");
@@ -146,7 +146,7 @@ TEST(KvState, SlidingLayersBeginWhereTheirRowsAreHeld) {
   EXPECT_THAT(with(coded_first, 342), HasSubstr("K of layer 0: coded_first is 342, expected 0 to 341"));
   EXPECT_THAT(with(coded_first, uint32_t(-1)), HasSubstr("coded_first"));
   EXPECT_THAT(with(coded_first, 0), HasSubstr("payload of"));
-  for (Pool* pool : {&original, &restored}) {
+  for (StatePool* pool : {&original, &restored}) {
     pool->pool->trim(pool->seq, 358, TrimMode::exact).or_throw();
     pool->append(100, 3);
   }
@@ -155,7 +155,7 @@ TEST(KvState, SlidingLayersBeginWhereTheirRowsAreHeld) {
   // A file of a build that gave nothing back: the same but for the rows behind the window.
   std::vector<KvLayerConfig> full = layers;
   full[0].attention_window = 0;
-  Pool before(full);
+  StatePool before(full);
   before.append(390, 1);
   ASSERT_EQ(restored.restore(before.file()), "");
   EXPECT_EQ(restored.file(), file);
@@ -164,8 +164,8 @@ TEST(KvState, SlidingLayersBeginWhereTheirRowsAreHeld) {
 TEST(KvState, EveryPairOfFormats) {
   std::vector<KvLayerConfig> layers;
   for (const KvFormat& k : kv_formats())
-    for (const KvFormat& v : kv_formats()) layers.push_back({side(k.name), side(v.name), 1, kDim});
-  Pool original(layers, 2), restored(layers, 2);
+    for (const KvFormat& v : kv_formats()) layers.push_back({side(k.name), side(v.name), 1, kStateDim});
+  StatePool original(layers, 2), restored(layers, 2);
   original.append(230, 1);
   const std::vector<std::byte> file = original.file();
   ASSERT_EQ(restored.restore(file), "");
@@ -176,10 +176,10 @@ TEST(KvState, EveryPairOfFormats) {
 /// A small state: one layer of few bytes, so that every byte can be tried.
 struct SmallState {
   std::vector<KvLayerConfig> layers = {
-      {side("rotor-3s", {Rotation::hadamard, true, 0, 2, KvScale::norm}), side("i8r"), 1, kDim}};
+      {side("rotor-3s", {Rotation::hadamard, true, 0, 2, KvScale::norm}), side("i8r"), 1, kStateDim}};
   std::vector<std::byte> file;
   SmallState() {
-    Pool pool(layers);
+    StatePool pool(layers);
     pool.append(66, 4);
     file = pool.file();
   }
@@ -187,7 +187,7 @@ struct SmallState {
 
 TEST(KvState, EveryFlippedBitIsRefusedAndChangesNothing) {
   const SmallState state;
-  Pool pool(state.layers);
+  StatePool pool(state.layers);
   pool.append(20, 6);
   const std::vector<float> before = pool.rows();
   for (size_t at = 0; at < state.file.size(); ++at) {
@@ -200,7 +200,7 @@ TEST(KvState, EveryFlippedBitIsRefusedAndChangesNothing) {
 
 TEST(KvState, EveryTruncationAndEveryExtensionIsRefusedWithRightChecksumsToo) {
   const SmallState state;
-  Pool pool(state.layers);
+  StatePool pool(state.layers);
   for (size_t size = 0; size < state.file.size(); ++size) {
     std::vector<std::byte> file(state.file.begin(), state.file.begin() + ptrdiff_t(size));
     ASSERT_NE(pool.restore(file), "") << size;
@@ -219,7 +219,7 @@ TEST(KvState, EveryTruncationAndEveryExtensionIsRefusedWithRightChecksumsToo) {
 
 TEST(KvState, FieldsThatLieAreRefusedByNameThoughTheChecksumsAreRight) {
   const SmallState state;
-  Pool pool(state.layers);
+  StatePool pool(state.layers);
   const auto with = [&](size_t at, auto value) {
     std::vector<std::byte> file = state.file;
     std::memcpy(&file[at], &value, sizeof value);
@@ -250,7 +250,7 @@ TEST(KvState, FieldsThatLieAreRefusedByNameThoughTheChecksumsAreRight) {
   EXPECT_THAT(with(k + 64, k_payload - 1), HasSubstr("payload of"));
   EXPECT_THAT(with(k + 64, ~uint64_t(0)), HasSubstr("payload of"));
   EXPECT_THAT(with(k + kStateSide + 4 * 5, NAN), HasSubstr("K of layer 0: centre 5 is nan"));
-  EXPECT_THAT(with(k + kStateSide + 4 * kDim, -1.0f), HasSubstr("head scale 0 is -1"));
+  EXPECT_THAT(with(k + kStateSide + 4 * kStateDim, -1.0f), HasSubstr("head scale 0 is -1"));
 }
 
 TEST(KvState, FilesBeforeHadamardPartsChangedAreReadWhereTheirPartsAreTheSame) {
@@ -264,7 +264,7 @@ TEST(KvState, FilesBeforeHadamardPartsChangedAreReadWhereTheirPartsAreTheSame) {
                                                {96, KvPolicy{.window = 0}, true}}) {
     const KvSideConfig plain{*find_kv_format("f32"), {}};
     const std::vector<KvLayerConfig> layers = {{plain, {*find_kv_format("f16"), policy}, 1, head_dim}};
-    Pool pool(layers), restored(layers);
+    StatePool pool(layers), restored(layers);
     pool.append(40, 5);
     std::vector<std::byte> file = pool.file();
     EXPECT_EQ(file[8], std::byte(3)) << "the version that is written";
@@ -288,7 +288,7 @@ TEST(KvState, FilesBeforeTheCentreTurnedAreReadWhereNoSideIsCentred) {
       const KvSideConfig plain{*find_kv_format("f32"), {}};
       const std::vector<KvLayerConfig> layers = {
           {{*find_kv_format("f16"), {.centre = centre, .window = 32}}, plain, 1, 64}};
-      Pool pool(layers), restored(layers);
+      StatePool pool(layers), restored(layers);
       pool.append(80, 5);
       std::vector<std::byte> file = pool.file();
       file[8] = std::byte(uint8_t(version));
@@ -303,7 +303,7 @@ TEST(KvState, FilesBeforeTheCentreTurnedAreReadWhereNoSideIsCentred) {
 TEST(KvState, WhatDiffersIsNamed) {
   const SmallState state;
   const auto refused_by = [&](const std::vector<KvLayerConfig>& layers, int n_ctx = kStateContext) {
-    return Pool(layers).restore(state.file, kStateModel, n_ctx);
+    return StatePool(layers).restore(state.file, kStateModel, n_ctx);
   };
   const auto changed = [&](const auto& change) {
     std::vector<KvLayerConfig> layers = state.layers;
@@ -323,7 +323,7 @@ TEST(KvState, WhatDiffersIsNamed) {
   EXPECT_THAT(changed([](auto& l) { l.head_dim = 64; }), HasSubstr("head_dim is 32"));
   EXPECT_THAT(refused_by({state.layers[0], state.layers[0]}), HasSubstr("n_layers is 1"));
   EXPECT_THAT(refused_by(state.layers, 65), HasSubstr("n_past is 66, this cache holds 65"));
-  Pool pool(state.layers);
+  StatePool pool(state.layers);
   EXPECT_THAT(pool.restore(state.file, kStateModel + 1), HasSubstr("model hash"));
   std::vector<std::byte> file = state.file;
   file[8] = std::byte(9);
@@ -335,7 +335,7 @@ TEST(KvState, WhatDiffersIsNamed) {
 TEST(KvState, TheFuzzSeedsAreMadeHere) {
   // RIDGE_BLESS=1 writes the corpus.
   for (const int n : {0, 5, 70}) {
-    Pool pool(fuzz_layers()), restored(fuzz_layers());
+    StatePool pool(fuzz_layers()), restored(fuzz_layers());
     pool.append(n, 1);
     const auto path = std::filesystem::path(RIDGE_SOURCE_DIR) / "tests/fuzz/corpus/kv_state" / fmt::format("n{}", n);
     if (std::getenv("RIDGE_BLESS")) {
@@ -350,8 +350,8 @@ TEST(KvState, TheFuzzSeedsAreMadeHere) {
 }
 
 TEST(SequencePoolLoad, RefusesWhatDoesNotFitAndStaysAsItWas) {
-  const std::vector<KvLayerConfig> layers = {{side("f16"), side("rotor-3"), kHeads, kDim}};
-  Pool original(layers), small(layers, 2);
+  const std::vector<KvLayerConfig> layers = {{side("f16"), side("rotor-3"), kStateHeads, kStateDim}};
+  StatePool original(layers), small(layers, 2);
   original.append(300, 1);
   const SequenceImage image = original.pool->save(original.seq);
   const Result<SeqId> refused = small.pool->load(image);
@@ -379,20 +379,20 @@ TEST(SequencePoolTrim, IsAsIfItHadNeverGoneFurtherWhileTheRowsAreHeld) {
                                   {192, 160},
                                   {223, 191},
                                   {290, 258}}) {
-    Pool gone(layers), fresh(layers);
-    for (Pool* pool : {&gone, &fresh}) pool->append(near, 1);
+    StatePool gone(layers), fresh(layers);
+    for (StatePool* pool : {&gone, &fresh}) pool->append(near, 1);
     gone.append(far - near, 2);
     const TrimReport report = gone.pool->trim(gone.seq, near, TrimMode::exact).or_throw();
     EXPECT_TRUE(report.exact);
     ASSERT_EQ(gone.pool->length(gone.seq), near);
     EXPECT_EQ(gone.rows(), fresh.rows()) << far << " to " << near;
-    for (Pool* pool : {&gone, &fresh}) pool->append(45, 3);
+    for (StatePool* pool : {&gone, &fresh}) pool->append(45, 3);
     EXPECT_EQ(gone.rows(), fresh.rows()) << far << " to " << near << ", later";
   }
 }
 
 TEST(SequencePoolTrim, BelowCalibrationOnlyNothingIsExact) {
-  Pool gone(all_layers()), fresh(all_layers());
+  StatePool gone(all_layers()), fresh(all_layers());
   gone.append(80, 1);
   for (const TrimMode mode : {TrimMode::exact, TrimMode::coded_window}) {
     const Result<TrimReport> refused = gone.pool->trim(gone.seq, 63, mode);
@@ -401,13 +401,13 @@ TEST(SequencePoolTrim, BelowCalibrationOnlyNothingIsExact) {
   }
   EXPECT_EQ(gone.pool->length(gone.seq), 80);
   EXPECT_TRUE(gone.pool->trim(gone.seq, 0, TrimMode::exact)->exact);
-  for (Pool* pool : {&gone, &fresh}) pool->append(100, 3);
+  for (StatePool* pool : {&gone, &fresh}) pool->append(100, 3);
   EXPECT_EQ(gone.rows(), fresh.rows());
 }
 
 TEST(SequencePoolTrim, BeyondTheRingCodedRowsStandInForExactOnesIfTheyMay) {
   const KvSideConfig rotor = side("rotor-3", {Rotation::hadamard, true, 32, 4, KvScale::norm});
-  Pool pool({{rotor, rotor, kHeads, kDim}});
+  StatePool pool({{rotor, rotor, kStateHeads, kStateDim}});
   pool.append(290, 1);
   const std::vector<float> far = pool.rows();
   const Result<TrimReport> refused = pool.pool->trim(pool.seq, 130, TrimMode::exact);
@@ -419,7 +419,7 @@ TEST(SequencePoolTrim, BeyondTheRingCodedRowsStandInForExactOnesIfTheyMay) {
   EXPECT_EQ(report.coded_positions, 130 - 96);
   const std::vector<float> near = pool.rows();
   // Positions 4 to 129 were coded at 290; at 130 those from 96 on are exact rows again, with the coded values in f16.
-  const size_t stride = kHeads * kDim;
+  const size_t stride = kStateHeads * kStateDim;
   for (const size_t k_or_v : {0u, 1u})
     for (size_t i = 0; i < 130 * stride; ++i) {
       const float before = far[k_or_v * 290 * stride + i], after = near[k_or_v * 130 * stride + i];
@@ -432,14 +432,14 @@ TEST(SequencePoolTrim, BeyondTheRingCodedRowsStandInForExactOnesIfTheyMay) {
 TEST(SequencePoolShift, RowsMoveDownAndKeepTheirValues) {
   const std::vector<KvLayerConfig> layers = all_layers();
   for (const int n_removed : {1, 31, 32, 64, 100}) {
-    Pool pool(layers);
+    StatePool pool(layers);
     pool.append(200, 1);
     const std::vector<float> before = pool.rows();
     const auto same = [](int, KvSide, float*) {};
     EXPECT_FALSE(pool.pool->shift(pool.seq, 10, n_removed, same).or_throw().exact);
     ASSERT_EQ(pool.pool->length(pool.seq), 200 - n_removed);
     const std::vector<float> after = pool.rows();
-    const size_t stride = kHeads * kDim, n = size_t(200 - n_removed);
+    const size_t stride = kStateHeads * kStateDim, n = size_t(200 - n_removed);
     double error = 0, size = 0;
     for (size_t of_side = 0; of_side < 2 * layers.size(); ++of_side)
       for (size_t i = 0; i < n * stride; ++i) {
@@ -455,7 +455,7 @@ TEST(SequencePoolShift, RowsMoveDownAndKeepTheirValues) {
 }
 
 TEST(SequencePoolShift, PlainCachesMoveBitForBitAndTurnsReachEveryLaterRowOnce) {
-  Pool pool({{side("f16"), side("f16"), kHeads, kDim}});
+  StatePool pool({{side("f16"), side("f16"), kStateHeads, kStateDim}});
   pool.append(100, 1);
   const std::vector<float> before = pool.rows();
   int turned = 0;
@@ -467,13 +467,13 @@ TEST(SequencePoolShift, PlainCachesMoveBitForBitAndTurnsReachEveryLaterRowOnce) 
                 row[0] += 1024;
               })
       .or_throw();
-  EXPECT_EQ(turned, (100 - 27) * kHeads);
+  EXPECT_EQ(turned, (100 - 27) * kStateHeads);
   const std::vector<float> after = pool.rows();
-  const size_t stride = kHeads * kDim, v_before = 100 * stride, v_after = 80 * stride;
+  const size_t stride = kStateHeads * kStateDim, v_before = 100 * stride, v_after = 80 * stride;
   for (size_t i = 0; i < 80 * stride; ++i) {
     const size_t from = i < 7 * stride ? i : i + 20 * stride;
     ASSERT_EQ(after[v_after + i], before[v_before + from]);
-    if (i % kDim != 0 || i < 7 * stride) ASSERT_EQ(after[i], before[from]);
+    if (i % kStateDim != 0 || i < 7 * stride) ASSERT_EQ(after[i], before[from]);
     else ASSERT_NEAR(after[i], before[from] + 1024, 0.5);
   }
 }

@@ -17,16 +17,16 @@ namespace {
 struct GoldenFile {
   std::string ids = "input_ids", logits = "logits", greedy = "greedy_ids";
 };
-struct Case {
+struct ParityCase {
   std::string name;
   GoldenFile golden = {};                                ///< of the Hugging Face directory
   std::string gguf = "";                                 ///< the twin's file; empty: there is none
   std::optional<GoldenFile> gguf_golden = std::nullopt;  ///< where the GGUF file means something else
   bool is_written = false;                               ///< as GGUF, without a twin
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << c.golden.logits; }
+void PrintTo(const ParityCase& c, std::ostream* out) { *out << c.name << " " << c.golden.logits; }
 
-class Parity : public testing::TestWithParam<Case> {
+class Parity : public testing::TestWithParam<ParityCase> {
  protected:
   void SetUp() override {
     const auto data = reference_data();
@@ -155,11 +155,11 @@ TEST_P(Nested, LoadsAndIsWrittenAsItsTextModel) {
     expect_golden(Model::load((dir / "written.gguf").native()), {});
   }
 }
-INSTANTIATE_TEST_SUITE_P(Models, Nested, testing::Values(Case{"gemma3"}, Case{"mistral"}),
+INSTANTIATE_TEST_SUITE_P(Models, Nested, testing::Values(ParityCase{"gemma3"}, ParityCase{"mistral"}),
                          [](const auto& of) { return of.param.name; });
 
 /// Checkpoints whose matrices are packed (io/packed.h).
-Case packed(const char* name, const char* gguf = "") { return {name, {}, gguf, std::nullopt, true}; }
+ParityCase packed(const char* name, const char* gguf = "") { return {name, {}, gguf, std::nullopt, true}; }
 
 /// A checkpoint in the format that its matrices have after loading: the same blocks.
 TEST(PackedParity, AWrittenCheckpointHasTheBlocksThatLoadingMade) {
@@ -214,30 +214,31 @@ const GoldenFile kShort{.ids = "input_ids_short", .logits = "logits_short", .gre
 INSTANTIATE_TEST_SUITE_P(
     Models, Parity,
     testing::Values(
-        Case{"mistral", {}, "model-bf16.gguf"}, Case{"llama3", {}, "model-bf16.gguf"},
-        Case{"mistral_swa", {}, "model-f32.gguf", GoldenFile{.logits = "logits_no_window", .greedy = ""}},
-        Case{"granite", {}, "model-bf16.gguf"}, Case{"phi3", {}, "model-bf16.gguf"},
-        Case{"phi3_longrope", {}, "model-bf16.gguf"}, Case{"phi3_longrope", kShort, "model-bf16.gguf"},
-        Case{"olmo2", {}, "model-bf16.gguf"}, Case{"gemma3", {}, "model-bf16.gguf"},
-        Case{"qwen3_moe", {}, "model-bf16.gguf"}, Case{"qwen3_moe_dense"}, Case{"qwen2_moe", {}, "model-bf16.gguf"},
-        Case{"qwen3_5", {}, "model-f32.gguf"}, Case{"qwen3_5_moe", {}, "model-bf16.gguf"},
-        Case{"qwen3_5_mtp", {}, "model-bf16.gguf"}, Case{"qwen3_next", {}, "model-bf16.gguf"},
-        Case{"gpt_oss", {}, "model-bf16.gguf", GoldenFile{.logits = "logits_truncate", .greedy = ""}},
-        Case{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}, Case{"deepseek_v3", {}, "model-bf16.gguf"},
-        Case{"deepseek_v32", {}, "", std::nullopt, true}, Case{"glm_moe_dsa", {}, "model-bf16.gguf"},
-        Case{"mixtral", {}, "model-bf16.gguf"}, Case{"qwen3_vl", {}, "model-bf16.gguf"},
-        Case{"qwen2_5_vl", {}, "model-bf16.gguf"}, Case{"seed_oss", {}, "model-bf16.gguf"},
-        Case{"glm4_moe", {}, "model-bf16.gguf"}, Case{"glm4_moe_lite", {}, "model-bf16.gguf"},
-        Case{"minimax_m2", {}, "model-bf16.gguf"}, Case{"ernie4_5_moe", {}, "model-bf16.gguf"},
-        Case{"smollm3", {}, "model-bf16.gguf"}, Case{"exaone4", {}, "model-bf16.gguf"},
-        Case{"hunyuan_v1_dense", {}, "model-bf16.gguf"}, Case{"ministral3", {}, "model-bf16.gguf"},
-        Case{"cohere2", {}, "model-bf16.gguf"}, Case{"lfm2", {}, "model-bf16.gguf"},
-        Case{"lfm2_moe", {}, "model-bf16.gguf"}, Case{"granite_hybrid", {}, "model-bf16.gguf"},
-        Case{"granite_hybrid_moe", {}, "model-bf16.gguf"}, packed("fp8_block"), packed("awq"), packed("gptq"),
-        packed("nvfp4_ct"), packed("nvfp4_modelopt", "model-bf16.gguf"), Case{"gemma4", {}, "model-bf16.gguf"},
-        Case{"gemma4_moe", {}, "model-bf16.gguf"}, Case{"gemma4_e", {}, "model-bf16.gguf"},
-        Case{"nemotron_h", {}, "model-bf16.gguf"}, Case{"nemotron_h_moe", {}, "model-bf16.gguf"},
-        Case{"mistral4", {}, "model-bf16.gguf", GoldenFile{.logits = "logits_no_position_scale", .greedy = ""}}),
+        ParityCase{"mistral", {}, "model-bf16.gguf"}, ParityCase{"llama3", {}, "model-bf16.gguf"},
+        ParityCase{"mistral_swa", {}, "model-f32.gguf", GoldenFile{.logits = "logits_no_window", .greedy = ""}},
+        ParityCase{"granite", {}, "model-bf16.gguf"}, ParityCase{"phi3", {}, "model-bf16.gguf"},
+        ParityCase{"phi3_longrope", {}, "model-bf16.gguf"}, ParityCase{"phi3_longrope", kShort, "model-bf16.gguf"},
+        ParityCase{"olmo2", {}, "model-bf16.gguf"}, ParityCase{"gemma3", {}, "model-bf16.gguf"},
+        ParityCase{"qwen3_moe", {}, "model-bf16.gguf"}, ParityCase{"qwen3_moe_dense"},
+        ParityCase{"qwen2_moe", {}, "model-bf16.gguf"}, ParityCase{"qwen3_5", {}, "model-f32.gguf"},
+        ParityCase{"qwen3_5_moe", {}, "model-bf16.gguf"}, ParityCase{"qwen3_5_mtp", {}, "model-bf16.gguf"},
+        ParityCase{"qwen3_next", {}, "model-bf16.gguf"},
+        ParityCase{"gpt_oss", {}, "model-bf16.gguf", GoldenFile{.logits = "logits_truncate", .greedy = ""}},
+        ParityCase{"gpt_oss_mxfp4", {}, "model-bf16.gguf"}, ParityCase{"deepseek_v3", {}, "model-bf16.gguf"},
+        ParityCase{"deepseek_v32", {}, "", std::nullopt, true}, ParityCase{"glm_moe_dsa", {}, "model-bf16.gguf"},
+        ParityCase{"mixtral", {}, "model-bf16.gguf"}, ParityCase{"qwen3_vl", {}, "model-bf16.gguf"},
+        ParityCase{"qwen2_5_vl", {}, "model-bf16.gguf"}, ParityCase{"seed_oss", {}, "model-bf16.gguf"},
+        ParityCase{"glm4_moe", {}, "model-bf16.gguf"}, ParityCase{"glm4_moe_lite", {}, "model-bf16.gguf"},
+        ParityCase{"minimax_m2", {}, "model-bf16.gguf"}, ParityCase{"ernie4_5_moe", {}, "model-bf16.gguf"},
+        ParityCase{"smollm3", {}, "model-bf16.gguf"}, ParityCase{"exaone4", {}, "model-bf16.gguf"},
+        ParityCase{"hunyuan_v1_dense", {}, "model-bf16.gguf"}, ParityCase{"ministral3", {}, "model-bf16.gguf"},
+        ParityCase{"cohere2", {}, "model-bf16.gguf"}, ParityCase{"lfm2", {}, "model-bf16.gguf"},
+        ParityCase{"lfm2_moe", {}, "model-bf16.gguf"}, ParityCase{"granite_hybrid", {}, "model-bf16.gguf"},
+        ParityCase{"granite_hybrid_moe", {}, "model-bf16.gguf"}, packed("fp8_block"), packed("awq"), packed("gptq"),
+        packed("nvfp4_ct"), packed("nvfp4_modelopt", "model-bf16.gguf"), ParityCase{"gemma4", {}, "model-bf16.gguf"},
+        ParityCase{"gemma4_moe", {}, "model-bf16.gguf"}, ParityCase{"gemma4_e", {}, "model-bf16.gguf"},
+        ParityCase{"nemotron_h", {}, "model-bf16.gguf"}, ParityCase{"nemotron_h_moe", {}, "model-bf16.gguf"},
+        ParityCase{"mistral4", {}, "model-bf16.gguf", GoldenFile{.logits = "logits_no_position_scale", .greedy = ""}}),
     [](const auto& of) { return of.param.name + (of.param.golden.ids == "input_ids" ? "" : "_short"); });
 
 }  // namespace

@@ -9,9 +9,9 @@
 namespace ridge {
 namespace {
 
-constexpr int kHeads = 4, kDim = 64, kPages = 9, kSlots = 5;
+constexpr int kRankHeads = 4, kRankDim = 64, kPages = 9, kSlots = 5;
 
-KvSideConfig side(std::string_view format, int window, int sinks, bool centre = false) {
+KvSideConfig rank_side(std::string_view format, int window, int sinks, bool centre = false) {
   const KvFormat* const f = find_kv_format(format).or_throw();
   KvSideConfig config{f, f->policy};
   config.policy.window = window;
@@ -22,15 +22,15 @@ KvSideConfig side(std::string_view format, int window, int sinks, bool centre = 
 }
 /// Layers of n kv heads: windows of different sizes, sinks, a centre, scales of heads.
 std::vector<KvLayerConfig> mixed_layers(int n) {
-  return {{side("f16", 0, 0), side("q8_0", 0, 5), n, kDim},
-          {side("rotor-3", 96, 4, true), side("rotor-4", 32, 4), n, kDim},
-          {side("q8_0", 0, 0, true), side("rotor-3s", 64, 0), n, kDim}};
+  return {{rank_side("f16", 0, 0), rank_side("q8_0", 0, 5), n, kRankDim},
+          {rank_side("rotor-3", 96, 4, true), rank_side("rotor-4", 32, 4), n, kRankDim},
+          {rank_side("q8_0", 0, 0, true), rank_side("rotor-3s", 64, 0), n, kRankDim}};
 }
 /// A full layer between two sliding ones.
 std::vector<KvLayerConfig> sliding_layers(int n) {
-  return {{side("rotor-3", 96, 4), side("q8_0", 0, 5), n, kDim, 150},
-          {side("f16", 0, 0), side("rotor-4", 32, 4), n, kDim},
-          {side("f16", 0, 0), side("q8_0", 0, 0), n, kDim, 40}};
+  return {{rank_side("rotor-3", 96, 4), rank_side("q8_0", 0, 5), n, kRankDim, 150},
+          {rank_side("f16", 0, 0), rank_side("rotor-4", 32, 4), n, kRankDim},
+          {rank_side("f16", 0, 0), rank_side("q8_0", 0, 0), n, kRankDim, 40}};
 }
 
 /// Sequences over heads [first, first + n) of the model, told apart by their texts.
@@ -54,9 +54,9 @@ class Part final : public PoolWalk {
         for (int h = 0; h < k.n_kv_heads; ++h) {
           Rng rng(((text * 4096 + uint64_t(whole.n_past + i)) * 64 + uint64_t(layer)) * 64 + uint64_t(first_head_ + h));
           for (auto& values : rows)
-            for (int d = 0; d < kDim; ++d) values.push_back(float(rng.normal() + (d == 5 ? 3 : 0)));
+            for (int d = 0; d < kRankDim; ++d) values.push_back(float(rng.normal() + (d == 5 ? 3 : 0)));
         }
-      const int64_t width = int64_t(k.n_kv_heads) * kDim;
+      const int64_t width = int64_t(k.n_kv_heads) * kRankDim;
       for (const KvSpan& part : cut_span(whole, most_rows_at_once(k, v), pool_->calibrates(seq)))
         kv_append(context_, k, v, {&part, 1}, {rows[0].data(), n, width}, {rows[1].data(), n, width});
     }
@@ -76,9 +76,9 @@ using Layers = std::vector<KvLayerConfig> (*)(int n_kv_heads);
 ModelSlice slice_of(int n_layers, int rank, int size) {
   ModelSlice slice{.rank = rank, .size = size};
   slice.whole.n_layers = n_layers;
-  slice.whole.n_kv_heads = kHeads;
-  slice.whole.head_dim = kDim;
-  slice.kv_copies = std::max(1, size / kHeads);
+  slice.whole.n_kv_heads = kRankHeads;
+  slice.whole.head_dim = kRankDim;
+  slice.kv_copies = std::max(1, size / kRankHeads);
   return slice;
 }
 
@@ -86,7 +86,7 @@ void expect_same_as_alone(int n_ranks, Layers layers, uint64_t seed) {
   constexpr int kSteps = 120, kEvery = 10;
   std::vector<std::string> lines;
   std::vector<std::vector<SequenceImage>> images;
-  Part alone(layers(kHeads), 0);
+  Part alone(layers(kRankHeads), 0);
   Rng rng(seed);
   for (int i = 0; i < kSteps; ++i) {
     lines.push_back(alone.step(rng) + " | " + alone.state());
@@ -94,7 +94,7 @@ void expect_same_as_alone(int n_ranks, Layers layers, uint64_t seed) {
   }
   const auto whole = alone.pool().memory().layouts();
   for (int r = 0; r < n_ranks; ++r) {
-    const std::vector<KvLayerConfig> own = layers(std::max(1, kHeads / n_ranks));
+    const std::vector<KvLayerConfig> own = layers(std::max(1, kRankHeads / n_ranks));
     const std::vector<SidePart> part = side_parts(slice_of(int(own.size()), r, n_ranks), r);
     Part rank(own, int(part[0].heads.first));
     Rng same_rng(seed);

@@ -80,7 +80,7 @@ struct Timeline {
   }
 };
 
-struct Case {
+struct RaggedCase {
   std::string model;
   LoadOptions crowd, alone;     // engines of the ragged steps and of the reference
   std::vector<std::string> kv;  // of each layer, as typed in lists
@@ -89,7 +89,7 @@ struct Case {
   bool one_token_each = false;  // prompts are cut into single tokens on both sides
 };
 
-SessionOptions cache_of(const Case& c) {
+SessionOptions cache_of(const RaggedCase& c) {
   SessionOptions options;
   for (int layer = 0; layer < ssize(c.kv); ++layer) {
     const KvChoice choice = parse_kv_choice(c.kv[size_t(layer)]).or_throw();
@@ -108,7 +108,7 @@ const Model& model_of(const std::string& path, const LoadOptions& options) {
 
 class Ragged {
  public:
-  Ragged(const Case& c, uint64_t seed)
+  Ragged(const RaggedCase& c, uint64_t seed)
       : case_(c),
         rng_(seed),
         crowd_model_(model_of(c.model, c.crowd)),
@@ -479,7 +479,7 @@ class Ragged {
     ASSERT_EQ(r.used_bytes, used_bytes) << "step " << step_;
   }
 
-  Case case_;
+  RaggedCase case_;
   Rng rng_;
   const Model &crowd_model_, &alone_model_;
   std::vector<KvLayerConfig> layers_;
@@ -494,7 +494,7 @@ class Ragged {
   int64_t n_verified_ = 0;
 };
 
-void run_case(Case c, uint64_t seed) {
+void run_case(RaggedCase c, uint64_t seed) {
   c.n_sequences = from_environment("RIDGE_RAGGED_SEQUENCES", c.n_sequences);
   c.n_steps = from_environment("RIDGE_RAGGED_STEPS", c.n_steps);
   Ragged(c, seed).run();

@@ -16,10 +16,10 @@
 namespace ridge {
 namespace {
 
-const char* const kModel = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
+const char* const kStoriesModel = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
 
 const Model& tiny() {
-  static const Model model = Model::load(kModel);
+  static const Model model = Model::load(kStoriesModel);
   return model;
 }
 const Model& reference() {
@@ -77,10 +77,10 @@ TEST(Session, KernelsOfEveryIsaAgree) {
   const SessionOptions options{.n_ctx = 128, .k = {.format = "rotor-3"}, .v = {.format = "q8_0"}};
   SessionOptions usable = options;
   usable.v.format = "f16";  // q8_0 needs a head_dim of 32, this model has 8
-  const std::vector<float> expected = last_logits(Model::load(kModel, {.isa = "scalar"}), usable, tokens, 100);
+  const std::vector<float> expected = last_logits(Model::load(kStoriesModel, {.isa = "scalar"}), usable, tokens, 100);
   for (const Isa each : isas().subspan(1)) {
     const std::string isa(isa_name(each));
-    const Model model = Model::load(kModel, {.isa = isa});
+    const Model model = Model::load(kStoriesModel, {.isa = isa});
     EXPECT_LT(compare(last_logits(model, usable, tokens, 100), expected).nmse, 1e-4) << isa;
     EXPECT_LT(compare(last_logits(model, usable, tokens, 1), expected).nmse, 1e-4) << isa;
   }
@@ -88,9 +88,10 @@ TEST(Session, KernelsOfEveryIsaAgree) {
 
 TEST(Session, ThreadsDoNotChangeTheResult) {
   const std::vector<int32_t> tokens = some_tokens(60, tiny().info().vocab_size);
-  const std::vector<float> one = last_logits(Model::load(kModel, {.n_threads = 1}), {.n_ctx = 64}, tokens, 1);
+  const std::vector<float> one = last_logits(Model::load(kStoriesModel, {.n_threads = 1}), {.n_ctx = 64}, tokens, 1);
   for (const int n : {2, 3, 5}) {
-    EXPECT_EQ(last_logits(Model::load(kModel, {.n_threads = n}), {.n_ctx = 64}, tokens, 1), one) << n << " threads";
+    EXPECT_EQ(last_logits(Model::load(kStoriesModel, {.n_threads = n}), {.n_ctx = 64}, tokens, 1), one)
+        << n << " threads";
   }
 }
 
@@ -119,7 +120,7 @@ TEST(Session, BadOptionsNameTheChoice) {
 }
 
 TEST(Session, BadLoadOptionsNameTheChoice) {
-  const auto load = [](LoadOptions options) { return [options] { Model::load(kModel, options); }; };
+  const auto load = [](LoadOptions options) { return [options] { Model::load(kStoriesModel, options); }; };
   EXPECT_TRUE(contains(error_of(load({.isa = "sse9"}), ErrorKind::usage), isa_names()));
   EXPECT_TRUE(contains(error_of(load({.kernels = {"gemv=warp"}}), ErrorKind::usage), "no kernel 'warp'"));
   EXPECT_TRUE(contains(error_of(load({.kernels = {"gemw=ref"}}), ErrorKind::usage), "unknown op 'gemw'"));
@@ -133,14 +134,14 @@ TEST(Session, BadLoadOptionsNameTheChoice) {
 }
 
 TEST(Session, ForcedKernelIsUsedOrRefused) {
-  const Model model = Model::load(kModel, {.kernels = {"gemv=ref", "attention=ref"}});
+  const Model model = Model::load(kStoriesModel, {.kernels = {"gemv=ref", "attention=ref"}});
   Session session(model, {.n_ctx = 16});
   const std::vector<std::string> kernels = session.kernels();
   EXPECT_NE(std::find(kernels.begin(), kernels.end(), "gemv=ref"), kernels.end());
   session.decode(1);
   // An f32 model has no panels: forcing their kernel must say so, not fall back.
   const Model forced =
-      Model::load(kModel, {.kernels = {fmt::format("gemv=panel-2planes-{}", isa_name(isas().back()))}});
+      Model::load(kStoriesModel, {.kernels = {fmt::format("gemv=panel-2planes-{}", isa_name(isas().back()))}});
   Session refused(forced, {.n_ctx = 16});
   EXPECT_TRUE(contains(error_of([&] { refused.decode(1); }, ErrorKind::usage), "f32 has no panel layout"));
 }
@@ -166,7 +167,7 @@ TEST(Session, ReportEqualsTheFormula) {
   EXPECT_GT(session.decode_read_bytes(), m.decode_weight_bytes + 400 * report.bytes_per_token());
 }
 
-std::vector<float> decode(Session& session, int32_t token) {
+std::vector<float> decode_next(Session& session, int32_t token) {
   const auto logits = session.decode(token);
   return {logits.begin(), logits.end()};
 }
@@ -185,12 +186,12 @@ TEST(Session, SavedRestoredCopiedAndTruncatedCachesGoOnBitForBit) {
     restored.restore(path);
     copied.copy_from(session);
     EXPECT_EQ(restored.n_past(), 100);
-    const std::vector<float> expected = decode(session, 7), later = decode(session, 9);
-    EXPECT_EQ(decode(restored, 7), expected) << name;
-    EXPECT_EQ(decode(restored, 9), later) << name;
-    EXPECT_EQ(decode(copied, 7), expected) << name;
+    const std::vector<float> expected = decode_next(session, 7), later = decode_next(session, 9);
+    EXPECT_EQ(decode_next(restored, 7), expected) << name;
+    EXPECT_EQ(decode_next(restored, 9), later) << name;
+    EXPECT_EQ(decode_next(copied, 7), expected) << name;
     session.truncate(100);
-    EXPECT_EQ(decode(session, 7), expected) << name;
+    EXPECT_EQ(decode_next(session, 7), expected) << name;
   }
   std::filesystem::remove(path);
 }
@@ -229,7 +230,7 @@ TEST(Session, ShiftEqualsHavingReadTheTokensAtTheirNewPlaces) {
     shifted.shift(5, 40);
     EXPECT_EQ(shifted.n_past(), 80);
     fresh.prefill(kept);
-    EXPECT_LT(compare(decode(shifted, 7), decode(fresh, 7)).nmse, bound) << name;
+    EXPECT_LT(compare(decode_next(shifted, 7), decode_next(fresh, 7)).nmse, bound) << name;
   }
 }
 

@@ -31,11 +31,11 @@
 namespace ridge {
 namespace {
 
-const Model& tiny() {
+const Model& tiny_target() {
   static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/stories260K.gguf");
   return model;
 }
-const Model& reference() {
+const Model& reference_target() {
   static const Model model = Model::load(RIDGE_SOURCE_DIR "/models/ridge-ref-q8_0.gguf");
   return model;
 }
@@ -172,21 +172,21 @@ void expect_identical_texts(const Model& model, const Coverage& coverage) {
 
 TEST(Speculation, TextsOfASmallModelAreIdentical) {
   const TempDir directory;
-  expect_identical_texts(tiny(),
-                         {few_prompts(2), 120, write_random_head(directory, tiny().info()), {"f16", "rotor-3"}});
+  expect_identical_texts(tiny_target(),
+                         {few_prompts(2), 120, write_random_head(directory, tiny_target().info()), {"f16", "rotor-3"}});
 }
 
 const std::vector<Cache> kReferenceCaches{{"f16", false}, {"rotor-3", false}, {"rotor-3", true}, {"q8_0", false}};
 
 #ifdef NDEBUG
 TEST(Speculation, TextsOfTheReferenceModelAreIdentical) {
-  expect_identical_texts(reference(), {few_prompts(2), 40, "", {"f16", "q8_0", "rotor-3"}, kReferenceCaches});
+  expect_identical_texts(reference_target(), {few_prompts(2), 40, "", {"f16", "q8_0", "rotor-3"}, kReferenceCaches});
 }
 #endif
 TEST(SpeculationSlow, TextsOfTheReferenceModelAreIdentical) {
   // Eight prompts take half a minute: one CI run takes three of them, `.ci/run all` every one.
   const size_t n_prompts = std::getenv("RIDGE_FEW_PROMPTS") ? 3 : 8;
-  expect_identical_texts(reference(), {few_prompts(n_prompts), 128, "", {"rotor-3"}, kReferenceCaches});
+  expect_identical_texts(reference_target(), {few_prompts(n_prompts), 128, "", {"rotor-3"}, kReferenceCaches});
 }
 
 /// Rows of the tallies, as results/checks/speculation-text.jsonl has them.
@@ -258,9 +258,9 @@ TEST(SpeculationSlow, TextsBehindManyPromptsAreIdentical) {
 
 TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
   const SessionOptions options = session_of("rotor-3", false, 256);
-  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  const std::vector<int32_t> prompt = tiny_target().tokenize("Once upon a time");
   GenerateOptions generation{.max_tokens = 40, .sampler = {.temperature = 0}};
-  const Generated whole = generate_text(tiny(), options, prompt, generation, nullptr);
+  const Generated whole = generate_text(tiny_target(), options, prompt, generation, nullptr);
   ASSERT_EQ(whole.result.tokens.size(), 40u);
   for (int n = 1; n < 24; ++n) {
     GenerateOptions limited = generation;
@@ -269,8 +269,8 @@ TEST(Speculation, AStopStringAndALimitEndTheTextInsideAcceptedTokens) {
     stopped.stop = {whole.result.text.substr(size_t(2 * n), 3)};
     for (const GenerateOptions& each : {limited, stopped}) {
       Speculation speculation(std::make_unique<KnownTexts>(whole_text(prompt, whole)), kMaxSpecDepth, false);
-      expect_equal(generate_text(tiny(), options, prompt, each, &speculation),
-                   generate_text(tiny(), options, prompt, each, nullptr), fmt::format("ended at {}", n));
+      expect_equal(generate_text(tiny_target(), options, prompt, each, &speculation),
+                   generate_text(tiny_target(), options, prompt, each, nullptr), fmt::format("ended at {}", n));
     }
   }
 }
@@ -310,15 +310,15 @@ class Watched final : public Proposer {
 /// next try.
 TEST(Speculation, APausedTextGoesOnWithoutItsProposer) {
   const SessionOptions options = session_of("f16", false, 2048);
-  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  const std::vector<int32_t> prompt = tiny_target().tokenize("Once upon a time");
   const GenerateOptions generation{
       .max_tokens = 1500, .ignore_eos = true, .sampler = {.repeat_penalty = 1.2f, .seed = 3}};
-  const Generated plain = generate_text(tiny(), options, prompt, generation, nullptr);
+  const Generated plain = generate_text(tiny_target(), options, prompt, generation, nullptr);
   const size_t n_prompt = prompt.size(), n_proposable = 300;
   auto made = std::make_unique<Watched>(whole_text(prompt, plain), n_proposable);
   Watched& proposer = *made;
   Speculation speculation(std::move(made), 4);
-  expect_equal(generate_text(tiny(), options, prompt, generation, &speculation), plain, "watched");
+  expect_equal(generate_text(tiny_target(), options, prompt, generation, &speculation), plain, "watched");
 
   EXPECT_TRUE(proposer.seen.contains(0) && proposer.seen.contains(n_prompt - 1)) << "the prompt is read";
   std::vector<size_t> begins;
@@ -341,17 +341,18 @@ TEST(Speculation, APausedTextGoesOnWithoutItsProposer) {
 
 TEST(Speculation, AnEndTokenEndsTheTextInsideAcceptedTokens) {
   const SessionOptions options = session_of("f16", false, 512);
-  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  const std::vector<int32_t> prompt = tiny_target().tokenize("Once upon a time");
   int n_ended = 0;
   for (uint64_t seed = 0; seed < 8; ++seed) {
     // So hot that all tokens are about as likely: the end comes soon.
     const GenerateOptions generation{.sampler = {.temperature = 10, .top_k = 0, .top_p = 1, .min_p = 0, .seed = seed}};
-    const Generated plain = generate_text(tiny(), options, prompt, generation, nullptr);
+    const Generated plain = generate_text(tiny_target(), options, prompt, generation, nullptr);
     n_ended += plain.result.reason == StopReason::end_token;
     std::vector<int32_t> told = whole_text(prompt, plain);
     told.insert(told.end(), 12, 100);  // proposals do not end with the text
     Speculation speculation(std::make_unique<KnownTexts>(told), kMaxSpecDepth, false);
-    expect_equal(generate_text(tiny(), options, prompt, generation, &speculation), plain, fmt::format("seed {}", seed));
+    expect_equal(generate_text(tiny_target(), options, prompt, generation, &speculation), plain,
+                 fmt::format("seed {}", seed));
   }
   EXPECT_GT(n_ended, 0) << "no text ended";
 }
@@ -360,26 +361,26 @@ TEST(Speculation, AFullContextEndsTheTextInTheMiddleOfAStep) {
   for (const char* cache : {"f16", "rotor-3"})
     for (int n_prompt = 1; n_prompt <= 8; ++n_prompt) {
       const SessionOptions options = session_of(cache, false, 8);
-      std::vector<int32_t> prompt = tiny().tokenize("Once upon a time there was a little girl");
+      std::vector<int32_t> prompt = tiny_target().tokenize("Once upon a time there was a little girl");
       prompt.resize(size_t(n_prompt));
       const GenerateOptions generation{.sampler = {.temperature = 0}};
-      const Generated plain = generate_text(tiny(), options, prompt, generation, nullptr);
+      const Generated plain = generate_text(tiny_target(), options, prompt, generation, nullptr);
       ASSERT_EQ(plain.result.reason, StopReason::context_full);
       Speculation told(std::make_unique<KnownTexts>(whole_text(prompt, plain)), kMaxSpecDepth, false);
-      expect_equal(generate_text(tiny(), options, prompt, generation, &told), plain, "known text");
-      Speculation drafted(draft_proposers(tiny(), tiny(), options)(), 4, false);
-      expect_equal(generate_text(tiny(), options, prompt, generation, &drafted), plain, "draft");
+      expect_equal(generate_text(tiny_target(), options, prompt, generation, &told), plain, "known text");
+      Speculation drafted(draft_proposers(tiny_target(), tiny_target(), options)(), 4, false);
+      expect_equal(generate_text(tiny_target(), options, prompt, generation, &drafted), plain, "draft");
     }
 }
 
 TEST(Speculation, ADraftServesOneTextAfterAnother) {
   const SessionOptions options = session_of("rotor-3", true, 256);
-  Speculation speculation(draft_proposers(tiny(), tiny(), options)(), 4, false);
+  Speculation speculation(draft_proposers(tiny_target(), tiny_target(), options)(), 4, false);
   for (const char* prompt : {"Once upon a time", "Once upon a hill", "A dog", "Once upon a time"}) {
-    const std::vector<int32_t> tokens = tiny().tokenize(prompt);
+    const std::vector<int32_t> tokens = tiny_target().tokenize(prompt);
     const GenerateOptions generation{.max_tokens = 100, .sampler = {.temperature = 0}};
-    expect_equal(generate_text(tiny(), options, tokens, generation, &speculation),
-                 generate_text(tiny(), options, tokens, generation, nullptr), prompt);
+    expect_equal(generate_text(tiny_target(), options, tokens, generation, &speculation),
+                 generate_text(tiny_target(), options, tokens, generation, nullptr), prompt);
   }
   const SpecReport& report = speculation.report();
   EXPECT_GT(report.n_accepted, report.n_proposed * 9 / 10) << "a draft that is the target itself";
@@ -424,17 +425,19 @@ TEST(Speculation, DraftTokensOfSeveralTextsComeFromTheSamePasses) {
   const SessionOptions cache = session_of("rotor-3", true, 256);
   std::vector<std::vector<int32_t>> prompts;
   for (const char* text : {"Once upon a time", "A dog and a cat were friends. The dog", "The sun was hot", "Tom ran"})
-    prompts.push_back(tiny().tokenize(text));
-  const auto plain = write_together(tiny(), prompts, 60, {});
-  EXPECT_EQ(write_together(tiny(), prompts, 60,
-                           mtp_proposers(tiny(), write_random_head(directory, tiny().info()), cache, {}, 4)),
-            plain);
+    prompts.push_back(tiny_target().tokenize(text));
+  const auto plain = write_together(tiny_target(), prompts, 60, {});
+  EXPECT_EQ(
+      write_together(tiny_target(), prompts, 60,
+                     mtp_proposers(tiny_target(), write_random_head(directory, tiny_target().info()), cache, {}, 4)),
+      plain);
   int n_passes = 0;
   draft.engine().backend().watch(nullptr, [&](int, Block block, View2<float>) { n_passes += block == Block::output; });
   for (size_t i = 0; i < prompts.size(); ++i)
-    EXPECT_EQ(write_together(tiny(), {prompts[i]}, 60, draft_proposers(tiny(), draft, cache))[0], plain[i]);
+    EXPECT_EQ(write_together(tiny_target(), {prompts[i]}, 60, draft_proposers(tiny_target(), draft, cache))[0],
+              plain[i]);
   const int n_alone = std::exchange(n_passes, 0);
-  EXPECT_EQ(write_together(tiny(), prompts, 60, draft_proposers(tiny(), draft, cache, 0, 4)), plain);
+  EXPECT_EQ(write_together(tiny_target(), prompts, 60, draft_proposers(tiny_target(), draft, cache, 0, 4)), plain);
   EXPECT_LT(n_passes, n_alone / 3) << "four texts";
 }
 
@@ -452,14 +455,14 @@ class EvenTokens : public TokenRule {
 };
 
 TEST(Speculation, ARuleHoldsWithDraftTokensAndWithout) {
-  const std::vector<int32_t> prompt = tiny().tokenize("Once upon a time");
+  const std::vector<int32_t> prompt = tiny_target().tokenize("Once upon a time");
   const SessionOptions options = session_of("rotor-3", false, 256);
   for (const float temperature : {0.0f, 1.2f}) {
     GenerateOptions generation{.max_tokens = 50, .sampler = {.temperature = temperature, .seed = 5}};
     const auto generate_by_rule = [&](Speculation* speculation) {
       EvenTokens rule;
       generation.rule = &rule;
-      return generate_text(tiny(), options, prompt, generation, speculation);
+      return generate_text(tiny_target(), options, prompt, generation, speculation);
     };
     const Generated plain = generate_by_rule(nullptr);
     EXPECT_EQ(plain.result.tokens.size(), 20u);
@@ -493,13 +496,14 @@ TEST(SpeculationSlow, TheHeadProposesWhatPyTorchComputes) {
 TEST(Speculation, AHeadBeginsWhereItFirstSeesTheText) {
   const TempDir directory;
   const SessionOptions options = session_of("f16", false, 64);
-  const ProposerMaker make = mtp_proposers(tiny(), write_random_head(directory, tiny().info()), options, {}, 2);
+  const ProposerMaker make =
+      mtp_proposers(tiny_target(), write_random_head(directory, tiny_target().info()), options, {}, 2);
   std::unique_ptr<Proposer> first = make(), second = make();
   Proposer &head = *first, &whole = *second;
   Speculation begins_late(std::move(first), 1), sees_all(std::move(second), 1);
-  const std::vector<int32_t> text = tiny().tokenize("Once upon a time there was a girl");
+  const std::vector<int32_t> text = tiny_target().tokenize("Once upon a time there was a girl");
   const std::span<const int32_t> tokens = text;
-  Session session(tiny(), options), other(tiny(), options);
+  Session session(tiny_target(), options), other(tiny_target(), options);
   session.prefill(tokens.first(3));
   session.speculate(&begins_late);
   session.prefill(tokens.subspan(3, 2));
@@ -515,10 +519,10 @@ TEST(Speculation, AHeadBeginsWhereItFirstSeesTheText) {
 /// What a head proposes behind a text of which the model has run all but the last token.
 std::vector<int32_t> proposed_by_head(const std::string& file, const SessionOptions& options, const MtpDrafts& drafts,
                                       std::span<const int32_t> text) {
-  std::unique_ptr<Proposer> mtp = mtp_proposers(tiny(), file, options, drafts)();
+  std::unique_ptr<Proposer> mtp = mtp_proposers(tiny_target(), file, options, drafts)();
   Proposer& head = *mtp;
   Speculation speculation(std::move(mtp), 1);
-  Session session(tiny(), options);
+  Session session(tiny_target(), options);
   session.speculate(&speculation);
   session.prefill(text.first(text.size() - 1));
   return head.propose(text, 8);
@@ -528,12 +532,12 @@ std::vector<int32_t> proposed_by_head(const std::string& file, const SessionOpti
 TEST(Speculation, AHeadProposesAPartOfTheVocabulary) {
   const TempDir directory;
   const SessionOptions options = session_of("f16", false, 64);
-  const std::vector<int32_t> text = tiny().tokenize("Once upon a time there was a girl");
-  const std::string file = write_random_head(directory, tiny().info());
+  const std::vector<int32_t> text = tiny_target().tokenize("Once upon a time there was a girl");
+  const std::string file = write_random_head(directory, tiny_target().info());
   const auto propose = [&](int vocab) { return proposed_by_head(file, options, {.vocab = vocab}, text); };
   const std::vector<int32_t> whole = propose(0);
   const int most = *std::ranges::max_element(whole);
-  EXPECT_EQ(propose(tiny().info().vocab_size), whole);
+  EXPECT_EQ(propose(tiny_target().info().vocab_size), whole);
   EXPECT_EQ(propose(most + 1), whole) << "all that it proposes is among these";
   for (const int vocab : {1, 37, 100, most}) {
     const std::vector<int32_t> part = propose(vocab);
@@ -545,10 +549,10 @@ TEST(Speculation, AHeadProposesAPartOfTheVocabulary) {
 TEST(Speculation, ProposalsEndBelowTheLeastProbability) {
   const TempDir directory;
   const SessionOptions options = session_of("f16", false, 64);
-  const std::vector<int32_t> text = tiny().tokenize("Once upon a time there was a girl");
-  const std::string file = write_random_head(directory, tiny().info());
+  const std::vector<int32_t> text = tiny_target().tokenize("Once upon a time there was a girl");
+  const std::string file = write_random_head(directory, tiny_target().info());
   const auto of_draft = [&](double p_min) {
-    return draft_proposers(tiny(), tiny(), options, p_min)()->propose(text, 8).size();
+    return draft_proposers(tiny_target(), tiny_target(), options, p_min)()->propose(text, 8).size();
   };
   const auto of_head = [&](double p_min) { return proposed_by_head(file, options, {.p_min = p_min}, text).size(); };
   EXPECT_EQ(of_draft(0), 8u);
@@ -616,11 +620,11 @@ std::string error_of(const auto& call) {
 }
 
 TEST(Speculation, RefusesADraftWithOtherTokensAndAWrongDepth) {
-  const std::string other = error_of([] { draft_proposers(reference(), tiny(), {})(); });
+  const std::string other = error_of([] { draft_proposers(reference_target(), tiny_target(), {})(); });
   EXPECT_NE(other.find("must have the target's vocabulary"), std::string::npos) << other;
   EXPECT_NE(other.find("token 0 is"), std::string::npos) << other;
   const Model without = Model::load("synth:tiny");
-  EXPECT_NE(error_of([&] { draft_proposers(tiny(), without, {})(); }).find("the draft model has no tokenizer"),
+  EXPECT_NE(error_of([&] { draft_proposers(tiny_target(), without, {})(); }).find("the draft model has no tokenizer"),
             std::string::npos);
   EXPECT_NE(error_of([] { Speculation(make_lookup_proposer(), 0); }).find("spec_depth is 0"), std::string::npos);
   EXPECT_NE(error_of([] { Speculation(make_lookup_proposer(), kMaxSpecDepth + 1); }).find("spec_depth"),
@@ -809,11 +813,12 @@ TEST(Speculation, ForcedProposalsHoldAsOftenAsTheyShall) {
 }
 
 TEST(Speculation, RefusesAHeadThatDoesNotFit) {
-  EXPECT_NE(error_of([] { mtp_proposers(tiny(), "", {.n_ctx = 64})(); }).find("has no MTP head"), std::string::npos);
+  EXPECT_NE(error_of([] { mtp_proposers(tiny_target(), "", {.n_ctx = 64})(); }).find("has no MTP head"),
+            std::string::npos);
   const TempDir directory;
-  const std::string path = write_random_head(directory, tiny().info(), "hnorm.weight");
+  const std::string path = write_random_head(directory, tiny_target().info(), "hnorm.weight");
   try {
-    mtp_proposers(tiny(), path, {.n_ctx = 64})();
+    mtp_proposers(tiny_target(), path, {.n_ctx = 64})();
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::bad_file);

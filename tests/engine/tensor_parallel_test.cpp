@@ -51,11 +51,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Shared{"mistral4"}, Shared{"cohere2"}, Shared{"gemma4"}, Shared{"gemma4_moe"}, Shared{"gemma4_e"}),
     [](const auto& of) { return of.param.name + (of.param.gguf.empty() ? "" : "_gguf"); });
 
-const std::vector<int32_t> kIds{1,   403, 407, 261, 378, 411, 277, 299, 265, 302, 305, 286, 412, 426, 396, 272, 410,
-                                413, 286, 302, 270, 355, 432, 262, 381, 300, 285, 347, 273, 260, 410, 288, 315, 290};
+const std::vector<int32_t> kParallelIds{1,   403, 407, 261, 378, 411, 277, 299, 265, 302, 305, 286,
+                                        412, 426, 396, 272, 410, 413, 286, 302, 270, 355, 432, 262,
+                                        381, 300, 285, 347, 273, 260, 410, 288, 315, 290};
 
 std::vector<int32_t> within(int vocab_size) {
-  std::vector<int32_t> ids = kIds;
+  std::vector<int32_t> ids = kParallelIds;
   for (int32_t& id : ids) id %= vocab_size;
   return ids;
 }

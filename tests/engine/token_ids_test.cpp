@@ -11,18 +11,18 @@
 namespace ridge {
 namespace {
 
-constexpr uint32_t kVocab = 16, kDim = 32;
+constexpr uint32_t kVocab = 16, kRowDim = 32;
 
 /// One llama layer whose file names `tokenizer` as its tokenizer model.
 GgufBuilder one_layer(std::string_view tokenizer) {
   GgufBuilder file;
   file.text("general.architecture", "llama").text("tokenizer.ggml.model", tokenizer);
-  file.u32("llama.block_count", 1).u32("llama.context_length", 64).u32("llama.embedding_length", kDim);
-  file.u32("llama.feed_forward_length", kDim).u32("llama.attention.head_count", 1);
-  file.f32("token_embd.weight", {kDim, kVocab}).f32("output_norm.weight", {kDim}, 1);
-  for (const char* norm : {"attn_norm", "ffn_norm"}) file.f32("blk.0." + std::string(norm) + ".weight", {kDim}, 1);
+  file.u32("llama.block_count", 1).u32("llama.context_length", 64).u32("llama.embedding_length", kRowDim);
+  file.u32("llama.feed_forward_length", kRowDim).u32("llama.attention.head_count", 1);
+  file.f32("token_embd.weight", {kRowDim, kVocab}).f32("output_norm.weight", {kRowDim}, 1);
+  for (const char* norm : {"attn_norm", "ffn_norm"}) file.f32("blk.0." + std::string(norm) + ".weight", {kRowDim}, 1);
   for (const char* matrix : {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
-    file.f32("blk.0." + std::string(matrix) + ".weight", {kDim, kDim}, -512);
+    file.f32("blk.0." + std::string(matrix) + ".weight", {kRowDim, kRowDim}, -512);
   return file;
 }
 

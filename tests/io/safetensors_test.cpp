@@ -81,7 +81,7 @@ const HostileImage kLengthCases[] = {
     {"LengthOnly", safetensors_image("", "", 2), "header length is 2, but only 0 bytes follow"},
 };
 
-const HostileImage kHeaderCases[] = {
+const HostileImage kHeaderImages[] = {
     header_case("NotJson", "{\"a\":", "bad JSON: header"),
     header_case("Deep", std::string(100000, '[') + std::string(100000, ']'), "nested deeper than 128"),
     header_case(
@@ -125,7 +125,7 @@ const HostileImage kHeaderCases[] = {
     header_case("TerminalEscapeInName", R"({"\u001b[2J":{}})", "tensor '\\x1b[2J' has no 'dtype'"),
 };
 
-const HostileImage kTensorCases[] = {
+const HostileImage kTensorImages[] = {
     tensor_case("NotAnObject", "[]", "tensor 't' is array, expected an object"),
     tensor_case("NoDtype", R"({"shape":[2],"data_offsets":[0,8]})", "tensor 't' has no 'dtype'"),
     tensor_case("NoShape", R"({"dtype":"F32","data_offsets":[0,8]})", "tensor 't' has no 'shape'"),
@@ -163,10 +163,10 @@ const HostileImage kTensorCases[] = {
                 "has data_offsets [0, 8), 8 bytes, expected 4 for f32 [1]"),
 };
 
-std::string case_name(const testing::TestParamInfo<HostileImage>& test) { return test.param.name; }
-INSTANTIATE_TEST_SUITE_P(Length, HostileSafetensorsTest, testing::ValuesIn(kLengthCases), case_name);
-INSTANTIATE_TEST_SUITE_P(Header, HostileSafetensorsTest, testing::ValuesIn(kHeaderCases), case_name);
-INSTANTIATE_TEST_SUITE_P(Tensors, HostileSafetensorsTest, testing::ValuesIn(kTensorCases), case_name);
+std::string image_name(const testing::TestParamInfo<HostileImage>& test) { return test.param.name; }
+INSTANTIATE_TEST_SUITE_P(Length, HostileSafetensorsTest, testing::ValuesIn(kLengthCases), image_name);
+INSTANTIATE_TEST_SUITE_P(Header, HostileSafetensorsTest, testing::ValuesIn(kHeaderImages), image_name);
+INSTANTIATE_TEST_SUITE_P(Tensors, HostileSafetensorsTest, testing::ValuesIn(kTensorImages), image_name);
 
 TEST(HostileSafetensors, TruncationAtEveryByteIsRefused) {
   const std::string whole = small_safetensors();

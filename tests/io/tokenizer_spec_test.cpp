@@ -21,7 +21,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Ids = std::vector<int32_t>;
 
-Json read_json(const std::filesystem::path& path) {
+Json json_of_file(const std::filesystem::path& path) {
   return parse_json(read_text_file(path, 64 << 20).or_throw(), path.string()).or_throw();
 }
 
@@ -476,7 +476,7 @@ class RealTokenizers : public testing::Test {
 };
 
 TEST_F(RealTokenizers, RidgeRefGivesTheGoldenIds) {
-  const Json golden = read_json(RIDGE_SOURCE_DIR "/tests/golden/ridge-ref.golden.json");
+  const Json golden = json_of_file(RIDGE_SOURCE_DIR "/tests/golden/ridge-ref.golden.json");
   const TokenizerSpec spec = ridge_ref();
   const Tokenizer tokenizer = Tokenizer::make(spec).or_throw();
   EXPECT_EQ(spec.pre, PreTokenizer::qwen2);
@@ -502,7 +502,7 @@ TEST_F(RealTokenizers, RidgeRefTokenizesWikiTestWithinSeconds) {
   const auto elapsed = std::chrono::steady_clock::now() - start;
   EXPECT_LT(elapsed, std::chrono::seconds(10));  // 0.15 s in Release; sanitizers and a busy machine need the slack
   EXPECT_EQ(tokenizer.decode(ids), text);
-  const Ids golden = read_json(RIDGE_SOURCE_DIR "/tests/golden/ridge-ref.golden.json")["ids"];
+  const Ids golden = json_of_file(RIDGE_SOURCE_DIR "/tests/golden/ridge-ref.golden.json")["ids"];
   ASSERT_GT(ids.size(), golden.size());
   EXPECT_EQ(Ids(ids.begin(), ids.begin() + ptrdiff_t(golden.size())), golden);
 }
@@ -511,7 +511,7 @@ TEST_F(RealTokenizers, Stories260KGivesTheGoldenFirstStory) {
   const auto file = open_gguf(data_ / "models" / "stories260K" / "stories260Ktok512.gguf").or_throw();
   const TokenizerSpec spec = tokenizer_spec_from_gguf(file.gguf, "stories260K").or_throw();
   const Tokenizer tokenizer = Tokenizer::make(spec).or_throw();
-  const Json golden = read_json(data_ / "models" / "golden.json");
+  const Json golden = json_of_file(data_ / "models" / "golden.json");
   const Json& story = golden["models"]["stories260K"]["first_story"];
   const Ids expected = story["ids"];
   Ids ids = tokenizer.encode(story["text"].get<std::string>(), true, false);

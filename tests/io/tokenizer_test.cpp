@@ -260,7 +260,7 @@ TEST(Tokenizer, NfcComposesBeforeMergingAndLeavesBrokenTextAlone) {
 
 // --- hostile vocabularies ---
 
-struct BadSpec {
+struct DamagedSpec {
   const char* name;
   std::function<void(TokenizerSpec&)> damage;
   const char* message;
@@ -268,7 +268,7 @@ struct BadSpec {
 };
 
 TEST(TokenizerMake, RefusesWithAReason) {
-  const BadSpec cases[] = {
+  const DamagedSpec cases[] = {
       {"zero tokens", [](auto& s) { s.pieces.clear(), s.types.clear(); }, "no tokens"},
       {"types of another length", [](auto& s) { s.types.pop_back(); }, "token types for"},
       {"scores of another length", [](auto& s) { s.scores.pop_back(); }, "scores for", true},
@@ -301,7 +301,7 @@ TEST(TokenizerMake, RefusesWithAReason) {
       {"pre-tokenizer with spm", [](auto& s) { s.pre = PreTokenizer::gpt2; }, "no pre-tokenizer", true},
       {"bpe without pre-tokenizer", [](auto& s) { s.pre = PreTokenizer::none; }, "needs a pre-tokenizer"},
   };
-  for (const BadSpec& bad : cases) {
+  for (const DamagedSpec& bad : cases) {
     TokenizerSpec spec = bad.spm ? tiny_spm() : tiny_bpe();
     bad.damage(spec);
     const auto made_from_bad = Tokenizer::make(std::move(spec));

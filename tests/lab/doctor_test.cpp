@@ -14,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kGib = int64_t(1) << 30;
+constexpr int64_t kGibibyte = int64_t(1) << 30;
 
 /// A machine without faults, whose files stand in a folder.
 class Doctor : public testing::Test {
@@ -29,8 +29,8 @@ class Doctor : public testing::Test {
     here.machine = {.cpu_model = "Some CPU",
                     .n_processors = 4,
                     .caches = {{3, "Unified", 32 << 20, "0-3"}},
-                    .memory_bytes = 64 * kGib,
-                    .available_bytes = 60 * kGib,
+                    .memory_bytes = 64 * kGibibyte,
+                    .available_bytes = 60 * kGibibyte,
                     .load_1min = 0.1,
                     .isa = "avx512"};
     here.build = {
@@ -152,7 +152,7 @@ TEST_F(Doctor, ClocksTimerAndPages) {
 }
 
 TEST_F(Doctor, MemoryTooSmallForColdBuffers) {
-  here.machine.caches[0].bytes = 2 * kGib;
+  here.machine.caches[0].bytes = 2 * kGibibyte;
   expect("memory", Finding::problem, "too little", "free memory");
   here.machine.caches.clear();
   expect("memory", Finding::note, "unknown", "a size");

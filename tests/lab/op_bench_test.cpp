@@ -16,7 +16,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr int64_t kMib = 1 << 20, kGib = 1 << 30;
+constexpr int64_t kMebibyte = 1 << 20, kGibi = 1 << 30;
 
 const KvFormat& kv_format(std::string_view name) { return *find_kv_format(name).or_throw(); }
 
@@ -136,18 +136,18 @@ TEST(OpKernels, TheLastThatCanOrWhatIsAskedFor) {
 }
 
 TEST(BufferSets, TogetherAreFourCaches) {
-  EXPECT_EQ(choose_buffer_sets(10 * kMib, 50 * kMib, kGib, 512).n, 20);
-  EXPECT_TRUE(choose_buffer_sets(10 * kMib, 50 * kMib, kGib, 512).cold);
-  EXPECT_EQ(choose_buffer_sets(kGib, 50 * kMib, 8 * kGib, 512).n, 2);
-  EXPECT_TRUE(choose_buffer_sets(kGib, 50 * kMib, 8 * kGib, 512).cold);
+  EXPECT_EQ(choose_buffer_sets(10 * kMebibyte, 50 * kMebibyte, kGibi, 512).n, 20);
+  EXPECT_TRUE(choose_buffer_sets(10 * kMebibyte, 50 * kMebibyte, kGibi, 512).cold);
+  EXPECT_EQ(choose_buffer_sets(kGibi, 50 * kMebibyte, 8 * kGibi, 512).n, 2);
+  EXPECT_TRUE(choose_buffer_sets(kGibi, 50 * kMebibyte, 8 * kGibi, 512).cold);
   // Little memory, tiny sets: then calls find data in the cache, and the row says so.
-  EXPECT_EQ(choose_buffer_sets(kGib, 50 * kMib, kGib, 512).n, 1);
-  EXPECT_FALSE(choose_buffer_sets(kGib, 50 * kMib, kGib, 512).cold);
-  EXPECT_EQ(choose_buffer_sets(kGib, 50 * kMib, kGib - 1, 512).n, 0);
-  EXPECT_EQ(choose_buffer_sets(1024, 50 * kMib, kGib, 512).n, 512);
-  EXPECT_FALSE(choose_buffer_sets(1024, 50 * kMib, kGib, 512).cold);
-  EXPECT_EQ(choose_buffer_sets(10 * kMib, 50 * kMib, kGib, 1).n, 1);
-  EXPECT_FALSE(choose_buffer_sets(kGib, 0, 8 * kGib, 512).cold) << "an unknown cache";
+  EXPECT_EQ(choose_buffer_sets(kGibi, 50 * kMebibyte, kGibi, 512).n, 1);
+  EXPECT_FALSE(choose_buffer_sets(kGibi, 50 * kMebibyte, kGibi, 512).cold);
+  EXPECT_EQ(choose_buffer_sets(kGibi, 50 * kMebibyte, kGibi - 1, 512).n, 0);
+  EXPECT_EQ(choose_buffer_sets(1024, 50 * kMebibyte, kGibi, 512).n, 512);
+  EXPECT_FALSE(choose_buffer_sets(1024, 50 * kMebibyte, kGibi, 512).cold);
+  EXPECT_EQ(choose_buffer_sets(10 * kMebibyte, 50 * kMebibyte, kGibi, 1).n, 1);
+  EXPECT_FALSE(choose_buffer_sets(kGibi, 0, 8 * kGibi, 512).cold) << "an unknown cache";
 }
 
 OpRow sample_row() {
@@ -241,9 +241,9 @@ TEST(GpuState, IsThreeNumbersOrNothing) {
 }
 
 TEST(DeviceCeilings, BuffersPassTheCacheManyTimes) {
-  EXPECT_EQ(choose_device_stream_size(50 * kMib, 140 * kGib).bytes, 4 * kGib);
-  EXPECT_EQ(choose_device_stream_size(512 * kMib, 140 * kGib).bytes, 8 * kGib);
-  EXPECT_EQ(choose_device_stream_size(50 * kMib, 8 * kGib).bytes, kGib);
+  EXPECT_EQ(choose_device_stream_size(50 * kMebibyte, 140 * kGibi).bytes, 4 * kGibi);
+  EXPECT_EQ(choose_device_stream_size(512 * kMebibyte, 140 * kGibi).bytes, 8 * kGibi);
+  EXPECT_EQ(choose_device_stream_size(50 * kMebibyte, 8 * kGibi).bytes, kGibi);
 }
 
 TEST(DeviceCeilings, TheBandwidthIsTheBestReplayOfTheFastestReader) {

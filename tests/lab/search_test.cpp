@@ -16,7 +16,7 @@ using testing::HasSubstr;
 
 constexpr int kLayers = 4;
 
-DecisionQuestion question() {
+DecisionQuestion search_question() {
   DecisionQuestion q{.subject = {.model_path = "model.gguf",
                                  .model_hash = "00000000000000aa",
                                  .device = "cpu",
@@ -71,7 +71,7 @@ double divergence(const std::string& kv) {
 }
 
 struct Measured {
-  DecisionQuestion q = question();
+  DecisionQuestion q = search_question();
   SearchQuestion s = searched();
   double error = 2e-5;
   double worse = 1;  ///< what caches whose layers differ have times what is expected

@@ -15,14 +15,14 @@
 namespace ridge {
 namespace {
 
-const char* const kTiny = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
+const char* const kTinyLlama = RIDGE_SOURCE_DIR "/models/stories260K.gguf";
 
 using Metadata = std::map<std::string, io::GgufValue, std::less<>>;
 
 /// The tiny model with metadata and tensor list changed, written and loaded: the error, or "".
 class Variant {
  public:
-  Variant() : source_(io::open_gguf(kTiny).or_throw()), metadata(source_.gguf.metadata) {
+  Variant() : source_(io::open_gguf(kTinyLlama).or_throw()), metadata(source_.gguf.metadata) {
     for (const io::Tensor& tensor : source_.gguf.tensors) {
       specs.push_back({tensor.name, tensor.format, tensor.shape});
       payloads.emplace_back(tensor.data.begin(), tensor.data.end());
@@ -171,7 +171,7 @@ TEST(Load, TensorsThatNothingReadsAreRefusedByNameUnlessTheyAreHarmless) {
 
 TEST(Load, AThousandProblemsStayReadable) {
   Variant variant;
-  for (const io::Tensor& tensor : io::open_gguf(kTiny).or_throw().gguf.tensors)
+  for (const io::Tensor& tensor : io::open_gguf(kTinyLlama).or_throw().gguf.tensors)
     if (tensor.name.starts_with("blk.")) variant.erase(tensor.name);
   const std::string message = variant.load();
   EXPECT_LT(message.size(), 1500u);
@@ -214,7 +214,7 @@ TEST(Load, AnAddedTokenMayLackARow) {
 
 TEST(Load, EveryByteOfTheHeaderMayBeWrong) {
   // One byte at a time, across the whole header: an error or a model, never a crash. (ASan and UBSan watch in debug.)
-  const io::MappedFile file = io::MappedFile::open(kTiny).or_throw();
+  const io::MappedFile file = io::MappedFile::open(kTinyLlama).or_throw();
   const TempDir directory;
   int refused = 0;
   std::vector<std::byte> bytes(file.bytes().begin(), file.bytes().end());
@@ -522,7 +522,7 @@ TEST(Load, MistralIsALlamaWithAWindowOrNone) {
   EXPECT_EQ(mistral.load(), "");
   io::Gguf gguf;
   gguf.metadata = mistral.metadata;
-  const io::GgufFile tiny = io::open_gguf(kTiny).or_throw();
+  const io::GgufFile tiny = io::open_gguf(kTinyLlama).or_throw();
   gguf.tensors = tiny.gguf.tensors;
   const Config c = config_from_gguf(gguf, "f").or_throw();
   EXPECT_EQ(c.arch, "llama");

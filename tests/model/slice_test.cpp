@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::vector<float> values_of(const Linear& m) {
+std::vector<float> decoded_rows(const Linear& m) {
   std::vector<float> values(size_t(m.n_out * m.n_in), 0.0f);
   for (int64_t row = 0; row < m.n_out; ++row)
     m.format->decode(m.rows + row * m.format->row_bytes(m.n_in), m.n_in, values.data() + row * m.n_in);
@@ -67,19 +67,20 @@ TEST(Slice, RowsAndColumnsOfEveryFormatAreThoseOfTheWhole) {
   for (const WeightFormat& format : weight_formats()) {
     const int64_t group = format.group, n_in = 4 * group, n_out = 24;
     const RandomMatrix random(format, n_out, n_in);
-    const std::vector<float> whole = values_of(random.m);
+    const std::vector<float> whole = decoded_rows(random.m);
     const Linear rows = row_slice(random.m, 5, 16);
-    EXPECT_EQ(values_of(rows), std::vector<float>(whole.begin() + 5 * n_in, whole.begin() + 21 * n_in)) << format.name;
+    EXPECT_EQ(decoded_rows(rows), std::vector<float>(whole.begin() + 5 * n_in, whole.begin() + 21 * n_in))
+        << format.name;
     std::vector<AlignedBuffer> buffers;
     const Linear columns = column_slice(random.m, group, 2 * group, buffers);
-    const std::vector<float> part = values_of(columns);
+    const std::vector<float> part = decoded_rows(columns);
     EXPECT_EQ(columns.n_in, 2 * group);
     EXPECT_EQ(columns.scale, random.m.scale);
     for (int64_t row = 0; row < n_out; ++row)
       for (int64_t i = 0; i < 2 * group; ++i)
         ASSERT_EQ(part[size_t(row * 2 * group + i)], whole[size_t(row * n_in + group + i)]) << format.name;
     const std::vector<Extent> extents = {{3 * group, group}, {0, group}}, swapped = {{20, 4}, {1, 2}};
-    const std::vector<float> picked = values_of(column_slice(random.m, extents, buffers));
+    const std::vector<float> picked = decoded_rows(column_slice(random.m, extents, buffers));
     for (int64_t row = 0; row < n_out; ++row)
       for (int64_t i = 0; i < group; ++i) {
         ASSERT_EQ(picked[size_t(row * 2 * group + i)], whole[size_t(row * n_in + 3 * group + i)]) << format.name;
@@ -87,7 +88,7 @@ TEST(Slice, RowsAndColumnsOfEveryFormatAreThoseOfTheWhole) {
       }
     std::vector<float> some(whole.begin() + 20 * n_in, whole.end());
     some.insert(some.end(), whole.begin() + n_in, whole.begin() + 3 * n_in);
-    EXPECT_EQ(values_of(row_slice(random.m, swapped, buffers)), some) << format.name;
+    EXPECT_EQ(decoded_rows(row_slice(random.m, swapped, buffers)), some) << format.name;
     EXPECT_THROW(column_slice(random.m, 0, n_in + group, buffers), Error) << format.name;
     if (group > 1) {
       EXPECT_THROW(column_slice(random.m, 1, group, buffers), Error) << format.name;
@@ -120,7 +121,7 @@ TEST(Slice, ProductsOfColumnsAddUpToTheWholeProduct) {
         linear(context, part, View2<const float>(x.data() + first, 1, count), View2<float>(of_part.data(), 1, n_out));
         for (size_t i = 0; i < sum.size(); ++i) sum[i] += of_part[i];
       }
-      const std::vector<float> values = values_of(random.m);
+      const std::vector<float> values = decoded_rows(random.m);
       const double nu = double(n_in + 3) * 0x1p-24, gamma = nu / (1 - nu);
       for (int64_t row = 0; row < n_out; ++row) {
         double magnitude = 0;

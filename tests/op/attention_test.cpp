@@ -5,14 +5,10 @@
 
 #include "cases/attn_data.h"
 #include "cases/scratch.h"
+#include "cases/test_context.h"
 
 namespace ridge {
 namespace {
-
-CpuContext& test_context() {
-  static CpuContext context(2);
-  return context;
-}
 
 /// Caches of one sequence (or more) and the queries brought last.
 struct Problem {

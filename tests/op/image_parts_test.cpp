@@ -10,7 +10,7 @@
 namespace ridge {
 namespace {
 
-constexpr int kHeads = 4, kDim = 64;
+constexpr int kImageHeads = 4, kImageDim = 64;
 const std::vector<int32_t> kPages = {2, 0};
 
 std::vector<KvLayouts> layouts_of(std::span<const KvLayerConfig> layers) {
@@ -21,8 +21,8 @@ std::vector<KvLayouts> layouts_of(std::span<const KvLayerConfig> layers) {
 
 /// Which heads rank r of `size` has; with more ranks than heads, consecutive ranks have the same one.
 Extent heads_of(int rank, int size) {
-  const int count = std::max(1, kHeads / size);
-  return {rank / std::max(1, size / kHeads) * count, count};
+  const int count = std::max(1, kImageHeads / size);
+  return {rank / std::max(1, size / kImageHeads) * count, count};
 }
 
 std::vector<SidePart> parts_of(std::span<const KvLayerConfig> layers, Extent heads) {
@@ -32,7 +32,7 @@ std::vector<SidePart> parts_of(std::span<const KvLayerConfig> layers, Extent hea
 /// The memory of a rank.
 Host part_of(std::vector<KvLayerConfig> layers, Extent heads) {
   for (KvLayerConfig& layer : layers) layer.n_kv_heads = int(heads.count);
-  return Host(layers, kPages, int(heads.first), kHeads);
+  return Host(layers, kPages, int(heads.first), kImageHeads);
 }
 
 /// Joins all sides: parts[r] are the sides of images[r].
@@ -52,7 +52,7 @@ SequenceImage join_images(WholeLayouts whole, const std::vector<SequenceImage>& 
 }
 
 TEST(ImageParts, OfEveryFormatAreWhatMemoriesOfTheHeadsHold) {
-  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
+  const std::vector<KvLayerConfig> layers = all_layers(kImageHeads, kImageDim);
   const std::vector<KvLayouts> layouts = layouts_of(layers);
   for (const int n : {0, 3, 63, 64, 150}) {
     Host whole(layers, kPages);
@@ -75,7 +75,7 @@ TEST(ImageParts, OfEveryFormatAreWhatMemoriesOfTheHeadsHold) {
 }
 
 TEST(ImageParts, GoOnInMemoriesOfOtherNumbersOfRanks) {
-  const std::vector<KvLayerConfig> layers = all_layers(kHeads, kDim);
+  const std::vector<KvLayerConfig> layers = all_layers(kImageHeads, kImageDim);
   Host whole(layers, kPages);
   whole.append(100, 1);
   const SequenceImage image = whole.image();
@@ -99,7 +99,8 @@ TEST(ImageParts, GoOnInMemoriesOfOtherNumbersOfRanks) {
 
 /// Where a sequence has given pages back, its image begins later.
 TEST(ImageParts, OfSlidingLayersBeginWhereTheirRowsDo) {
-  KvLayerConfig layer{side_of(kv("rotor-3"), kWindowPolicy), side_of(kv("q8_0"), kWindowPolicy), kHeads, kDim};
+  KvLayerConfig layer{side_of(kv("rotor-3"), kWindowPolicy), side_of(kv("q8_0"), kWindowPolicy), kImageHeads,
+                      kImageDim};
   layer.attention_window = 64;
   const std::vector<KvLayouts> layouts = layouts_of({&layer, 1});
   Host whole({&layer, 1}, kPages);
@@ -130,7 +131,7 @@ TEST(ImageParts, OfSlidingLayersBeginWhereTheirRowsDo) {
 
 TEST(ImageParts, OfLatentRowsAreOnEveryRank) {
   const KvLayerConfig layer{
-      .k = side_of(kv("q8_0")), .v = side_of(kv("q8_0")), .n_kv_heads = 1, .head_dim = kDim, .v_is_k = true};
+      .k = side_of(kv("q8_0")), .v = side_of(kv("q8_0")), .n_kv_heads = 1, .head_dim = kImageDim, .v_is_k = true};
   Host host({&layer, 1}, kPages);
   host.append(70, 1);
   const SequenceImage image = host.image();
@@ -141,7 +142,8 @@ TEST(ImageParts, OfLatentRowsAreOnEveryRank) {
 }
 
 TEST(ImageParts, OfStatesAreRunsOfTheirValues) {
-  const KvLayerConfig layer{.k = side_of(kv("f16")), .v = side_of(kv("f16")), .head_dim = kDim, .state_values = 12};
+  const KvLayerConfig layer{
+      .k = side_of(kv("f16")), .v = side_of(kv("f16")), .head_dim = kImageDim, .state_values = 12};
   const std::vector<KvLayouts> layouts = layouts_of({&layer, 1});
   SequenceImage image{.n = 7, .calibrated = false, .sides = std::vector<SideImage>(2)};
   const auto bytes = [](const std::vector<float>& values) {
@@ -158,7 +160,7 @@ TEST(ImageParts, OfStatesAreRunsOfTheirValues) {
 }
 
 TEST(ImageParts, ThatDoNotFitAreOurMistake) {
-  const std::vector<KvLayerConfig> layers = {{side_of(kv("f16")), side_of(kv("f16")), kHeads, kDim}};
+  const std::vector<KvLayerConfig> layers = {{side_of(kv("f16")), side_of(kv("f16")), kImageHeads, kImageDim}};
   const std::vector<KvLayouts> layouts = layouts_of(layers);
   Host whole(layers, kPages);
   whole.append(10, 1);

@@ -19,6 +19,7 @@
 #include "cases/guarded.h"
 #include "cases/linear_cases.h"
 #include "cases/scratch.h"
+#include "cases/test_context.h"
 #include "op/gemv/panels.h"
 #include "op/kernels.h"
 
@@ -59,11 +60,6 @@ struct LinearProblem {
 };
 
 bool has_integer_panels(const WeightFormat& format) { return has_panels(format) && !has_float_panels(format); }
-
-CpuContext& test_context() {
-  static CpuContext context(2);
-  return context;
-}
 
 /// `values` in rows of n_in, encoded; random blocks where the format has no encoder of all values.
 void put_rows(const WeightFormat& format, const std::vector<float>& values, int64_t n_in, uint64_t seed,

@@ -7,17 +7,13 @@
 #include "cases/guarded.h"
 #include "cases/linear_cases.h"
 #include "cases/scratch.h"
+#include "cases/test_context.h"
 #include "op/gemv/ternary.h"
 #include "op/kernels.h"
 #include "op/norm_rope/norm_rope.h"
 
 namespace ridge {
 namespace {
-
-CpuContext& test_context() {
-  static CpuContext context(2);
-  return context;
-}
 
 struct TernaryProblem {
   LinearCase shape;

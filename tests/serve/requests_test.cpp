@@ -11,7 +11,7 @@
 namespace ridge::serve {
 namespace {
 
-constexpr const char* kTools =
+constexpr const char* kToolTemplate =
     "{% if tools %}{% for tool in tools %}{{ tool.function.parameters | tojson }}\n{% endfor %}Write "
     "<tool_call>\\n{...}\\n</tool_call>.\n{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
     "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}{{ '\\n' }}{% endfor %}"
@@ -19,7 +19,7 @@ constexpr const char* kTools =
 
 class RequestTest : public ApiTest {
  protected:
-  ApiModel api_model(const char* source = kTools) const {
+  ApiModel api_model(const char* source = kToolTemplate) const {
     return {
         .engine = model().engine(), .name = "stories", .chat_template = {.named = {{"default", source}}}, .n_ctx = 512};
   }
@@ -157,7 +157,7 @@ TEST_F(RequestTest, AnyTypeAtAnyPlaceIsTakenOrRefused) {
 }
 
 TEST_F(RequestTest, TheOtherEndpointsTakeAnyTypeToo) {
-  open({}, scheduler_options(), {.named = {{"default", kTools}}});
+  open({}, scheduler_options(), {.named = {{"default", kToolTemplate}}});
   const std::pair<const char*, Json> valid[] = {
       {"/tokenize", {{"content", "a"}, {"add_special", true}, {"parse_special", true}, {"with_pieces", true}}},
       {"/detokenize", {{"tokens", {5, 6}}}},
@@ -226,7 +226,7 @@ TEST_F(RequestTest, TheLeastNumberOfTokensFitsTheOtherFields) {
 std::string nested(size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); }
 
 TEST_F(RequestTest, JsonInTextsHasADepth) {
-  open({}, scheduler_options(), {.named = {{"default", kTools}}});
+  open({}, scheduler_options(), {.named = {{"default", kToolTemplate}}});
   Json body = {{"messages", kChat["messages"]}, {"max_tokens", 2}};
   const auto arguments = [&](const std::string& text) {
     body["messages"][2]["tool_calls"][0]["function"]["arguments"] = text;
@@ -346,7 +346,7 @@ TEST_F(RequestTest, ValuesThatAskForNothingPass) {
 }
 
 TEST_F(RequestTest, AFunctionWithoutParametersIsCalledWithAnEmptyObject) {
-  open({}, scheduler_options(), {.named = {{"default", kTools}}});
+  open({}, scheduler_options(), {.named = {{"default", kToolTemplate}}});
   for (const char* parameters : {R"(, "parameters": {})", R"(, "parameters": null)", ""}) {
     Json body = Json::parse(fmt::format(
         R"({{"messages": [{{"role": "user", "content": "a"}}], "tool_choice": "required", "max_tokens": 100, "tools":
@@ -374,7 +374,7 @@ TEST_F(RequestTest, AFunctionWithoutParametersIsCalledWithAnEmptyObject) {
 }
 
 TEST_F(RequestTest, AJsonObjectMayHaveASchema) {
-  open({}, scheduler_options(), {.named = {{"default", kTools}}});
+  open({}, scheduler_options(), {.named = {{"default", kToolTemplate}}});
   const Json schema = Json::parse(
       R"({"type": "object", "properties": {"k": {"const": 1}}, "required": ["k"], "additionalProperties": false})");
   Json body = {{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"max_tokens", 40}, {"seed", 3}};
@@ -398,7 +398,7 @@ TEST_F(RequestTest, GemmasFormHasTheSystemsWordsInTheUsersMessage) {
 }
 
 TEST_F(RequestTest, TheLastMessageGoesOn) {
-  open({}, scheduler_options(), {.named = {{"default", kTools}}});
+  open({}, scheduler_options(), {.named = {{"default", kToolTemplate}}});
   Json body = {
       {"messages", {{{"role", "user"}, {"content", "Tell."}}, {{"role", "assistant"}, {"content", " Once upon a "}}}},
       {"continue_final_message", true}};

@@ -7,13 +7,13 @@ namespace {
 
 using testing::ElementsAre;
 
-constexpr const char* kPath = "/v1/responses";
-constexpr std::string_view kCall = "{\"name\": \"f\", \"arguments\": {\"n\": 1}}";
+constexpr const char* kResponsesPath = "/v1/responses";
+constexpr std::string_view kResponsesCall = "{\"name\": \"f\", \"arguments\": {\"n\": 1}}";
 const Json kResponseTools =
     Json::parse(R"([{"type": "function", "name": "f", "description": "d", "strict": true, "parameters":
     {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "additionalProperties": false}}])");
 
-Json request(Json more = Json::object()) {
+Json responses_request(Json more = Json::object()) {
   Json body = {{"model", "m"}, {"input", "hi"}, {"max_output_tokens", 60}, {"temperature", 0}, {"seed", 1}};
   body.update(more);
   return body;
@@ -52,7 +52,7 @@ TEST(ResponsesRequest, ItemsBecomeMessagesOfAChat) {
 class ResponsesApi : public ScriptedServer {
  protected:
   Json refused(const Json& body, int status = 400) const {
-    const http::Response response = post(kPath, body);
+    const http::Response response = post(kResponsesPath, body);
     EXPECT_EQ(response.status, status) << response.body;
     return Json::parse(response.body)["error"];
   }
@@ -60,8 +60,8 @@ class ResponsesApi : public ScriptedServer {
     ChatMl model;
     for (const char* mark : {"<think>", "</think>", "<tool_call>", "</tool_call>"})
       model.add(mark, io::TokenType::control);
-    model.say(kLineEnd, {"<think>", "I think", "</think>", "\n\n", "Yes", ", f.", "<tool_call>", kCall, "</tool_call>",
-                         "<|im_end|>"});
+    model.say(kLineEnd, {"<think>", "I think", "</think>", "\n\n", "Yes", ", f.", "<tool_call>", kResponsesCall,
+                         "</tool_call>", "<|im_end|>"});
     open(model, std::string("{% if tools %}<tool_call>{% endif %}") + kChatMl);
   }
   void open_speaker() {
@@ -73,7 +73,7 @@ class ResponsesApi : public ScriptedServer {
 
 TEST_F(ResponsesApi, EventsOfReasoningTextAndACall) {
   open_thinker();
-  std::vector<std::string> lines = events(kPath, request({{"tools", kResponseTools}}));
+  std::vector<std::string> lines = events(kResponsesPath, responses_request({{"tools", kResponseTools}}));
   ASSERT_EQ(lines.size(), 20u);
   // The whole response stands in the first two events and in the last one.
   std::vector<Json> responses;
@@ -114,7 +114,7 @@ TEST_F(ResponsesApi, EventsOfReasoningTextAndACall) {
   EXPECT_EQ(responses[2]["output"].size(), 3u);
   EXPECT_EQ(responses[2]["usage"]["output_tokens"], 10);
   EXPECT_EQ(responses[2]["usage"]["output_tokens_details"]["reasoning_tokens"], 7) << "bytes of a text without merges";
-  const Json whole = ok(kPath, request({{"tools", kResponseTools}}));
+  const Json whole = ok(kResponsesPath, responses_request({{"tools", kResponseTools}}));
   EXPECT_EQ(whole["object"], "response");
   EXPECT_EQ(whole["status"], "completed");
   EXPECT_EQ(whole["output"][0]["content"][0]["text"], "I think");
@@ -126,9 +126,9 @@ TEST_F(ResponsesApi, EventsOfReasoningTextAndACall) {
 
 TEST_F(ResponsesApi, AnAnswerThatTheLimitCutsIsIncomplete) {
   open_speaker();
-  const std::vector<std::string> lines = events(kPath, request({{"max_output_tokens", 1}}));
+  const std::vector<std::string> lines = events(kResponsesPath, responses_request({{"max_output_tokens", 1}}));
   EXPECT_THAT(lines.back(), testing::StartsWith("response.incomplete "));
-  const Json whole = ok(kPath, request({{"max_output_tokens", 1}}));
+  const Json whole = ok(kResponsesPath, responses_request({{"max_output_tokens", 1}}));
   EXPECT_EQ(whole["status"], "incomplete");
   EXPECT_EQ(whole["incomplete_details"]["reason"], "max_output_tokens");
   EXPECT_EQ(whole["output"][0]["status"], "incomplete");
@@ -137,7 +137,7 @@ TEST_F(ResponsesApi, AnAnswerThatTheLimitCutsIsIncomplete) {
 
 TEST_F(ResponsesApi, FormsAndForcedCalls) {
   open_speaker();
-  const auto output = [&](const Json& more) { return ok(kPath, request(more))["output"][0]; };
+  const auto output = [&](const Json& more) { return ok(kResponsesPath, responses_request(more))["output"][0]; };
   const Json form = {{"type", "json_schema"}, {"name", "n"}, {"strict", true}, {"schema", {{"const", 5}}}};
   EXPECT_EQ(output({{"text", {{"format", form}}}})["content"][0]["text"], "5");
   EXPECT_EQ(output({{"text", {{"format", {{"type", "text"}}}}}})["content"][0]["text"], "Hello you");
@@ -148,35 +148,40 @@ TEST_F(ResponsesApi, FormsAndForcedCalls) {
 
 TEST_F(ResponsesApi, ConversationsGoOnFromStoredAnswers) {
   open_speaker();
-  const Json first = ok(kPath, request({{"instructions", "Be brief."}, {"input", std::string(300, 'x')}}));
+  const Json first =
+      ok(kResponsesPath, responses_request({{"instructions", "Be brief."}, {"input", std::string(300, 'x')}}));
   const std::string id = first["id"];
   EXPECT_EQ(Json::parse(client().get("/v1/responses/" + id)->body), first);
   const Json second =
-      ok(kPath, request({{"instructions", "Be brief."}, {"input", "more"}, {"previous_response_id", id}}));
+      ok(kResponsesPath,
+         responses_request({{"instructions", "Be brief."}, {"input", "more"}, {"previous_response_id", id}}));
   EXPECT_EQ(second["previous_response_id"], id);
   EXPECT_GT(second["usage"]["input_tokens_details"]["cached_tokens"].get<int>(), 300);
   // The whole conversation by hand gives the same prompt; instructions do not go on.
   const Json messages = {{{"role", "user"}, {"content", std::string(300, 'x')}},
                          {{"role", "assistant"}, {"content", "Hello you"}},
                          {{"role", "user"}, {"content", "more"}}};
-  const Json by_hand = ok(kPath, request({{"instructions", "Be brief."}, {"input", messages}, {"store", false}}));
+  const Json by_hand =
+      ok(kResponsesPath, responses_request({{"instructions", "Be brief."}, {"input", messages}, {"store", false}}));
   EXPECT_EQ(by_hand["usage"]["input_tokens"], second["usage"]["input_tokens"]);
-  EXPECT_LT(ok(kPath, request({{"input", "more"}, {"previous_response_id", id}}))["usage"]["input_tokens"],
-            second["usage"]["input_tokens"]);
+  EXPECT_LT(
+      ok(kResponsesPath, responses_request({{"input", "more"}, {"previous_response_id", id}}))["usage"]["input_tokens"],
+      second["usage"]["input_tokens"]);
   EXPECT_EQ(client().get("/v1/responses/" + by_hand["id"].get<std::string>())->status, 404) << "store: false";
   const auto erase = [&] { return client().request("DELETE", "/v1/responses/" + id, "", {}).or_throw(); };
   EXPECT_EQ(Json::parse(erase().body), Json({{"id", id}, {"object", "response"}, {"deleted", true}}));
   EXPECT_EQ(erase().status, 404);
-  EXPECT_EQ(refused(request({{"previous_response_id", id}}))["code"], "previous_response_not_found");
+  EXPECT_EQ(refused(responses_request({{"previous_response_id", id}}))["code"], "previous_response_not_found");
 }
 
 TEST_F(ResponsesApi, AStreamIsStoredToo) {
   open_speaker();
   std::string id;
-  const auto heard = client().events("POST", kPath, request({{"stream", true}}).dump(), {}, [&](std::string_view data) {
-    id = Json::parse(data).value("response", Json({{"id", id}}))["id"];
-    return true;
-  });
+  const auto heard = client().events("POST", kResponsesPath, responses_request({{"stream", true}}).dump(), {},
+                                     [&](std::string_view data) {
+                                       id = Json::parse(data).value("response", Json({{"id", id}}))["id"];
+                                       return true;
+                                     });
   ASSERT_TRUE(heard);
   EXPECT_EQ(Json::parse(client().get("/v1/responses/" + id)->body)["output"][0]["content"][0]["text"], "Hello you");
 }
@@ -186,17 +191,17 @@ TEST_F(ResponsesApi, AnswersBelongToTheirKey) {
   model.say(kLineEnd, {"Hello", "<|im_end|>"});
   open(model, kChatMl, {.keys = http::Keys::parse("sk-a\nsk-b\n", "keys").or_throw()});
   const http::Headers a = {{{"Authorization", "Bearer sk-a"}}}, b = {{{"Authorization", "Bearer sk-b"}}};
-  const std::string id = Json::parse(post(kPath, request(), a).body)["id"];
+  const std::string id = Json::parse(post(kResponsesPath, responses_request(), a).body)["id"];
   EXPECT_EQ(client().get("/v1/responses/" + id, a)->status, 200);
   EXPECT_EQ(client().get("/v1/responses/" + id, b)->status, 404);
   EXPECT_EQ(client().request("DELETE", "/v1/responses/" + id, "", b)->status, 404);
-  EXPECT_EQ(post(kPath, request({{"previous_response_id", id}}), b).status, 400);
-  EXPECT_EQ(post(kPath, request({{"previous_response_id", id}}), a).status, 200);
+  EXPECT_EQ(post(kResponsesPath, responses_request({{"previous_response_id", id}}), b).status, 400);
+  EXPECT_EQ(post(kResponsesPath, responses_request({{"previous_response_id", id}}), a).status, 200);
 }
 
 TEST_F(ResponsesApi, FaultsAreNamed) {
   open_speaker();
-  const auto fault = [&](const Json& more) { return refused(request(more))["param"].dump(); };
+  const auto fault = [&](const Json& more) { return refused(responses_request(more))["param"].dump(); };
   const auto of_item = [&](const Json& item) { return fault({{"input", Json::array({item})}}); };
   EXPECT_EQ(fault({{"input", 5}}), "\"input\"");
   EXPECT_EQ(fault({{"input", nullptr}}), "\"input\"");
@@ -224,8 +229,9 @@ TEST_F(ResponsesApi, FaultsAreNamed) {
   EXPECT_EQ(fault({{"include", {"message.output_text.logprobs"}}}), "\"include\"");
   for (const char* field : {"conversation", "prompt", "context_management"})
     EXPECT_EQ(fault({{field, "x"}}), Json(field).dump());
-  EXPECT_EQ(refused(request({{"input", std::string(5000, 'x')}}))["code"], "context_length_exceeded");
-  EXPECT_EQ(ok(kPath, request({{"include", {"reasoning.encrypted_content"}}, {"truncation", "disabled"}}))["status"],
+  EXPECT_EQ(refused(responses_request({{"input", std::string(5000, 'x')}}))["code"], "context_length_exceeded");
+  EXPECT_EQ(ok(kResponsesPath,
+               responses_request({{"include", {"reasoning.encrypted_content"}}, {"truncation", "disabled"}}))["status"],
             "completed");
 }
 
